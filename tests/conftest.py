@@ -1,0 +1,42 @@
+"""Streams and runs that several tests share."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from fedres.federation import Example, Federation
+
+settings.register_profile("fedres", deadline=None, derandomize=True)
+settings.load_profile("fedres")
+
+
+def make_stream(n_rounds, n_clients, dim, *, seed=0, local_dim=None, loss="squared", outputs=0):
+    """Return noisy linear examples: a shared part, and a part of each client's own where ``local_dim`` is given."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n_rounds, n_clients, dim)) / np.sqrt(dim)
+    score = features @ rng.normal(size=(dim, outputs) if outputs else dim)
+    local = None
+    if local_dim:
+        local = rng.normal(size=(n_rounds, n_clients, local_dim)) / np.sqrt(local_dim)
+        score = score + np.einsum("tkd,kd->tk", local, rng.normal(size=(n_clients, local_dim)))
+    score = score + 0.1 * rng.normal(size=score.shape)
+    label = np.sign(score) if loss == "logistic" else score
+    if outputs:
+        label = score.argmax(axis=-1).astype(float)
+    return [Example(features[t], label[t], None if local is None else local[t]) for t in range(n_rounds)]
+
+
+@pytest.fixture
+def stream():
+    return make_stream
+
+
+def play(learner, examples, sites=None, **options):
+    """Return all rounds of a run, and the federation as it ended."""
+    federation = Federation(learner, sites, **options)
+    return list(federation.run(examples)), federation
+
+
+@pytest.fixture
+def run():
+    return play
