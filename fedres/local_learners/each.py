@@ -1,0 +1,68 @@
+"""Clients with a learner object each, behind the interface for many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.local_learners.protocol import LocalLearner
+
+
+class Each:
+    """A ``LocalGroup`` of single learners: row i of every array belongs to ``learners[i]``."""
+
+    def __init__(self, learners: Sequence[LocalLearner]) -> None:
+        if not learners:
+            raise ValueError("learners must hold at least one learner, got none")
+        self.learners = tuple(learners)
+
+    def score(self, features: Array) -> Array:
+        """Return the local parts, (n,)."""
+        features = checks.array("features", features, (len(self.learners), None))
+        return np.array([learner.score(x) for learner, x in zip(self.learners, features, strict=True)])
+
+    def predict(self, features: Array, offset: Array) -> Array:
+        """Return the joint predictions, (n,)."""
+        features = checks.array("features", features, (len(self.learners), None))
+        offset = checks.array("offset", offset, (len(self.learners),))
+        rows = zip(self.learners, features, offset, strict=True)
+        return np.array([learner.predict(x, part) for learner, x, part in rows])
+
+    def learn(self, features: Array, label: Array, offset: Array, present: Array) -> None:
+        """Take one step for each client that is present; rows of the others may hold anything."""
+        clients = self._clients(present)
+        rows = self._present("features", features, clients, 2)
+        labels = self._present("label", label, clients, 1)
+        offsets = self._present("offset", offset, clients, 1)
+        for client, x, y, part in zip(clients, rows, labels, offsets, strict=True):
+            self.learners[client].learn(x, y, part)
+
+    def correct(self, features: Array, slope: Array, present: Array) -> None:
+        """Take the step of an earlier prediction for each client that is present."""
+        clients = self._clients(present)
+        rows = self._present("features", features, clients, 2)
+        slopes = self._present("slope", slope, clients, 1)
+        for client, x, its_slope in zip(clients, rows, slopes, strict=True):
+            self.learners[client].correct(x, its_slope)
+
+    def see(self, label: Array, present: Array) -> None:
+        """Take note of the labels of the clients that are present."""
+        clients = self._clients(present)
+        for client, y in zip(clients, self._present("label", label, clients, 1), strict=True):
+            self.learners[client].see(y)
+
+    def _clients(self, present: Array) -> Array:
+        mask = np.asarray(present)
+        if mask.dtype != np.bool_ or mask.shape != (len(self.learners),):
+            raise ValueError(f"present must be {len(self.learners)} booleans, got {mask.dtype} of shape {mask.shape}")
+        return np.flatnonzero(mask)
+
+    def _present(self, name: str, values: Array, clients: Array, axes: int) -> Array:
+        """Return the rows of ``clients``, all finite."""
+        rows = np.asarray(values)
+        if rows.ndim != axes or len(rows) != len(self.learners):
+            raise ValueError(f"{name} must have {axes} axes and {len(self.learners)} rows, got shape {rows.shape}")
+        return checks.array(name, rows[clients], (None,) * axes)

@@ -1,0 +1,324 @@
+"""A linear model that takes the steps of ``vw --adaptive`` (Vowpal Wabbit 9) bit for bit, in about 1 KB.
+
+AdaGrad on the squared loss in 32-bit floats: features in turn, the constant last, and every joint prediction
+clamped to the range of the labels seen so far (which holds 0 from the start).
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import struct
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.local_learners.protocol import Features
+
+# VW's builds round once per multiply-and-add on ARM, where compilers fuse the two, and twice on x86-64.
+FUSED = platform.machine().lower() in {"aarch64", "arm64"}
+
+_SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
+_LARGEST = math.nextafter(2.0**128 - 2.0**103, 0.0)  # the next number up rounds to infinity in 32 bits
+_HEADER = struct.Struct("<4sII")  # format and its version, dim, checksum of the rest
+_FORMAT = b"FRL1"
+
+Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
+    return cast(Function, njit(cache=True, error_model="numpy")(function))
+
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+def _rounded_twice(a: Real, b: Real, c: Real) -> Real:
+    return a * b + c
+
+
+# float32 a*b + c, rounded as VW rounds it on this machine
+multiply_add: Any = intrinsic(_fused) if FUSED else kernel(_rounded_twice)
+
+
+# In the kernels, state is [lo, hi, dim + 1 weights, dim + 1 sums of squared gradients].
+
+
+@kernel
+def _dim(state: Array) -> int:
+    return (state.size - 4) // 2
+
+
+@kernel
+def valid(indices: Array, values: Array, dim: int) -> bool:
+    """Return whether all indices are in [0, dim) and all values finite as 32-bit floats."""
+    ok = True
+    for k in range(values.size):
+        ok &= 0 <= indices[k] < dim and np.isfinite(np.float32(values[k]))
+    return ok
+
+
+@kernel
+def _joint(state: Array, indices: Array, values: Array, offset: Real) -> Real:
+    """Return offset + Σ w_j x_j, not clamped; 0 if that is no number, as in VW."""
+    total = np.float32(offset)
+    for k in range(values.size):
+        x = np.float32(values[k])
+        if x != 0:
+            total = multiply_add(state[2 + indices[k]], x, total)
+    total = multiply_add(state[2 + _dim(state)], np.float32(1), total)
+    return total if total == total else np.float32(0)
+
+
+@kernel
+def _clamped(state: Array, indices: Array, values: Array, offset: Real) -> Real:
+    return min(max(_joint(state, indices, values, offset), state[0]), state[1])
+
+
+@kernel
+def _accumulate(state: Array, j: int, x: Real, squared_slope: Real) -> None:
+    """G_j += (4·e·e)·(x·x)"""
+    square = max(x * x, _SMALLEST_SQUARE)
+    at = 3 + _dim(state) + j
+    state[at] = multiply_add(squared_slope, square, state[at])
+
+
+@kernel
+def _move(state: Array, j: int, x: Real, pull: Real) -> None:
+    """w_j += (2·e·η)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
+    squares = state[3 + _dim(state) + j]
+    if squares > 0:
+        state[2 + j] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares)), state[2 + j])
+
+
+@kernel
+def _step(state: Array, indices: Array, values: Array, error: Real, rate: Real) -> None:
+    if not error * error > 0:
+        return
+    one = np.float32(1)
+    squared_slope = np.float32(4) * error * error
+    pull = np.float32(2) * error * np.float32(rate)
+    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
+        if np.float32(values[k]) != 0:
+            _accumulate(state, indices[k], np.float32(values[k]), squared_slope)
+    _accumulate(state, _dim(state), one, squared_slope)
+    for k in range(values.size):
+        if np.float32(values[k]) != 0:
+            _move(state, indices[k], np.float32(values[k]), pull)
+    _move(state, _dim(state), one, pull)
+
+
+@kernel
+def _score(state: Array, indices: Array, values: Array) -> Real:
+    """Return the local part, or NaN if an argument is invalid."""
+    if not valid(indices, values, _dim(state)):
+        return np.float32(np.nan)
+    return _joint(state, indices, values, np.float32(0))
+
+
+@kernel
+def _predict(state: Array, indices: Array, values: Array, offset: Real) -> Real:
+    """Return the joint prediction, or NaN if an argument is invalid."""
+    if not (np.isfinite(np.float32(offset)) and valid(indices, values, _dim(state))):
+        return np.float32(np.nan)
+    return _clamped(state, indices, values, offset)
+
+
+@kernel
+def _see(state: Array, label: Real) -> None:
+    state[0] = min(state[0], np.float32(label))
+    state[1] = max(state[1], np.float32(label))
+
+
+@kernel
+def _learn(state: Array, indices: Array, values: Array, label: Real, offset: Real, rate: Real) -> bool:
+    """Take a step; return False, and change nothing, if an argument is invalid."""
+    y = np.float32(label)
+    if not (np.isfinite(y) and np.isfinite(np.float32(offset)) and valid(indices, values, _dim(state))):
+        return False
+    _see(state, label)
+    _step(state, indices, values, y - _clamped(state, indices, values, offset), rate)
+    return True
+
+
+@kernel
+def _correct(state: Array, indices: Array, values: Array, slope: Real, rate: Real) -> bool:
+    """Take a step; return False, and change nothing, if an argument is invalid."""
+    error = np.float32(-slope / 2)
+    if not (np.isfinite(error) and valid(indices, values, _dim(state))):
+        return False
+    _step(state, indices, values, error, rate)
+    return True
+
+
+class LinearLearner:
+    """One client's linear model over ``dim`` features and a constant; an exact twin of ``VWLearner``.
+
+    Features are an array of length ``dim`` or sparse ``(indices, values)``, where an index may come twice.
+
+    >>> learner = LinearLearner(dim=2)
+    >>> learner.learn([1.0, 0.5], label=1.0)
+    >>> learner.predict([1.0, 0.5])
+    1.0
+    """
+
+    __slots__ = ("_dim", "_rate", "_state")
+
+    def __init__(self, dim: int, learning_rate: float = 10.0) -> None:
+        checks.whole("dim", dim)
+        checks.positive("learning_rate", learning_rate)
+        finite("learning_rate", learning_rate)
+        self._dim = dim
+        self._rate = learning_rate  # η
+        self._state: Array = np.zeros(4 + 2 * dim, dtype=np.float32)
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    @property
+    def learning_rate(self) -> float:
+        return self._rate
+
+    @property
+    def weights(self) -> Array:
+        """A copy of the ``dim + 1`` weights, the constant's last."""
+        return self._state[2 : 3 + self._dim].copy()
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        """The least and the greatest label seen, and 0: where predictions lie."""
+        return float(self._state[0]), float(self._state[1])
+
+    def score(self, features: Features) -> float:
+        """Return the local part of a prediction: no offset, no clamp."""
+        indices, values = split(features, self._dim)
+        result: float = _score(self._state, indices, values)
+        if result != result:
+            refuse(indices, values, self._dim)
+        return result
+
+    def predict(self, features: Features, offset: float = 0.0) -> float:
+        """Return offset plus local part, clamped to the range of the labels seen."""
+        indices, values = split(features, self._dim)
+        result: float = _predict(self._state, indices, values, float(offset))
+        if result != result:
+            finite("offset", offset)
+            refuse(indices, values, self._dim)
+        return result
+
+    def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
+        """Take one step on the squared loss of the joint prediction."""
+        indices, values = split(features, self._dim)
+        if not _learn(self._state, indices, values, float(label), float(offset), self._rate):
+            finite("label", label)
+            finite("offset", offset)
+            refuse(indices, values, self._dim)
+
+    def correct(self, features: Features, slope: float) -> None:
+        """Take the step of an earlier prediction whose slope was 2(prediction − label)."""
+        indices, values = split(features, self._dim)
+        if not _correct(self._state, indices, values, float(slope), self._rate):
+            finite("slope", slope)
+            refuse(indices, values, self._dim)
+
+    def see(self, label: float) -> None:
+        """Widen the range of predictions to hold ``label``; ``correct`` alone never does."""
+        finite("label", label)
+        _see(self._state, float(label))
+
+    def get_state(self) -> bytes:
+        """Return all that was learned: 12 bytes, then 4 for each of 4 + 2·dim numbers."""
+        body = self._state.astype("<f4").tobytes()
+        return _HEADER.pack(_FORMAT, self._dim, zlib.crc32(body)) + body
+
+    def set_state(self, state: bytes) -> None:
+        """Go on from what ``get_state`` returned; the learning rate stays this learner's own."""
+        self._state = _unpack(state, self._dim)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._dim, self._rate, self.get_state())
+
+
+def _restore(dim: int, learning_rate: float, state: bytes) -> LinearLearner:
+    learner = LinearLearner(dim, learning_rate)
+    learner.set_state(state)
+    return learner
+
+
+def _unpack(state: bytes, dim: int) -> Array:
+    if len(state) < _HEADER.size or state[:4] != _FORMAT:
+        raise ValueError(f"state must start with {_FORMAT!r} and a header, got {bytes(state[:12])!r}")
+    _, its_dim, checksum = _HEADER.unpack_from(state)
+    body = state[_HEADER.size :]
+    if its_dim != dim:
+        raise ValueError(f"state must have dim {dim}, got {its_dim}")
+    if len(body) != 4 * (4 + 2 * dim) or zlib.crc32(body) != checksum:
+        raise ValueError(f"state must be undamaged, got {len(state)} bytes that do not match their checksum")
+    return np.frombuffer(body, dtype="<f4").astype(np.float32)
+
+
+@lru_cache(maxsize=256)
+def _positions(dim: int) -> Array:
+    return np.arange(dim)
+
+
+def split(features: Features, dim: int | None = None) -> tuple[Array, Array]:
+    """Return features as int64 indices and float64 values of one length, not yet looked into."""
+    if isinstance(features, tuple):
+        return _split_sparse(features)
+    values = _vector("features", features)
+    if dim is not None and values.size != dim:
+        raise ValueError(f"features must have length {dim}, got {values.size}")
+    return _positions(values.size), values
+
+
+def _split_sparse(features: tuple[Array, ...]) -> tuple[Array, Array]:
+    if len(features) != 2:
+        raise ValueError(f"features must be (indices, values), got a tuple of {len(features)}")
+    values = _vector("values", features[1])
+    indices = np.asarray(features[0])
+    if indices.dtype.kind not in "iu" and indices.size:
+        raise ValueError(f"indices must be integers, got {indices.dtype}")
+    if indices.shape != values.shape:
+        raise ValueError(f"indices must have the shape of values, {values.shape}, got {indices.shape}")
+    return np.ascontiguousarray(indices, dtype=np.int64), values
+
+
+def _vector(name: str, numbers: Any) -> Array:
+    try:
+        values: Array = np.asarray(numbers, dtype=np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of numbers: {error}") from None
+    if values.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {values.shape}")
+    return values
+
+
+def finite(name: str, value: float) -> None:
+    """Refuse what is not finite as a 32-bit float."""
+    if not abs(float(value)) <= _LARGEST:
+        raise ValueError(f"{name} must be finite in 32 bits, got {value}")
+
+
+def refuse(indices: Array, values: Array, dim: int) -> None:
+    """Raise for an index outside [0, dim) and for a value that is not finite as a 32-bit float."""
+    outside = indices[(indices < 0) | (indices >= dim)]
+    if outside.size:
+        raise ValueError(f"indices must be in [0, {dim}), got {outside[0]}")
+    wrong = values[~(np.abs(values) <= _LARGEST)]
+    if wrong.size:
+        raise ValueError(f"features must be finite in 32 bits, got {wrong[0]}")

@@ -1,0 +1,38 @@
+"""What a client's own model can do. Implementations need not import this."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fedres.checks import Array
+
+Features = Array | tuple[Array, Array]  # dense, or sparse (indices, values)
+
+
+class LocalLearner(Protocol):
+    """One client's model, fitted to what the global prediction (``offset``) leaves over."""
+
+    def score(self, features: Features) -> float:
+        """Return the local part of a prediction: no offset, no clamp."""
+
+    def predict(self, features: Features, offset: float = 0.0) -> float:
+        """Return the joint prediction, global plus local part."""
+
+    def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
+        """Take one step on the joint loss of (features, label)."""
+
+    def correct(self, features: Features, slope: float) -> None:
+        """Take the step that an earlier prediction on ``features`` with this slope ∂ℓ/∂ŷ calls for."""
+
+    def see(self, label: float) -> None:
+        """Take note of a label, for the range of predictions, without a step; ``learn`` does it by itself."""
+
+
+class LocalGroup(Protocol):
+    """The same for n clients at once: features (n, d), everything else (n,); ``present`` says which rows count."""
+
+    def score(self, features: Array) -> Array: ...
+    def predict(self, features: Array, offset: Array) -> Array: ...
+    def learn(self, features: Array, label: Array, offset: Array, present: Array) -> None: ...
+    def correct(self, features: Array, slope: Array, present: Array) -> None: ...
+    def see(self, label: Array, present: Array) -> None: ...
