@@ -1,0 +1,255 @@
+"""The readable loop: clients, server and the links between them, one round at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks
+from fedres.channels import Channel, Fixed, group_by_delay
+from fedres.checks import Array
+from fedres.global_learners.protocol import GlobalClient, GlobalServer
+from fedres.local_learners.protocol import LocalGroup
+from fedres.losses import Loss
+from fedres.messages import Down, Up
+from fedres.models import Model
+
+LOCAL_TIMINGS = ("aligned", "immediate")
+
+
+class GlobalLearner(Protocol):
+    """A rule for the shared weights, as ``fedres.global_learner`` makes them."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def loss(self) -> Loss: ...
+    @property
+    def n_clients(self) -> int: ...
+    def client(self, who: npt.ArrayLike | None = None) -> GlobalClient: ...
+    def server(self) -> GlobalServer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One round's data of all K clients; ``present`` is False for those without any."""
+
+    features: Array  # x^g, (K, d)
+    label: Array  # y, (K,)
+    local_features: Array | None = None  # x^l, (K, d_l)
+    present: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in one round, client by client."""
+
+    t: int
+    weights: Array  # what each client predicted with, (K, D)
+    offset: Array  # the global part of the prediction
+    prediction: Array  # ŷ, global and local part
+    label: Array
+    loss: Array  # 0 for clients without data
+    present: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Clients that share a link, and the models they keep to themselves."""
+
+    who: Array
+    uplink: Channel[Up] = field(default_factory=lambda: Channel(Fixed(0)))
+    downlink: Channel[Down] = field(default_factory=lambda: Channel(Fixed(0)))
+    local: LocalGroup | None = None
+
+
+def delayed_sites(
+    n_clients: int,
+    uplink_delay: int | Sequence[int] = 0,
+    downlink_delay: int | Sequence[int] = 0,
+    local: Callable[[Array], LocalGroup] | None = None,
+) -> list[Site]:
+    """Return sites with fixed delays, one number for all or one each; ``local(who)`` makes their local models."""
+    up = _each("uplink_delay", uplink_delay, n_clients)
+    down = _each("downlink_delay", downlink_delay, n_clients)
+    return [
+        Site(who, Channel(Fixed(alpha)), Channel(Fixed(beta)), None if local is None else local(who))
+        for who, alpha, beta in group_by_delay(up, down)
+    ]
+
+
+def _each(name: str, delay: int | Sequence[int], n_clients: int) -> list[int]:
+    """Return one delay per client."""
+    given = np.asarray(delay)
+    if given.shape not in ((), (n_clients,)):
+        raise ValueError(f"{name} must be one number or {n_clients}, one per client, got {delay!r}")
+    result: list[int] = np.broadcast_to(given, n_clients).tolist()
+    return result
+
+
+class Federation:
+    """A server and its clients: ``play`` one round, or iterate over ``run``.
+
+    ``bits_up`` and ``bits_down`` count what each client sent and was sent.
+
+    ``local_timing`` says when a local model learns from a round: ``aligned``, once the shared model that includes the
+    round's upload is back (the paper's rule, eq. 7: one round trip later; at once where nothing was uploaded), or
+    ``immediate``.
+    """
+
+    def __init__(
+        self, learner: GlobalLearner, sites: Sequence[Site] | None = None, *, local_timing: str = "aligned"
+    ) -> None:
+        checks.one_of("local_timing", local_timing, LOCAL_TIMINGS)
+        sites = [Site(np.arange(learner.n_clients))] if sites is None else sites
+        covered = np.sort(np.concatenate([site.who for site in sites]))
+        if not np.array_equal(covered, np.arange(learner.n_clients)):
+            raise ValueError(f"sites must hold each of the {learner.n_clients} clients once, got {covered.tolist()}")
+        self.learner = learner
+        self.server = learner.server()
+        self.parties = [_Party(learner, site, local_timing) for site in sites]
+        self.t = 0
+        self.bits_up = np.zeros(learner.n_clients, dtype=np.int64)
+        self.bits_down = np.zeros(learner.n_clients, dtype=np.int64)
+
+    def run(self, stream: Iterable[Example]) -> Iterator[Round]:
+        for example in stream:
+            yield self.play(example)
+
+    def play(self, example: Example) -> Round:
+        self.t += 1
+        rounds = [party.play(self.t, example) for party in self.parties]
+        for party in self.parties:
+            self._exchange(party)
+        down = self.server.step(self.t)
+        if down is not None:
+            for party in self.parties:
+                party.site.downlink.send(down, self.t + 1)  # usable from round t + 1 + β on
+                self.bits_down[party.site.who] += down.bits
+        return _merge(rounds, [party.site.who for party in self.parties])
+
+    def _exchange(self, party: _Party) -> None:
+        if party.up is not None:
+            np.add.at(self.bits_up, party.up.who, party.up.bits)
+            party.site.uplink.send(party.up, self.t)
+        for up in party.site.uplink.receive(self.t):
+            if up.t not in party.heard:  # a link may deliver twice
+                party.heard.add(up.t)
+                self.server.receive(up)
+
+
+class _Party:
+    """One site at work: its half of the global learner and the local updates that wait for their round trip."""
+
+    def __init__(self, learner: GlobalLearner, site: Site, local_timing: str) -> None:
+        self.learner, self.site = learner, site
+        self.client = learner.client(site.who)
+        self.local = site.local
+        self.aligned = local_timing == "aligned"
+        if hasattr(self.client, "learn"):
+            if site.local is not None:
+                raise ValueError("local must be None: this learner's clients bring their own local model")
+            self.local, self.aligned = cast(LocalGroup, self.client), False
+        self.batch: int = getattr(learner, "batch", 1)
+        self.everybody = np.array_equal(site.who, np.arange(learner.n_clients))
+        self.all_present = np.ones(len(site.who), dtype=bool)
+        self.waiting: list[_Waiting] = []
+        self.covers = np.zeros(len(site.who), dtype=np.int64)
+        self.heard: set[int] = set()
+        self.up: Up | None = None
+
+    def play(self, t: int, example: Example) -> Round:
+        features, label = self._own(example.features), self._own(example.label)
+        present = self.all_present if example.present is None else self._own(example.present)
+        self._deliver(t)
+        weights = self.client.weights(t)
+        offset = self.learner.model.predict(weights, features)
+        part, prediction = np.zeros_like(offset), offset
+        if self.local is not None:
+            if example.local_features is None:
+                raise ValueError("local_features must be given where there are local models, got None")
+            local_features = self._own(example.local_features)
+            part = self.local.score(local_features)
+            prediction = self.local.predict(local_features, offset)
+            self._learn_locally(self.local, t, local_features, label, offset, present)
+        self.up = self.client.observe(t, features, part, label, present)
+        self._release(t)
+        loss = np.where(present, self.learner.loss.value(prediction, label), 0.0)
+        return Round(t, weights, offset, prediction, label, loss, present)
+
+    def _own(self, values: Array) -> Array:
+        """Return the rows of this site's clients."""
+        return values if self.everybody else values[self.site.who]
+
+    def _deliver(self, t: int) -> None:
+        for down in self.site.downlink.receive(t):
+            self.client.receive(down)
+            self.covers = np.maximum(self.covers, down.covers[self.site.who])
+        for item in self.waiting:
+            self._correct(item, self.covers >= item.due)
+        self.waiting = [item for item in self.waiting if item.open.any()]
+
+    def _learn_locally(
+        self,
+        local: LocalGroup,
+        t: int,
+        features: Array,
+        label: Array,
+        offset: Array,
+        present: Array,
+    ) -> None:
+        if not self.aligned:
+            local.learn(features, label, offset, present)
+            return
+        local.see(label, present)
+        known = local.predict(features, offset)  # clamped to a range that holds the label, as `learn` has it
+        due = -(-t // self.batch) * self.batch  # the round whose upload carries this one
+        slope = self.learner.loss.slope(known, label) / self.batch
+        self.waiting.append(_Waiting(due, features, slope, present.copy()))
+
+    def _release(self, t: int) -> None:
+        """Let those learn at once whose round t brought no upload to wait for."""
+        if not self.waiting:
+            return
+        sent = np.zeros(len(self.site.who), dtype=bool)
+        if self.up is not None:
+            sent = np.isin(self.site.who, self.up.who)
+        for item in self.waiting:
+            if item.due == t:
+                self._correct(item, ~sent)
+
+    def _correct(self, item: _Waiting, rows: Array) -> None:
+        rows = rows & item.open
+        if rows.any():
+            assert self.local is not None
+            self.local.correct(item.features, item.slope, rows)
+            item.open &= ~rows
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A local update on hold: it is due when the upload of round ``due`` is inside a received model."""
+
+    due: int
+    features: Array
+    slope: Array
+    open: Array  # rows not yet applied
+
+
+def _merge(rounds: Sequence[Round], who: Sequence[Array]) -> Round:
+    """Return the sites' rounds as one, clients in order."""
+    if len(rounds) == 1 and (np.diff(who[0]) > 0).all():
+        return rounds[0]
+    order = np.argsort(np.concatenate(who), kind="stable")
+
+    def join(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in rounds])[order]
+
+    return Round(
+        rounds[0].t,
+        *(join(name) for name in ("weights", "offset", "prediction", "label", "loss", "present")),
+    )

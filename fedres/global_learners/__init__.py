@@ -1,0 +1,71 @@
+"""Rules for the shared weights, by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedres import checks
+from fedres.global_learners.base import Setting
+from fedres.global_learners.dynamic_fedavg import DynamicFedAvg
+from fedres.global_learners.fedogd import FedOGD
+from fedres.global_learners.fedomd import FedOMD
+from fedres.global_learners.fedres_erm import FedResERM
+from fedres.global_learners.fedres_sgd import FedResSGD
+from fedres.global_learners.fedsea import FedSEA
+from fedres.global_learners.fictitious_play import FictitiousPlay
+from fedres.global_learners.ofedavg import OFedAvg
+from fedres.global_learners.ofediq import OFedIQ
+from fedres.losses import Logistic, Loss, Softmax, Squared
+from fedres.models import Linear
+
+GLOBAL_LEARNERS: dict[str, type[Setting]] = {
+    "fedres-sgd": FedResSGD,
+    "fedres-erm": FedResERM,
+    "fictitious-play": FictitiousPlay,
+    "fedogd": FedOGD,
+    "ofedavg": OFedAvg,
+    "ofediq": OFedIQ,
+    "fedomd": FedOMD,
+    "fedsea": FedSEA,
+    "dynamic-fedavg": DynamicFedAvg,
+}
+LOSSES = ("squared", "logistic", "softmax")
+
+
+def global_learner(name: str, **hyperparameters: Any) -> Any:
+    """Return the learner of this name, e.g. ``global_learner("fedogd", dim=8, n_clients=3, step_size=0.1)``.
+
+    ``dim`` (and ``outputs`` for softmax) stands for a linear model on that many global features; any other is given as
+    ``model``. ``loss`` is "squared" (the default), "logistic", "softmax" or a loss object.
+    """
+    if name not in GLOBAL_LEARNERS:
+        raise ValueError(f"name must be one of {', '.join(GLOBAL_LEARNERS)}, got {name!r}")
+    learner = GLOBAL_LEARNERS[name]
+    given = dict(hyperparameters)
+    outputs = given.pop("outputs", 0)
+    if "dim" in given:
+        if "model" in given:
+            raise ValueError(f"dim and model must not both be given, got {given['dim']} and {given['model']!r}")
+        checks.whole("dim", given["dim"])
+        given["model"] = Linear(given.pop("dim"), outputs)
+    if "model" not in given:
+        raise ValueError(f"dim must be given for {name!r}: the number of global features")
+    if isinstance(given.get("loss"), str):
+        checks.has("model", given["model"], "predict", "gradient")
+        given["loss"] = _loss(given["loss"], given["model"].outputs)
+    known = [field.name for field in fields(learner)]
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{key} is not a hyperparameter of {name!r}, which has dim, {', '.join(known)}")
+    return learner(**given)
+
+
+def _loss(name: str, outputs: int) -> Loss:
+    if name == "squared":
+        return Squared()
+    if name == "logistic":
+        return Logistic()
+    if name == "softmax":
+        return Softmax(outputs)
+    raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}")

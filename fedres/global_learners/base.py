@@ -1,0 +1,184 @@
+"""What all global learners share: the setting they learn in, and the plain parts of both halves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.losses import Loss, Squared
+from fedres.messages import BITS_PER_REAL, Down, Up
+from fedres.models import Factored, Model, factored
+
+T = TypeVar("T")
+
+
+class Observed(NamedTuple):
+    """One round's checked examples of n clients; rows that are not present are zero."""
+
+    features: Array
+    local_prediction: Array
+    label: Array
+    present: Array
+
+    def take(self, rows: Array) -> Observed:
+        """Return a copy of these rows."""
+        return Observed(*(part[rows] for part in self))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """The problem a global learner is set: its hyperparameters add to these fields."""
+
+    model: Model
+    n_clients: int = 1
+    loss: Loss = field(default_factory=Squared)
+    client_weights: npt.ArrayLike | None = None  # λ_i, 1 each by default
+    start: npt.ArrayLike | None = None  # w_1, 0 by default
+
+    def __post_init__(self) -> None:
+        checks.has("model", self.model, "predict", "gradient")
+        checks.has("loss", self.loss, "value", "slope")
+        checks.whole("n_clients", self.n_clients)
+        wanted = getattr(self.loss, "outputs", 0)
+        if self.model.outputs != wanted:
+            raise ValueError(f"model must have {wanted} outputs for this loss, got {self.model.outputs}")
+        if self.client_weights is not None:
+            weights = checks.array("client_weights", self.client_weights, (self.n_clients,))
+            if (weights < 0).any():
+                raise ValueError(f"client_weights must be at least 0, got {weights.min()}")
+            object.__setattr__(self, "client_weights", weights.copy())
+        if self.start is not None:
+            start = checks.array("start", self.start, (self.model.dim,))
+            object.__setattr__(self, "start", start.copy())  # the caller's array may change
+
+    def first_weights(self) -> Array:
+        """Return a fresh copy of w_1."""
+        return np.zeros(self.model.dim) if self.start is None else np.array(self.start)
+
+    def clients(self, who: npt.ArrayLike | None) -> Array:
+        """Return the client numbers as an array, all of them for None."""
+        if who is None:
+            return np.arange(self.n_clients)
+        result = np.atleast_1d(np.asarray(who))
+        if result.dtype.kind not in "iu" or result.ndim != 1 or not result.size:
+            raise ValueError(f"who must be client numbers, got {who!r}")
+        if result.min() < 0 or result.max() >= self.n_clients:
+            raise ValueError(f"who must be client numbers below n_clients = {self.n_clients}, got {who!r}")
+        return result.astype(np.int64)
+
+    def importance(self, who: Array) -> Array:
+        """Return λ of the given clients."""
+        if self.client_weights is None:
+            return np.ones(len(who))
+        return np.asarray(self.client_weights)[who]
+
+    def check(
+        self,
+        n: int,
+        features: npt.ArrayLike,
+        local_prediction: npt.ArrayLike,
+        label: npt.ArrayLike,
+        present: npt.ArrayLike | None = None,
+    ) -> Observed:
+        """Return one round's examples of n clients as arrays, or say what is wrong with them."""
+        outputs = (self.model.outputs,) if self.model.outputs else ()
+        if np.ndim(local_prediction) == 0:
+            local_prediction = np.full((n, *outputs), local_prediction)
+        here = np.ones(n, dtype=bool) if present is None else _mask(present, n)
+        if not here.all():
+            features = _blank("features", features, here)
+            label = _blank("label", label, here)
+            local_prediction = _blank("local_prediction", local_prediction, here)
+        label = checks.array("label", label, (n,))
+        self.loss.check(label[here])
+        return Observed(
+            checks.array("features", features, (n, self.model.features)),
+            checks.array("local_prediction", local_prediction, (n, *outputs)),
+            label,
+            here,
+        )
+
+    def slope(self, weights: Array, who: Array, seen: Observed) -> Array:
+        """Return λ_i ∂ℓ/∂ŷ at the joint prediction, 0 for clients without data."""
+        prediction = self.model.predict(weights, seen.features) + seen.local_prediction
+        scale = self.importance(who) * seen.present
+        slope = self.loss.slope(prediction, seen.label)
+        result: Array = slope * (scale[:, None] if slope.ndim == 2 else scale)
+        return result
+
+    def gradient(self, weights: Array, who: Array, seen: Observed) -> Array:
+        """Return λ_i ∇ℓ in the shared weights, one row per client, 0 for clients without data."""
+        return self.factors(weights, who, seen).rows()
+
+    def factors(self, weights: Array, who: Array, seen: Observed) -> Factored:
+        """Return the same, not multiplied out."""
+        return factored(self.model, weights, seen.features, self.slope(weights, who, seen))
+
+
+def _mask(present: npt.ArrayLike, n: int) -> Array:
+    result = np.asarray(present)
+    if result.dtype != bool or result.shape != (n,):
+        raise ValueError(f"present must be {n} booleans, got {present!r}")
+    return result
+
+
+def _blank(name: str, value: npt.ArrayLike, present: Array) -> Array:
+    """Return ``value`` with zeros in the rows without data, whatever stood there."""
+    result = np.array(value, dtype=np.float64)
+    if result.ndim == 0 or len(result) != len(present):
+        raise ValueError(f"{name} must have {len(present)} rows, got shape {result.shape}")
+    result[~present] = 0
+    return result
+
+
+def body_of(up: Up, body: type[T]) -> T:
+    """Return the body of an upload that this server can read."""
+    if not isinstance(up.body, body):
+        raise ValueError(f"up must carry a body of type {body.__name__}, got kind {up.kind!r}")
+    return up.body
+
+
+def row_sum(up: Up) -> Array:
+    """Return the sum of an upload's rows."""
+    total: Array = up.body.sum() if isinstance(up.body, Factored) else body_of(up, np.ndarray).sum(axis=0)
+    return total
+
+
+class Client:
+    """The clients' half of a learner whose clients all predict with the newest shared model they know."""
+
+    def __init__(self, setting: Setting, who: npt.ArrayLike | None = None) -> None:
+        self.who = setting.clients(who)
+        self.version = 0
+        self.shared = setting.first_weights()
+
+    def weights(self, t: int) -> Array:
+        return np.broadcast_to(self.shared, (len(self.who), self.shared.size))
+
+    def receive(self, down: Down) -> None:
+        if down.version > self.version:
+            self.version, self.shared = down.version, down.weights
+
+
+class Server:
+    """The server's half: the newest shared weights, their version, and what of each client is inside."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.version = 0
+        self.weights = setting.first_weights()
+        self.covers = np.zeros(setting.n_clients, dtype=np.int64)  # rounds count from 1
+
+    def note(self, up: Up) -> None:
+        """Remember that this upload will be inside the next model."""
+        self.covers[up.who] = np.maximum(self.covers[up.who], up.t)
+
+    def publish(self, weights: Array) -> Down:
+        """Make ``weights`` the newest version and return it as a message."""
+        self.weights = weights
+        self.version += 1
+        return Down(self.version, self.covers.copy(), weights, BITS_PER_REAL * weights.size)

@@ -1,0 +1,152 @@
+"""FedOMD: clients take mirror-descent steps of their own and average now and then.
+
+[FedOMD] A. Mitra, H. Hassani, G. J. Pappas. Online Federated Learning. 2021.
+
+Averaging travels as deltas: a client's model is the shared model it received plus its own progress that is not inside
+it yet. Without delay that is the average of the paper's line 7; with delay nobody's progress is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks, draws
+from fedres.checks import Array
+from fedres.global_learners.base import Server, Setting, body_of
+from fedres.messages import BITS_PER_REAL, Down, Up
+from fedres.mirror_maps import Ball, MirrorMap
+from fedres.models import Factored
+from fedres.step_sizes import StepSize, as_schedule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedOMD(Setting):
+    """y_i = argmin ⟨g, x⟩ + B_ψ(x, x_i)/η_t, and x_i = mean of the y where t+1 ∈ I, else y_i [FedOMD, Alg. 1]."""
+
+    step_size: StepSize = 0.1  # η_t
+    mirror_map: MirrorMap = field(default_factory=Ball)  # ψ
+    sync: int | Collection[int] = 1  # the period τ, or the set I itself
+    participants: int | None = None  # how many are averaged at a sync; all by default
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.has("mirror_map", self.mirror_map, "first", "state", "advance", "point")
+        super().__post_init__()
+        as_schedule(self.step_size)
+        if isinstance(self.sync, Collection):
+            for t in self.sync:
+                checks.whole("sync", t)
+        else:
+            checks.whole("sync", self.sync)
+        if self.participants is not None:
+            checks.whole("participants", self.participants)
+            if self.participants > self.n_clients:
+                raise ValueError(f"participants must be at most {self.n_clients}, got {self.participants}")
+
+    def first_weights(self) -> Array:
+        if self.start is None:
+            return self.mirror_map.first(self.model.dim)
+        return super().first_weights()
+
+    def syncs_after(self, t: int) -> bool:
+        """Return whether t+1 ∈ I; with a period τ, I = {1 + kτ}."""
+        return t + 1 in self.sync if isinstance(self.sync, Collection) else t % self.sync == 0
+
+    def chosen(self, t: int) -> Array:
+        """Return the clients that are averaged after round t."""
+        if self.participants is None:
+            return np.arange(self.n_clients)
+        return draws.subset(self.seed, t, self.n_clients, self.participants)
+
+    def client(self, who: npt.ArrayLike | None = None) -> FedOMDClient:
+        return FedOMDClient(self, who)
+
+    def server(self) -> FedOMDServer:
+        return FedOMDServer(self)
+
+
+def _blend(mirror_map: MirrorMap, state: Array) -> Array:
+    """Return a model in the coordinates in which models are averaged."""
+    return state if mirror_map.averages_states else mirror_map.point(state)
+
+
+class FedOMDClient:
+    def __init__(self, learner: FedOMD, who: npt.ArrayLike | None) -> None:
+        self.learner, self.map = learner, learner.mirror_map
+        self.who = learner.clients(who)
+        self.step_size = as_schedule(learner.step_size)
+        self.version = 0
+        first = self.map.state(learner.first_weights())
+        self.state: Array = np.broadcast_to(first, (len(self.who), first.size))
+        self.anchor = _blend(self.map, self.state)  # the model at the last upload or Down
+        self.sent: list[tuple[int, Array]] = []  # progress uploaded, not yet inside a Down
+
+    def weights(self, t: int) -> Array:
+        return self.map.point(self.state)
+
+    def observe(
+        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
+    ) -> Up | None:
+        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+        gradient = self.learner.factors(self.weights(t), self.who, seen)
+        self.state = self._advance(gradient, self.step_size(t))  # [FedOMD, eq. 3]
+        return self._upload(t) if self.learner.syncs_after(t) else None
+
+    def _advance(self, gradient: Factored, step_size: float) -> Array:
+        if isinstance(self.map, Ball):  # spares the dense gradients
+            return self.map.state(gradient.step(self.state, step_size))
+        return self.map.advance(self.state, gradient.rows(), step_size)
+
+    def _upload(self, t: int) -> Up | None:
+        model = _blend(self.map, self.state)
+        progress, self.anchor = model - self.anchor, model
+        self.sent.append((t, progress))
+        rows = np.isin(self.who, self.learner.chosen(t))
+        if not rows.any():
+            return None
+        body = progress if rows.all() else progress[rows]
+        return Up(t, self.who[rows], "delta", self.version, body, BITS_PER_REAL * progress.shape[1])
+
+    def receive(self, down: Down) -> None:
+        if down.version <= self.version:
+            return
+        self.version = down.version
+        covers = down.covers[self.who]
+        self.sent = [(t, progress) for t, progress in self.sent if (covers < t).any()]
+        model = _blend(self.map, self.state)
+        since = None if model is self.anchor else model - self.anchor
+        shared = self.map.state(down.weights) if self.map.averages_states else down.weights
+        self.anchor = np.broadcast_to(shared, (len(self.who), shared.size))
+        for t, progress in self.sent:
+            self.anchor = self.anchor + progress * (covers < t)[:, None]
+        model = self.anchor if since is None else self.anchor + since
+        self.state = model if self.map.averages_states else self.map.state(model)
+
+
+class FedOMDServer(Server):
+    def __init__(self, learner: FedOMD) -> None:
+        super().__init__(learner)
+        self.learner, self.map = learner, learner.mirror_map
+        self.mean = _blend(self.map, self.map.state(self.weights))
+        self.heard = False
+
+    def receive(self, up: Up) -> None:
+        delta = body_of(up, np.ndarray)
+        chosen = self.learner.chosen(up.t)
+        self.mean = self.mean + delta.sum(axis=0) / len(chosen)
+        if self.learner.participants is not None:  # who is not averaged takes the average all the same
+            left_out = np.setdiff1d(np.arange(self.learner.n_clients), chosen)
+            self.covers[left_out] = np.maximum(self.covers[left_out], up.t)
+        self.note(up)
+        self.heard = True
+
+    def step(self, t: int) -> Down | None:
+        if not self.heard:
+            return None
+        self.heard = False
+        state = self.mean if self.map.averages_states else self.map.state(self.mean)
+        return self.publish(self.map.point(state))

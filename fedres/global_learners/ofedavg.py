@@ -1,0 +1,68 @@
+"""OFedAvg: FedOGD in which each client takes part by the flip of a coin.
+
+[OFedIQ] D. Kwon, J. Park, S. Hong. Tighter Regret Analysis and Optimization of Online Federated Learning. 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks, draws
+from fedres.checks import Array
+from fedres.global_learners.base import Client, Setting
+from fedres.global_learners.fedogd import MeanGradientServer
+from fedres.messages import BITS_PER_REAL, Up
+from fedres.step_sizes import StepSize, as_schedule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OFedAvg(Setting):
+    """Participants send g_k/p_k; all clients predict every round [OFedIQ, Alg. 2 with L = 1, no quantizer]."""
+
+    step_size: StepSize = 0.1  # η
+    participation: npt.ArrayLike = 1.0  # p_k, one number for all or one each
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_schedule(self.step_size)
+        check_participation(self.participation, self.n_clients)
+
+    def client(self, who: npt.ArrayLike | None = None) -> OFedAvgClient:
+        return OFedAvgClient(self, who)
+
+    def server(self) -> MeanGradientServer:
+        return MeanGradientServer(self, self.step_size)
+
+
+def check_participation(participation: npt.ArrayLike, n_clients: int) -> None:
+    """Refuse chances that are not one number in (0, 1], or one for each client."""
+    shape = () if np.ndim(participation) == 0 else (n_clients,)
+    for chance in checks.array("participation", participation, shape).ravel():
+        checks.probability("participation", float(chance))
+
+
+def chances(participation: npt.ArrayLike, who: Array) -> Array:
+    """Return p of the given clients."""
+    each = np.asarray(participation, dtype=np.float64)
+    return np.full(len(who), each) if each.ndim == 0 else each[who]
+
+
+class OFedAvgClient(Client):
+    def __init__(self, learner: OFedAvg, who: npt.ArrayLike | None) -> None:
+        super().__init__(learner, who)
+        self.learner = learner
+        self.chance = chances(learner.participation, self.who)
+
+    def observe(
+        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
+    ) -> Up | None:
+        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+        rows = np.flatnonzero(seen.present & (draws.uniform(self.learner.seed, t, self.who) < self.chance))
+        if not rows.size:
+            return None
+        gradient = self.learner.factors(self.shared, self.who[rows], seen.take(rows)).scaled(1 / self.chance[rows])
+        return Up(t, self.who[rows], "gradient", self.version, gradient, BITS_PER_REAL * self.shared.size)

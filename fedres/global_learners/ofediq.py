@@ -1,0 +1,120 @@
+"""OFedIQ: intermittent transmission and quantisation of gradients.
+
+[OFedIQ] D. Kwon, J. Park, S. Hong. Tighter Regret Analysis and Optimization of Online Federated Learning. 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks, draws
+from fedres.checks import Array
+from fedres.global_learners.base import Client, Setting, body_of
+from fedres.global_learners.fedogd import MeanGradientServer
+from fedres.global_learners.ofedavg import chances, check_participation
+from fedres.messages import BITS_PER_REAL, Up
+from fedres.quantizer import Quantizer
+
+_ROUNDING = 0x2545F4914F6CDD1D
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OFedIQ(Setting):
+    """L local steps, then with probability p_k a quantised message [OFedIQ, Alg. 2].
+
+    ``fedres.ofediq_parameters`` chooses participation, levels and blocks for a budget of bits.
+    """
+
+    step_size: float = 0.1  # η, the same on both sides
+    participation: npt.ArrayLike = 1.0  # p_k
+    period: int = 1  # L
+    levels: int | None = None  # s; None sends exact reals (s = ∞)
+    blocks: int = 1  # b
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.step_size, int | float):
+            raise ValueError(f"step_size must be one number, the same on both sides, got {self.step_size!r}")
+        checks.positive("step_size", self.step_size)
+        check_participation(self.participation, self.n_clients)
+        checks.whole("period", self.period)
+        if self.levels is not None:
+            Quantizer(self.levels, self.blocks).bits(self.model.dim)
+
+    def client(self, who: npt.ArrayLike | None = None) -> OFedIQClient:
+        return OFedIQClient(self, who)
+
+    def server(self) -> OFedIQServer:
+        return OFedIQServer(self)
+
+
+class OFedIQClient(Client):
+    def __init__(self, learner: OFedIQ, who: npt.ArrayLike | None) -> None:
+        super().__init__(learner, who)
+        self.learner = learner
+        self.chance = chances(learner.participation, self.who)
+        self.quantizer = None if learner.levels is None else Quantizer(learner.levels, learner.blocks)
+        self.rows = np.empty(0, dtype=np.intp)  # who will send at the end of this period
+        self.period_start: Array = self.shared  # w_{t-L+1}
+        self.local: Array = np.empty((0, self.shared.size))  # g_{k,t} of those rows
+        self.active: Array = np.empty(0, dtype=bool)
+
+    def observe(
+        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
+    ) -> Up | None:
+        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+        if (t - 1) % self.learner.period == 0:
+            self._begin(t)
+        if not self.rows.size:
+            return None
+        chosen = seen.take(self.rows)
+        gradient = self.learner.factors(self.local, self.who[self.rows], chosen)
+        self.local = gradient.step(self.local, self.learner.step_size)  # θ_{k,t+1}, [OFedIQ, eq. 7]
+        self.active |= chosen.present
+        return self._upload(t) if t % self.learner.period == 0 else None
+
+    def _begin(self, t: int) -> None:
+        """Start a period. Its last round's coins are known now, and whoever will not send need not compute."""
+        end = t + self.learner.period - 1
+        self.rows = np.flatnonzero(draws.uniform(self.learner.seed, end, self.who) < self.chance)
+        self.period_start = self.shared
+        self.local = np.broadcast_to(self.shared, (len(self.rows), self.shared.size))
+        self.active = np.zeros(len(self.rows), dtype=bool)
+
+    def _upload(self, t: int) -> Up | None:
+        if not self.active.any():
+            return None
+        rows = self.rows[self.active]
+        message = self.period_start - (self.local if self.active.all() else self.local[self.active])
+        message /= self.learner.step_size * self.chance[rows, None]  # [OFedIQ, eq. 8]
+        who = self.who[rows]
+        if self.quantizer is None:
+            return Up(t, who, "gradient", self.version, message, BITS_PER_REAL * message.shape[1])
+        packed = self.quantizer.encode_rows(message, _seeds(self.learner.seed, t, who))
+        bits = np.array([8 * len(data) for data in packed])
+        return Up(t, who, "quantised gradient", self.version, packed, bits)
+
+
+def _seeds(seed: int, t: int, who: Array) -> Array:
+    """Return the seeds of the clients' roundings, which have nothing to do with their coins."""
+    numbers = draws.uniform(seed ^ _ROUNDING, t, who)
+    result: Array = (numbers * 2.0**53).astype(np.uint64)
+    return result
+
+
+class OFedIQServer(MeanGradientServer):
+    """Adds up what arrives, decoded [OFedIQ, eq. 9]."""
+
+    def __init__(self, learner: OFedIQ) -> None:
+        super().__init__(learner, learner.step_size)
+        self.quantizer = None if learner.levels is None else Quantizer(learner.levels, learner.blocks)
+
+    def receive(self, up: Up) -> None:
+        if self.quantizer is None:
+            super().receive(up)
+            return
+        self.add(up, self.quantizer.decode_sum(body_of(up, tuple), self.weights.size))
