@@ -1,0 +1,106 @@
+"""Any global learner of the core as the shared half of FedRes, on a task, through the protocol objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedres import Each, Example, Federation, LinearLearner, VWLearner, delayed_sites, global_learner, ofediq_parameters
+from fedres.checks import Array
+from fedres.local_learners.protocol import LocalGroup
+from fedres.step_sizes import stable_step
+from libsvm_tasks import readable
+from libsvm_tasks.schemes import TIMINGS, Scheme, shared_bits
+from libsvm_tasks.tasks import Task
+
+
+def hosted_accuracy(task: Task, scheme: Scheme) -> tuple[Array, float, float]:
+    """Return every client's test accuracy, and the mean bits a client sent and was sent."""
+    if scheme.global_learner == "fedres-sgd":
+        return _with_vw_everywhere(task, scheme)
+    learners = [] if scheme.global_learner == "fedres-erm" else [_local(scheme, task) for _ in range(len(task.label))]
+    try:
+        return _play(task, scheme, learners)
+    finally:
+        for learner in learners:
+            if isinstance(learner, VWLearner):
+                learner.close()
+
+
+def _local(scheme: Scheme, task: Task) -> LinearLearner | VWLearner:
+    return VWLearner() if scheme.local_learner == "vw" else LinearLearner(len(task.local_features))
+
+
+def _play(task: Task, scheme: Scheme, learners: list[Any]) -> tuple[Array, float, float]:
+    n_clients, n_rounds = task.order.shape
+
+    def group(who: Array) -> LocalGroup:
+        return Each([learners[k] for k in who])
+
+    learner = global_learner(
+        scheme.global_learner,
+        dim=len(task.global_features) + 1,
+        n_clients=n_clients,
+        **default_hyperparameters(scheme.global_learner, task, scheme.delay),
+    )
+    sites = delayed_sites(n_clients, scheme.uplink_delay, scheme.downlink_delay, group if learners else None)
+    timing = "aligned" if scheme.timing == "aligned" else "immediate"
+    federation = Federation(learner, sites, local_timing=timing)
+    who = np.arange(n_clients)
+    shared, own = _with_constant(task.features[:, :, task.global_features]), task.features[:, :, task.local_features]
+    for t in range(n_rounds):
+        rows = task.order[:, t]
+        federation.play(Example(shared[who, rows], task.label[who, rows], own[who, rows]))
+    accuracy = _test(task, federation, learners)
+    return accuracy, float(federation.bits_up.mean()), float(federation.bits_down.mean())
+
+
+def _test(task: Task, federation: Federation, learners: list[Any]) -> Array:
+    """Return the accuracy of the newest shared model with each client's own on its test rows."""
+    offset = _with_constant(task.test_features[:, :, task.global_features]) @ federation.server.weights
+    own = task.test_features[:, :, task.local_features]
+    if learners:
+        part = np.array([[learner.score(x) for x in rows] for learner, rows in zip(learners, own, strict=True)])
+    else:
+        client: Any = federation.parties[0].client
+        part = np.array([client.score(own[:, j]) for j in range(own.shape[1])]).T
+    return np.asarray(((offset + part) * task.test_label > 0).mean(axis=1))
+
+
+def default_hyperparameters(name: str, task: Task, delay: int) -> dict[str, Any]:
+    """Return settings that are stable on any scale of features and any delay, and cut the uplink where they can."""
+    squares = (_with_constant(task.features[:, :, task.global_features]) ** 2).sum(axis=2)
+    step = min(0.25 / squares.max(), 0.5 * stable_step(2 * squares.mean(), delay))
+    n_clients = len(task.label)
+    if name == "fedres-erm":
+        return {"local_dim": len(task.local_features), "ridge": 1.0}
+    if name == "fictitious-play":
+        return {"ridge": 1.0}
+    extra: dict[str, dict[str, Any]] = {
+        "ofedavg": {"participation": 0.1},
+        "ofediq": ofediq_parameters(0.1, len(task.global_features) + 1)._asdict(),
+        "fedomd": {"sync": 5},
+        "fedsea": {"period": 5},
+        "dynamic-fedavg": {"participants": max(1, n_clients // 2), "buffer": 20, "batch": 10, "epochs": 2},
+    }
+    return {"step_size": float(step), **extra.get(name, {})}
+
+
+def _with_vw_everywhere(task: Task, scheme: Scheme) -> tuple[Array, float, float]:
+    timing, local_timing = TIMINGS[scheme.timing]
+    result = readable.run(
+        task,
+        "fedres",
+        learner="vw",
+        uplink_delay=scheme.uplink_delay,
+        downlink_delay=scheme.downlink_delay,
+        timing=timing,
+        local_timing=local_timing,
+        learning_rate=scheme.learning_rate,
+    )
+    return result.accuracy, *shared_bits(task, scheme)
+
+
+def _with_constant(features: Array) -> Array:
+    return np.concatenate([features, np.ones((*features.shape[:-1], 1))], axis=-1)

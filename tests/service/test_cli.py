@@ -1,0 +1,189 @@
+"""The command line as a stranger would use it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from service.cli import app
+
+SMALL = ["--rollouts", "3", "--rounds", "60", "--clients", "6"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDRES_DATA", raising=False)
+
+
+def fedres(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_replay_prints_a_table_and_writes_the_documented_json(tmp_path):
+    result = fedres("replay", "digits", *SMALL, "--json", tmp_path / "out.json", "--plot", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    assert all(name in result.output for name in ("independent", "central", "fedres", "vs independent"))
+    content = json.loads((tmp_path / "out.json").read_text())
+    head = {"dataset": "digits", "clients": 6, "rounds": 60, "rollouts": 3, "seed": 0, "samples_per_client": 30.0}
+    assert {key: content[key] for key in head} == head
+    row = content["results"][-1]
+    assert set(row) == {
+        *("scheme", "global_learner", "local_learner", "local_features", "timing", "delay"),
+        *("accuracy_mean", "accuracy_se", "bits_up", "bits_down", "seconds", "gain_mean", "gain_se"),
+    }
+    assert 0.5 < row["accuracy_mean"] <= 1
+    assert imread(tmp_path / "out.png").std() > 0.05
+
+
+def test_delays_shows_both_timing_rules_at_every_delay(tmp_path):
+    words = ["--delays", "0,7", "--json", tmp_path / "out.json", "--plot", tmp_path / "out.svg"]
+    result = fedres("delays", "digits", *SMALL, *words)
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["results"]
+    found = [(row["scheme"], row["timing"], row["delay"]) for row in rows if row["scheme"] != "independent"]
+    assert len(found) == len(set(found)) == 6
+    assert {("fedres", "aligned", 7), ("fedres", "on-arrival", 7), ("central", "on-arrival", 7)} <= set(found)
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_results_do_not_depend_on_the_number_of_jobs(tmp_path):
+    rows = []
+    for jobs in (1, 2):
+        path = tmp_path / f"{jobs}.json"
+        assert fedres("replay", "digits", *SMALL, "--jobs", jobs, "--json", path).exit_code == 0
+        rows.append([{**row, "seconds": 0} for row in json.loads(path.read_text())["results"]])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", ["fedres-erm", "fictitious-play", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea"])
+def test_any_global_learner_can_be_the_shared_half(tmp_path, name):
+    path = tmp_path / "out.json"
+    words = ["--global-learner", name, "--schemes", "fedres", "--json", path, "--delay", "3"]
+    result = fedres("replay", "digits", "--rollouts", "1", "--rounds", "60", "--clients", "6", *words)
+    assert result.exit_code == 0, result.output
+    row = json.loads(path.read_text())["results"][0]
+    assert row["global_learner"] == name
+    assert row["accuracy_mean"] > 0.6
+    assert row["bits_up"] > 0
+
+
+def test_vw_itself_gives_the_same_accuracies_as_its_twin(tmp_path):
+    rows = []
+    for learner in ("linear", "vw"):
+        path = tmp_path / f"{learner}.json"
+        words = ["--local-learner", learner, "--schemes", "fedres", "--json", path, "--delay", "4"]
+        result = fedres("replay", "digits", "--rollouts", "1", "--rounds", "40", "--clients", "5", *words)
+        assert result.exit_code == 0, result.output
+        rows.append(json.loads(path.read_text())["results"][0])
+    assert rows[0]["accuracy_mean"] == rows[1]["accuracy_mean"]
+
+
+ONE_CLASS = "".join(f"1 1:{i} 2:{i * i}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["replay", "nonsense"], "nonsense"),
+        (["replay", "one-class.svm"], "class"),
+        (["replay", "broken.svm"], "line 2"),
+        (["replay", "digits", "--clients", "5000"], "clients"),
+        (["replay", "digits", "--clients", "0"], "clients must be an integer of at least 1, got 0"),
+        (["replay", "digits", "--delay", "-1"], "delay must be an integer of at least 0, got -1"),
+        (["replay", "digits", "--schemes", "both"], "scheme must be one of central, fedres, independent, got 'both'"),
+        (["replay", "digits", "--global-learner", "fedavg"], "global_learner must be one of"),
+        (["replay", "digits", "--timing", "late"], "timing must be one of aligned, on-arrival, got 'late'"),
+        (["replay", "digits", "--local-features", "some"], "local_features must be one of all, half, got 'some'"),
+        (["replay", "digits", "--jobs", "0"], "jobs must be at least 1, got 0"),
+        (["replay", "digits", "--plot", "x.bmp"], "plot must end in .png, .svg, .pdf, got x.bmp"),
+        (["replay", "digits", "--plot", "nowhere/x.png"], "plot must be in a folder that exists"),
+        (["delays", "digits", "--delays", "0,x"], "delays must be whole numbers by commas, got '0,x'"),
+        (["delays", "digits", "--delays", "0,-5"], "delay must be an integer of at least 0, got -5"),
+        (["reproduce", "fedres-99"], "figure must be one of"),
+        (["reproduce"], "name figures to make, or give --list or --all"),
+        (["datasets", "show", "nonsense"], "nonsense"),
+        (["datasets", "fetch", "nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_status_2(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("one-class.svm").write_text(ONE_CLASS)
+    Path("broken.svm").write_text("1 1:0.5\n2 1:abc\n")
+    result = fedres(*words)
+    assert result.exit_code == 2
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("fedres: ")
+    assert message in lines[0]
+    assert result.stdout == ""
+
+
+def wait_for_a_line(folder, process):
+    """Return the first journal of the folder once it has a line."""
+    while process.poll() is None:
+        for path in folder.glob("*.jsonl"):
+            if path.read_text().count("\n") > 0:
+                return path
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_path):
+    unfinished = tmp_path / "cache" / "fedres" / "unfinished"
+    words = ["replay", "digits", "--rollouts", "40", "--rounds", "300", "--clients", "20"]
+    command = [str(Path(sys.executable).with_name("fedres")), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        journal = wait_for_a_line(unfinished, process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted; the same command goes on from what is finished" in errors
+    lines = journal.read_text().splitlines()
+    assert 0 < len(lines) < 40
+    kept = json.loads(lines[0])
+    kept["result"]["outcomes"][0][0] = 100.0  # an impossible accuracy shows that the line is read, not made again
+    journal.write_text(json.dumps(kept) + "\n")
+    result = fedres(*words, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0
+    independent = json.loads((tmp_path / "out.json").read_text())["results"][0]
+    assert independent["accuracy_mean"] > 1
+    assert list(unfinished.iterdir()) == []
+
+
+def test_datasets_are_listed_and_shown(tmp_path):
+    listed = fedres("datasets", "list")
+    assert listed.exit_code == 0
+    assert re.search(r"digits .*1,797 .*64 .*10 .*yes", listed.output)
+    shown = fedres("datasets", "show", "digits", "--json", tmp_path / "out.json")
+    assert "digits: 1,797 rows, 64 features, 10 classes" in shown.output
+    assert "█" in shown.output
+    assert sum(json.loads((tmp_path / "out.json").read_text())["class_sizes"].values()) == 1797
+
+
+def test_a_users_own_regression_file_is_shown_with_a_histogram(tmp_path):
+    path = tmp_path / "mine.svm"
+    path.write_text("".join(f"{i / 7} 1:{i}\n" for i in range(1, 50)))
+    shown = fedres("datasets", "show", path)
+    assert "49 rows, 1 features, regression" in shown.output
+    assert "quartiles" in shown.output
+
+
+def test_every_command_has_a_help_that_names_its_options():
+    for command in (["replay"], ["delays"], ["reproduce"], ["datasets", "fetch"], ["datasets", "show"], []):
+        result = fedres(*command, "--help")
+        assert result.exit_code == 0
+        assert len(result.output.splitlines()) > 8
+
+
+def test_the_console_script_is_installed():
+    command = [str(Path(sys.executable).with_name("fedres")), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"fedres \d+\.\d+\.\d+\n", done.stdout)
