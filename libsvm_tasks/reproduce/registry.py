@@ -1,0 +1,75 @@
+"""The papers' figures and numbered claims, remade: each a PNG, a CSV and a row in the table of claims."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+
+from libsvm_tasks.reproduce import (
+    appendix_c_figures,
+    dynfed_figures,
+    fedomd_figures,
+    fedres_figures,
+    fedsea_figures,
+    ofediq_figures,
+)
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for module in (
+        fedres_figures,
+        appendix_c_figures,
+        fedomd_figures,
+        fedsea_figures,
+        ofediq_figures,
+        dynfed_figures,
+    )
+    for figure in module.FIGURES
+}
+
+
+def reproduce(names: Sequence[str], run: Run, started: Callable[[Figure], None] | None = None) -> list[Claim]:
+    """Make the named figures in ``run.out``; one that is there already, made the same way, is not made again."""
+    for name in names:
+        if name not in FIGURES:
+            raise ValueError(f"figure must be one of {', '.join(FIGURES)}, got {name!r}")
+    run.out.mkdir(parents=True, exist_ok=True)
+    claims = []
+    for name in names:
+        if started is not None:
+            started(FIGURES[name])
+        claims += _made(FIGURES[name], run)
+    write_claims(run)
+    return claims
+
+
+def _made(figure: Figure, run: Run) -> list[Claim]:
+    record = run.out / f"{figure.name}.json"
+    if record.exists():
+        content = json.loads(record.read_text(encoding="utf-8"))
+        if content["quick"] == run.quick:
+            return [Claim(**claim) for claim in content["claims"]]
+    claims = figure.make(run)
+    content = {"figure": figure.name, "quick": run.quick, "claims": [asdict(claim) for claim in claims]}
+    record.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return claims
+
+
+def write_claims(run: Run) -> None:
+    """Write all claims of the folder's figures, as a table in Markdown and as CSV."""
+    claims = []
+    for name in FIGURES:
+        record = run.out / f"{name}.json"
+        if record.exists():
+            claims += [Claim(**claim) for claim in json.loads(record.read_text(encoding="utf-8"))["claims"]]
+    head = [field.name for field in fields(Claim)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += [f"| {' | '.join(str(value) for value in asdict(claim).values())} |" for claim in claims]
+    (run.out / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with (run.out / "claims.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(asdict(claim).values() for claim in claims)

@@ -1,0 +1,91 @@
+"""Reproduction as a whole: the list, the files, resuming; and the FedRes figures in their quick form."""
+
+import csv
+import json
+import os
+
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
+from libsvm_tasks.reproduce.registry import FIGURES, reproduce
+from service.cli import app
+
+
+def test_every_figure_the_papers_number_is_on_the_list():
+    wanted = {f"fedres-{n}" for n in range(1, 13)} | {
+        "fedomd-1-left",
+        "fedomd-1-right",
+        "fedomd-rate",
+        "fedsea-speedup",
+    }
+    wanted |= {f"ofediq-{n}" for n in (2, 3, 4)} | {f"dynfed-1{part}" for part in "abcd"} | {"beyond"}
+    assert wanted == set(FIGURES)
+    listed = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0
+    assert all(name in listed.output for name in wanted)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The FedRes figures of the engine, made once."""
+    os.environ.pop("FEDRES_DATA", None)
+    run = Run(tmp_path_factory.mktemp("results"), quick=True, jobs=1)
+    names = [name for name in FIGURES if name.startswith("fedres-") and name not in ("fedres-6", "fedres-7")]
+    return run, names, reproduce([*names, "beyond"], run)
+
+
+def test_each_figure_is_a_picture_a_table_and_claims_with_verdicts(quick):
+    run, names, claims = quick
+    for name in names:
+        picture = imread(run.picture(name))
+        assert picture.shape[0] > 200
+        assert picture.std() > 0.05
+        with (run.out / f"{name}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert {row["scheme"] for row in rows} == {"independent", "central", "fedres"}
+        assert all(0.4 < float(row["accuracy"]) <= 1 for row in rows)
+    assert {claim.figure for claim in claims} == {*names, "beyond"}
+    assert all(claim.measured and claim.verdict in ("reproduced", "partly", "not reproduced") for claim in claims)
+
+
+def test_the_table_of_claims_lists_them_all(quick):
+    run, _, claims = quick
+    lines = (run.out / "claims.md").read_text().splitlines()
+    assert len(lines) == 2 + len(claims)
+    assert lines[0] == "| figure | claim | measured | verdict |"
+    with (run.out / "claims.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(claims)
+
+
+def test_aligned_timing_collapses_under_delay_and_learning_on_arrival_does_not(quick):
+    """What we found on every dataset holds on digits too."""
+    found = [claim for claim in quick[2] if claim.figure == "fedres-9"]
+    assert [claim.verdict for claim in found] == ["not reproduced", "reproduced"]
+
+
+def test_a_figure_that_is_there_is_not_made_again_unless_made_another_way(tmp_path, monkeypatch):
+    made = []
+
+    def make(run):
+        made.append(run.quick)
+        return [Claim("fake", "a claim", "1", "reproduced")]
+
+    monkeypatch.setitem(FIGURES, "fake", Figure("fake", "ours", "nothing", make))
+    for is_quick in (True, True, False, False):
+        assert len(reproduce(["fake"], Run(tmp_path, quick=is_quick))) == 1
+    assert made == [True, False]
+    assert json.loads((tmp_path / "fake.json").read_text())["quick"] is False
+
+
+def test_an_unknown_figure_is_refused_before_any_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"figure must be one of fedres-1, .*, got 'fedres-99'"):
+        reproduce(["fedres-1", "fedres-99"], Run(tmp_path / "out", quick=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_verdicts():
+    assert verdict([True, True]) == "reproduced"
+    assert verdict([True, False]) == "partly"
+    assert verdict([False]) == "not reproduced"
