@@ -13,13 +13,17 @@ Array = npt.NDArray[Any]
 
 
 def positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
+    if not (_is_number(value) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
 
 
 def not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be at least 0 and finite, got {value}")
+    if not (_is_number(value) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def probability(name: str, value: float) -> None:
@@ -41,7 +45,7 @@ def has(name: str, value: object, *methods: str) -> None:
 
 def radius(name: str, value: object) -> None:
     """Refuse what is not the radius of a ball; infinity is one, and means no bound."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value > 0:
+    if not (isinstance(value, int | float | np.number) and _is_number(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 

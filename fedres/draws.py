@@ -24,11 +24,6 @@ def subset(seed: int, t: int, n_clients: int, size: int) -> Array:
     return np.sort(np.argsort(uniform(seed, t, np.arange(n_clients)), kind="stable")[:size])
 
 
-def generator(seed: int, t: int, client: int) -> np.random.Generator:
-    """Return a stream of its own for one client and round (Philox, a counter-based generator)."""
-    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, t, client]))
-
-
 def _mix(state: Array) -> Array:
     with np.errstate(over="ignore"):
         state = state + np.uint64(0x9E3779B97F4A7C15)

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.channels import Channel, Fixed, group_by_delay
 from fedres.checks import Array
+from fedres.global_learners.fedres_sgd import FedResSGD
 from fedres.global_learners.protocol import GlobalClient, GlobalServer
 from fedres.local_learners.protocol import LocalGroup
 from fedres.losses import Loss
 from fedres.messages import Down, Up
-from fedres.models import Model
+from fedres.models import Linear, Model
 
 LOCAL_TIMINGS = ("aligned", "immediate")
 
@@ -121,6 +122,8 @@ class Federation:
             yield self.play(example)
 
     def play(self, example: Example) -> Round:
+        """Play one round; an example that is refused changes nothing."""
+        example = self._checked(example)
         self.t += 1
         rounds = [party.play(self.t, example) for party in self.parties]
         for party in self.parties:
@@ -131,6 +134,29 @@ class Federation:
                 party.site.downlink.send(down, self.t + 1)  # usable from round t + 1 + β on
                 self.bits_down[party.site.who] += down.bits
         return _merge(rounds, [party.site.who for party in self.parties])
+
+    def _checked(self, example: Example) -> Example:
+        """Return a copy with zeros in the rows without data, or say what is wrong with the others."""
+        k, model = self.learner.n_clients, self.learner.model
+        present = np.ones(k, dtype=bool) if example.present is None else np.array(example.present)
+        if present.dtype != bool or present.shape != (k,):
+            raise ValueError(f"present must be {k} booleans, got {example.present!r}")
+
+        def clean(name: str, values: Array, shape: tuple[int | None, ...]) -> Array:
+            rows = np.array(values)
+            if rows.shape[:1] == (k,):
+                rows[~present] = 0
+            return checks.array(name, rows, shape)
+
+        features = clean("features", example.features, (k, model.features))
+        label = clean("label", example.label, (k,))
+        self.learner.loss.check(label[present])
+        own = example.local_features
+        if own is not None:
+            own = clean("local_features", own, (k, None))
+        elif any(party.local is not None for party in self.parties):
+            raise ValueError("local_features must be given where there are local models, got None")
+        return Example(features, label, own, present)
 
     def _exchange(self, party: _Party) -> None:
         if party.up is not None:
@@ -150,28 +176,35 @@ class _Party:
         self.client = learner.client(site.who)
         self.local = site.local
         self.aligned = local_timing == "aligned"
+        self._check_local()
         if hasattr(self.client, "learn"):
             if site.local is not None:
                 raise ValueError("local must be None: this learner's clients bring their own local model")
             self.local, self.aligned = cast(LocalGroup, self.client), False
-        self.batch: int = getattr(learner, "batch", 1)
+        self.batch = learner.batch if isinstance(learner, FedResSGD) else 1
         self.everybody = np.array_equal(site.who, np.arange(learner.n_clients))
-        self.all_present = np.ones(len(site.who), dtype=bool)
         self.waiting: list[_Waiting] = []
         self.covers = np.zeros(len(site.who), dtype=np.int64)
         self.heard: set[int] = set()
         self.up: Up | None = None
 
+    def _check_local(self) -> None:
+        """Refuse a local model that would descend another loss, or gradients it cannot take late."""
+        loss = getattr(self.local, "loss", self.learner.loss)
+        if loss != self.learner.loss:
+            raise ValueError(f"local must have the loss of the shared model, {self.learner.loss!r}, got {loss!r}")
+        model = getattr(self.local, "model", None)
+        if self.aligned and model is not None and not isinstance(model, Linear):
+            raise ValueError(f"local_timing must be 'immediate' for a local model that is not linear, got {model!r}")
+
     def play(self, t: int, example: Example) -> Round:
         features, label = self._own(example.features), self._own(example.label)
-        present = self.all_present if example.present is None else self._own(example.present)
+        present = self._own(example.present) if example.present is not None else np.ones(len(label), dtype=bool)
         self._deliver(t)
         weights = self.client.weights(t)
         offset = self.learner.model.predict(weights, features)
         part, prediction = np.zeros_like(offset), offset
-        if self.local is not None:
-            if example.local_features is None:
-                raise ValueError("local_features must be given where there are local models, got None")
+        if self.local is not None and example.local_features is not None:
             local_features = self._own(example.local_features)
             part = self.local.score(local_features)
             prediction = self.local.predict(local_features, offset)

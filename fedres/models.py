@@ -38,10 +38,14 @@ class Factored:
 
     layers: tuple[tuple[Array, Array], ...]  # inputs (n, i) and slopes (n, o): i·o weights
 
+    @property
+    def dim(self) -> int:
+        """The number D of weights."""
+        return sum(inputs.shape[1] * slopes.shape[1] for inputs, slopes in self.layers)
+
     def rows(self) -> Array:
         """Return the dense gradients, (n, D)."""
-        dim = sum(inputs.shape[1] * slopes.shape[1] for inputs, slopes in self.layers)
-        return self._subtracted(np.zeros((1, dim)), -1.0)
+        return self._subtracted(np.zeros((1, self.dim)), -1.0)
 
     def sum(self) -> Array:
         """Return the sum of the rows, (D,)."""

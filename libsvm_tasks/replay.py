@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -116,7 +117,7 @@ def replay(
     """Return every scheme's accuracy on the same tasks. With a ``journal`` an interrupted call goes on where it was."""
     data = dataset(setup.dataset)
     paper_task(data, setup.clients, samples=setup.samples, seed=setup.seed, n_rounds=setup.rounds)  # fails early
-    fingerprint = f"{data.features.shape} {float(data.features.sum())!r}"
+    fingerprint = hashlib.sha256(data.features.tobytes() + data.label.tobytes()).hexdigest()
     work = [Rollout(setup, tuple(schemes), number, fingerprint) for number in range(setup.rollouts)]
     pieces = grid.run(play_rollout, work, jobs=jobs, journal=journal, progress=progress)
     accuracy = np.array([[Outcome(*o).accuracy for o in piece["outcomes"]] for piece in pieces]).T

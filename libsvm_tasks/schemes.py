@@ -15,6 +15,7 @@ TIMINGS = {"aligned": ("aligned", "aligned"), "on-arrival": ("on_arrival", "imme
 # and delays long: of 10, 3, 1 and 0.3 it is the largest that gained on Independent by 1.5 standard errors in every
 # cell of digits (10 and 50 clients, delays 0, 80 and 200; seeds 5000 to 5049). Other datasets only confirmed it.
 LEARNING_RATES = {"aligned": 10.0, "on-arrival": 3.0}
+LONGEST_DELAY = 100_000
 LOCAL_LEARNERS = ("linear", "vw")
 LOCAL_FEATURES = ("half", "all")
 
@@ -37,6 +38,11 @@ class Scheme:
         checks.one_of("local_features", self.local_features, LOCAL_FEATURES)
         checks.one_of("timing", self.timing, TIMINGS)
         checks.whole("delay", self.delay, least=0)
+        if self.delay > LONGEST_DELAY:
+            raise ValueError(f"delay must be at most {LONGEST_DELAY}, got {self.delay}")
+        if self.global_learner == "fedres-erm" and (self.local_learner, self.timing) != ("linear", "on-arrival"):
+            given = f"local_learner {self.local_learner!r} and timing {self.timing!r}"
+            raise ValueError(f"fedres-erm must have local_learner 'linear' and timing 'on-arrival', got {given}")
 
     @property
     def learning_rate(self) -> float:
@@ -63,5 +69,5 @@ def shared_bits(task: Task, scheme: Scheme) -> tuple[float, float]:
 def at_delays(schemes: Sequence[Scheme], delays: Sequence[int]) -> list[Scheme]:
     """Return the schemes at each delay; Independent, which sends nothing, once."""
     rows = [scheme for scheme in schemes if scheme.scheme == "independent"]
-    rows += [replace(s, delay=d) for s in schemes if s.scheme != "independent" for d in delays]
+    rows += [replace(s, delay=d) for s in schemes if s.scheme != "independent" for d in dict.fromkeys(delays)]
     return rows

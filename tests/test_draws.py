@@ -35,9 +35,3 @@ def test_a_subset_is_uniform_sorted_and_of_its_size():
         assert subset[0] < subset[1]
         hits[subset] += 1
     assert np.abs(hits - 2000).max() < 5 * np.sqrt(6000 * 1 / 3 * 2 / 3)
-
-
-def test_streams_of_different_rounds_and_clients_differ():
-    first = {draws.generator(0, t, k).integers(2**63) for t in range(20) for k in range(20)}
-    assert len(first) == 400
-    assert draws.generator(9, 1, 2).integers(2**63) == draws.generator(9, 1, 2).integers(2**63)

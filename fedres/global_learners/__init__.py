@@ -44,6 +44,8 @@ def global_learner(name: str, **hyperparameters: Any) -> Any:
     learner = GLOBAL_LEARNERS[name]
     given = dict(hyperparameters)
     outputs = given.pop("outputs", 0)
+    if outputs and "dim" not in given:
+        raise ValueError(f"outputs must come with dim, got {outputs}: a model knows its own")
     if "dim" in given:
         if "model" in given:
             raise ValueError(f"dim and model must not both be given, got {given['dim']} and {given['model']!r}")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.checks import Array
 from fedres.losses import Loss, Squared
-from fedres.messages import BITS_PER_REAL, Down, Up
+from fedres.messages import BITS_PER_REAL, Down, Statistics, Triplet, Up
 from fedres.models import Factored, Model, factored
 
 T = TypeVar("T")
@@ -51,10 +51,13 @@ class Setting:
             weights = checks.array("client_weights", self.client_weights, (self.n_clients,))
             if (weights < 0).any():
                 raise ValueError(f"client_weights must be at least 0, got {weights.min()}")
-            object.__setattr__(self, "client_weights", weights.copy())
+            self.keep("client_weights", weights)
         if self.start is not None:
-            start = checks.array("start", self.start, (self.model.dim,))
-            object.__setattr__(self, "start", start.copy())  # the caller's array may change
+            self.keep("start", checks.array("start", self.start, (self.model.dim,)))
+
+    def keep(self, name: str, value: Array) -> None:
+        """Set a field to a copy: the caller's array may change."""
+        object.__setattr__(self, name, value.copy())
 
     def first_weights(self) -> Array:
         """Return a fresh copy of w_1."""
@@ -143,6 +146,22 @@ def body_of(up: Up, body: type[T]) -> T:
     return up.body
 
 
+def _parts(up: Up, model: Model) -> list[tuple[str, Array, tuple[int, ...]]]:
+    """Return the arrays of an upload: name, array, and the shape that a row must have."""
+    body, outputs = up.body, (model.outputs,) if model.outputs else ()
+    if isinstance(body, Triplet):
+        parts = [("local predictions", body.local_prediction, outputs), ("labels", body.label, ())]
+        return [("features", body.features, (model.features,)), *parts]
+    if isinstance(body, Statistics):
+        parts = [("labels", body.label, ()), ("coupling", body.coupling, (model.dim,))]
+        return [("features", body.features, (model.features,)), *parts]
+    if isinstance(body, Factored):
+        return [("factors", part, part.shape[1:]) for layer in body.layers for part in layer]
+    if isinstance(body, tuple):
+        return [("messages", np.zeros(len(body)), ())]
+    return [("rows", body, (model.dim,))]
+
+
 def row_sum(up: Up) -> Array:
     """Return the sum of an upload's rows."""
     total: Array = up.body.sum() if isinstance(up.body, Factored) else body_of(up, np.ndarray).sum(axis=0)
@@ -169,12 +188,20 @@ class Server:
     """The server's half: the newest shared weights, their version, and what of each client is inside."""
 
     def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self.version = 0
         self.weights = setting.first_weights()
         self.covers = np.zeros(setting.n_clients, dtype=np.int64)  # rounds count from 1
 
-    def note(self, up: Up) -> None:
-        """Remember that this upload will be inside the next model."""
+    def accept(self, up: Up) -> None:
+        """Refuse an upload that does not fit, or remember that it will be inside the next model."""
+        self.setting.clients(up.who)
+        if isinstance(up.body, Factored) and up.body.dim != self.weights.size:
+            raise ValueError(f"up must carry factors of {self.weights.size} weights, got {up.body.dim}")
+        for name, part, shape in _parts(up, self.setting.model):
+            if part.shape != (len(up.who), *shape) or not np.isfinite(part).all():
+                wanted = (len(up.who), *shape)
+                raise ValueError(f"up must carry {name} of shape {wanted}, all finite, got shape {part.shape}")
         self.covers[up.who] = np.maximum(self.covers[up.who], up.t)
 
     def publish(self, weights: Array) -> Down:

@@ -37,10 +37,12 @@ class DynamicFedAvg(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.whole("seed", self.seed, least=0)
         checks.positive("step_size", self.step_size)
         for name in ("epochs", "batch"):
             for value in self.each(name):
                 checks.whole(name, value)
+            self.keep(name, self.each(name))
         checks.whole("buffer", self.buffer)
         if (self.each("batch") > self.buffer).any():
             raise ValueError(f"batch must be at most buffer = {self.buffer}, got {self.each('batch').max()}")
@@ -141,8 +143,9 @@ class DynamicFedAvgServer(Server):
         self.heard = False
 
     def receive(self, up: Up) -> None:
-        self.total += body_of(up, np.ndarray).sum(axis=0)
-        self.note(up)
+        total = body_of(up, np.ndarray).sum(axis=0)
+        self.accept(up)
+        self.total += total
         self.heard = True
 
     def step(self, t: int) -> Down | None:

@@ -64,10 +64,10 @@ class MeanGradientServer(Server):
         self.heard = False
 
     def receive(self, up: Up) -> None:
-        self.add(up, row_sum(up))
+        self.accept(up)
+        self.add(row_sum(up))
 
-    def add(self, up: Up, total: Array) -> None:
-        self.note(up)
+    def add(self, total: Array) -> None:
         self.total += total
         self.heard = True
 

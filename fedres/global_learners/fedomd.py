@@ -4,12 +4,14 @@
 
 Averaging travels as deltas: a client's model is the shared model it received plus its own progress that is not inside
 it yet. Without delay that is the average of the paper's line 7; with delay nobody's progress is lost or counted twice.
+(A link that lets messages overtake hides a late one from its own client until it arrives.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ class FedOMD(Setting):
     def __post_init__(self) -> None:
         checks.has("mirror_map", self.mirror_map, "first", "state", "advance", "point")
         super().__post_init__()
+        checks.whole("seed", self.seed, least=0)
         as_schedule(self.step_size)
         if isinstance(self.sync, Collection):
             for t in self.sync:
@@ -74,6 +77,14 @@ def _blend(mirror_map: MirrorMap, state: Array) -> Array:
     return state if mirror_map.averages_states else mirror_map.point(state)
 
 
+class _Sent(NamedTuple):
+    """Progress of n clients up to a sync; who was not chosen uploads none, and drops it for that sync's average."""
+
+    t: int
+    progress: Array
+    chosen: Array
+
+
 class FedOMDClient:
     def __init__(self, learner: FedOMD, who: npt.ArrayLike | None) -> None:
         self.learner, self.map = learner, learner.mirror_map
@@ -83,7 +94,7 @@ class FedOMDClient:
         first = self.map.state(learner.first_weights())
         self.state: Array = np.broadcast_to(first, (len(self.who), first.size))
         self.anchor = _blend(self.map, self.state)  # the model at the last upload or Down
-        self.sent: list[tuple[int, Array]] = []  # progress uploaded, not yet inside a Down
+        self.sent: list[_Sent] = []  # progress made by a sync and not yet inside a Down
 
     def weights(self, t: int) -> Array:
         return self.map.point(self.state)
@@ -104,8 +115,8 @@ class FedOMDClient:
     def _upload(self, t: int) -> Up | None:
         model = _blend(self.map, self.state)
         progress, self.anchor = model - self.anchor, model
-        self.sent.append((t, progress))
         rows = np.isin(self.who, self.learner.chosen(t))
+        self.sent.append(_Sent(t, progress, rows))
         if not rows.any():
             return None
         body = progress if rows.all() else progress[rows]
@@ -115,14 +126,16 @@ class FedOMDClient:
         if down.version <= self.version:
             return
         self.version = down.version
-        covers = down.covers[self.who]
-        self.sent = [(t, progress) for t, progress in self.sent if (covers < t).any()]
+        covers, newest = down.covers[self.who], down.covers.max()
+        outside = [np.where(sent.chosen, covers, newest) < sent.t for sent in self.sent]
         model = _blend(self.map, self.state)
         since = None if model is self.anchor else model - self.anchor
         shared = self.map.state(down.weights) if self.map.averages_states else down.weights
         self.anchor = np.broadcast_to(shared, (len(self.who), shared.size))
-        for t, progress in self.sent:
-            self.anchor = self.anchor + progress * (covers < t)[:, None]
+        for sent, rows in zip(self.sent, outside, strict=True):
+            if rows.any():
+                self.anchor = self.anchor + sent.progress * rows[:, None]
+        self.sent = [sent for sent, rows in zip(self.sent, outside, strict=True) if rows.any()]
         model = self.anchor if since is None else self.anchor + since
         self.state = model if self.map.averages_states else self.map.state(model)
 
@@ -136,12 +149,9 @@ class FedOMDServer(Server):
 
     def receive(self, up: Up) -> None:
         delta = body_of(up, np.ndarray)
+        self.accept(up)
         chosen = self.learner.chosen(up.t)
         self.mean = self.mean + delta.sum(axis=0) / len(chosen)
-        if self.learner.participants is not None:  # who is not averaged takes the average all the same
-            left_out = np.setdiff1d(np.arange(self.learner.n_clients), chosen)
-            self.covers[left_out] = np.maximum(self.covers[left_out], up.t)
-        self.note(up)
         self.heard = True
 
     def step(self, t: int) -> Down | None:

@@ -42,12 +42,11 @@ class FedResERM(Setting):
         checks.positive("ridge", self.ridge)
         Ball(self.radius)
         needs_squared_loss("fedres-erm", self.model, self.loss)
-        self.first_local_weights()
+        if self.local_start is not None:
+            self.keep("local_start", checks.array("local_start", self.local_start, (self.local_dim,)))
 
     def first_local_weights(self) -> Array:
-        if self.local_start is None:
-            return np.zeros(self.local_dim)
-        return checks.array("local_start", self.local_start, (self.local_dim,))
+        return np.zeros(self.local_dim) if self.local_start is None else np.array(self.local_start)
 
     def client(self, who: npt.ArrayLike | None = None) -> FedResERMClient:
         return FedResERMClient(self, who)
@@ -130,16 +129,18 @@ class FedResERMServer(Server):
         self.gram = np.zeros((dim, dim))  # GG: Σ x^g x^gᵀ
         self.target = np.zeros(dim)  # Σ x^g y
         self.coupling = np.zeros((learner.n_clients, dim))  # Σ_s x^g_s (x^l_s·w_i), newest of each client
+        self.coupled = np.zeros(learner.n_clients, dtype=np.int64)  # the rounds they are from
         self.heard = False
 
     def receive(self, up: Up) -> None:
         body = body_of(up, Statistics)
+        self.accept(up)
         weighted = body.features * self.learner.importance(up.who)[:, None]
         self.gram += weighted.T @ body.features
         self.target += weighted.T @ body.label
-        newest = up.t >= self.covers[up.who]
+        newest = up.t >= self.coupled[up.who]
         self.coupling[up.who[newest]] = body.coupling[newest]
-        self.note(up)
+        self.coupled[up.who[newest]] = up.t
         self.heard = True
 
     def step(self, t: int) -> Down | None:

@@ -122,7 +122,8 @@ class TripletClient(BatchClient):
     def observe(
         self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
     ) -> Up | None:
-        self.rounds.append(self.look(t, features, local_prediction, label, present))
+        seen = self.look(t, features, local_prediction, label, present)
+        self.rounds.append(Observed(*(part.copy() for part in seen)) if self.batch > 1 else seen)
         if t % self.batch:
             return None
         who = np.concatenate([self.who[seen.present] for seen in self.rounds])
@@ -146,11 +147,11 @@ class FedResSGDServer(Server):
         wanted = "triplet" if self.learner.timing == "on_arrival" else "gradient"
         if up.kind != wanted:
             raise ValueError(f"up must be of kind {wanted!r} for timing {self.learner.timing!r}, got {up.kind!r}")
-        self.note(up)
+        self.accept(up)
         self.arrived.append(up)
 
     def step(self, t: int) -> Down | None:
-        if not self.arrived:
+        if not self.arrived or t % self.learner.batch:  # one fetch per batch, also where uploads arrive in between
             return None
         total = np.sum([self._gradient(up) for up in self.arrived], axis=0)
         self.arrived = []

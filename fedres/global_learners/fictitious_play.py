@@ -52,7 +52,7 @@ class FictitiousPlayServer(Server):
 
     def receive(self, up: Up) -> None:
         body = body_of(up, Triplet)
-        self.note(up)
+        self.accept(up)
         weighted = body.features * self.learner.importance(up.who)[:, None]
         self.gram += weighted.T @ body.features
         self.target += weighted.T @ (body.label - body.local_prediction)

@@ -28,8 +28,9 @@ class OFedAvg(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.whole("seed", self.seed, least=0)
         as_schedule(self.step_size)
-        check_participation(self.participation, self.n_clients)
+        self.keep("participation", checked_participation(self.participation, self.n_clients))
 
     def client(self, who: npt.ArrayLike | None = None) -> OFedAvgClient:
         return OFedAvgClient(self, who)
@@ -38,11 +39,13 @@ class OFedAvg(Setting):
         return MeanGradientServer(self, self.step_size)
 
 
-def check_participation(participation: npt.ArrayLike, n_clients: int) -> None:
-    """Refuse chances that are not one number in (0, 1], or one for each client."""
+def checked_participation(participation: npt.ArrayLike, n_clients: int) -> Array:
+    """Return chances of taking part: one number in (0, 1], or one for each client."""
     shape = () if np.ndim(participation) == 0 else (n_clients,)
-    for chance in checks.array("participation", participation, shape).ravel():
+    result = checks.array("participation", participation, shape)
+    for chance in result.ravel():
         checks.probability("participation", float(chance))
+    return result
 
 
 def chances(participation: npt.ArrayLike, who: Array) -> Array:

@@ -14,7 +14,7 @@ from fedres import checks, draws
 from fedres.checks import Array
 from fedres.global_learners.base import Client, Setting, body_of
 from fedres.global_learners.fedogd import MeanGradientServer
-from fedres.global_learners.ofedavg import chances, check_participation
+from fedres.global_learners.ofedavg import chances, checked_participation
 from fedres.messages import BITS_PER_REAL, Up
 from fedres.quantizer import Quantizer
 
@@ -37,10 +37,11 @@ class OFedIQ(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.whole("seed", self.seed, least=0)
         if not isinstance(self.step_size, int | float):
             raise ValueError(f"step_size must be one number, the same on both sides, got {self.step_size!r}")
         checks.positive("step_size", self.step_size)
-        check_participation(self.participation, self.n_clients)
+        self.keep("participation", checked_participation(self.participation, self.n_clients))
         checks.whole("period", self.period)
         if self.levels is not None:
             Quantizer(self.levels, self.blocks).bits(self.model.dim)
@@ -117,4 +118,6 @@ class OFedIQServer(MeanGradientServer):
         if self.quantizer is None:
             super().receive(up)
             return
-        self.add(up, self.quantizer.decode_sum(body_of(up, tuple), self.weights.size))
+        total = self.quantizer.decode_sum(body_of(up, tuple), self.weights.size)
+        self.accept(up)
+        self.add(total)

@@ -27,15 +27,17 @@ class LocalSGD:
         loss: Loss | None = None,
         start: npt.ArrayLike | None = None,
     ) -> None:
-        self.model: Model = Linear(model) if isinstance(model, int) else model
+        self.model: Model = Linear(int(model)) if isinstance(model, int | np.integer) else model
+        checks.has("model", self.model, "predict", "gradient")
         checks.whole("n_clients", n_clients)
         shape = () if np.ndim(step_size) == 0 else (n_clients,)
         each = checks.array("step_size", step_size, shape)
         for value in each.ravel():
             checks.positive("step_size", float(value))
-        self.step_size = np.broadcast_to(each, (n_clients,))  # η_i
+        self.step_size = np.broadcast_to(each, (n_clients,)).copy()  # η_i
         self.radius = Ball(radius).radius  # D
         self.loss: Loss = Squared() if loss is None else loss
+        checks.has("loss", self.loss, "value", "slope")
         first = np.zeros(self.model.dim) if start is None else checks.array("start", start, (self.model.dim,))
         self.weights = np.tile(first, (n_clients, 1))  # w_i
 
@@ -49,6 +51,7 @@ class LocalSGD:
         self.correct(features, self.loss.slope(self.predict(features, offset), label), present)
 
     def correct(self, features: Array, slope: Array, present: Array) -> None:
+        """Step along slope · ∂f/∂w; of a model that is not linear, ∂f/∂w is that of now, not of the prediction."""
         gradient = self.model.gradient(self.weights, features, slope)
         moved = project_to_ball(self.weights - self.step_size[:, None] * gradient, self.radius)
         self.weights = np.where(present[:, None], moved, self.weights)

@@ -44,7 +44,7 @@ def test_replay_prints_a_table_and_writes_the_documented_json(tmp_path):
 
 
 def test_delays_shows_both_timing_rules_at_every_delay(tmp_path):
-    words = ["--delays", "0,7", "--json", tmp_path / "out.json", "--plot", tmp_path / "out.svg"]
+    words = ["--delays", "0,7,0", "--json", tmp_path / "out.json", "--plot", tmp_path / "out.svg"]
     result = fedres("delays", "digits", *SMALL, *words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -98,6 +98,8 @@ ONE_CLASS = "".join(f"1 1:{i} 2:{i * i}\n" for i in range(40))
         (["replay", "digits", "--clients", "5000"], "clients"),
         (["replay", "digits", "--clients", "0"], "clients must be an integer of at least 1, got 0"),
         (["replay", "digits", "--delay", "-1"], "delay must be an integer of at least 0, got -1"),
+        (["replay", "digits", "--delay", "99999999999999999999"], "delay must be at most 100000"),
+        (["replay", "digits", "--global-learner", "fedres-erm", "--local-learner", "vw"], "fedres-erm must have"),
         (["replay", "digits", "--schemes", "both"], "scheme must be one of central, fedres, independent, got 'both'"),
         (["replay", "digits", "--global-learner", "fedavg"], "global_learner must be one of"),
         (["replay", "digits", "--timing", "late"], "timing must be one of aligned, on-arrival, got 'late'"),
