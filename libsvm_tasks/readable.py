@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -64,9 +65,10 @@ class Summed:
 def run(task: Task, scheme: str, *, learner: str = "linear", **options: Any) -> Result:
     """Return what ``engine.run`` returns, with ``linear`` or ``vw`` learners; VW does not tell its weights."""
     setting = Setting(scheme, **options)
-    kind = {"independent": Independent, "central": Central, "fedres": FedRes}[scheme]
+    schemes: dict[str, Callable[[Task, Setting, Make], _Rounds]]
+    schemes = {"independent": Independent, "central": Central, "fedres": FedRes}
     with ExitStack() as stack:
-        return kind(task, setting, maker(learner, stack)).run()
+        return schemes[scheme](task, setting, maker(learner, stack)).run()
 
 
 def maker(learner: str, stack: ExitStack) -> Make:
@@ -79,7 +81,7 @@ def maker(learner: str, stack: ExitStack) -> Make:
     return make
 
 
-class _Rounds:
+class _Rounds(ABC):
     """What the three schemes share: the data by client and round, and the loop over rounds."""
 
     shared: Server | None = None
@@ -93,15 +95,17 @@ class _Rounds:
         self.predictions = np.zeros((self.n_rounds, self.n_clients), dtype=np.float32)
         self.build(make)
 
+    @abstractmethod
     def build(self, make: Make) -> None:
-        raise NotImplementedError
+        """Make the learners."""
 
+    @abstractmethod
     def play(self, t: int) -> None:
-        raise NotImplementedError
+        """Play round t for all clients."""
 
+    @abstractmethod
     def test(self, i: int, x: Array) -> float:
         """Return client i's prediction for a test row."""
-        raise NotImplementedError
 
     def run(self) -> Result:
         stops, points = self.setting.stops(self.n_rounds), []
