@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.channels import Channel, Fixed, group_by_delay
 from fedres.checks import Array
+from fedres.global_learners.base import Observed
 from fedres.global_learners.fedres_sgd import FedResSGD
 from fedres.global_learners.protocol import GlobalClient, GlobalServer
 from fedres.local_learners.protocol import LocalGroup
@@ -50,12 +51,17 @@ class Round:
     """What happened in one round, client by client."""
 
     t: int
+    rule: Loss  # ℓ
     weights: Array  # what each client predicted with, (K, D)
     offset: Array  # the global part of the prediction
     prediction: Array  # ŷ, global and local part
     label: Array
-    loss: Array  # 0 for clients without data
     present: Array
+
+    @property
+    def loss(self) -> Array:
+        """ℓ(ŷ, y), 0 for clients without data."""
+        return np.where(self.present, self.rule.value(self.prediction, self.label), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,28 @@ class Federation:
                 self.bits_down[party.site.who] += down.bits
         return _merge(rounds, [party.site.who for party in self.parties])
 
+    def known_to(self, client: int) -> Array:
+        """Return the shared weights with which a client predicts in the next round; not to be written to."""
+        party, row = self._place(client)
+        party.deliver(self.t + 1)
+        weights: Array = party.client.weights(self.t + 1)[row]
+        return weights
+
+    def local_part(self, client: int, features: Array) -> float:
+        """Return what a client's own model adds to a prediction in the next round."""
+        party, row = self._place(client)
+        party.deliver(self.t + 1)
+        rows = np.zeros((len(party.site.who), features.size))
+        rows[row] = features
+        return 0.0 if party.local is None else float(party.local.score(rows)[row])
+
+    def _place(self, client: int) -> tuple[_Party, int]:
+        """Return where a client is: its site, and its row there."""
+        for party in self.parties:
+            for row in np.flatnonzero(party.site.who == client):
+                return party, int(row)
+        raise ValueError(f"client must be a number below {self.learner.n_clients}, got {client!r}")
+
     def _checked(self, example: Example) -> Example:
         """Return a copy with zeros in the rows without data, or say what is wrong with the others."""
         k, model = self.learner.n_clients, self.learner.model
@@ -200,7 +228,7 @@ class _Party:
     def play(self, t: int, example: Example) -> Round:
         features, label = self._own(example.features), self._own(example.label)
         present = self._own(example.present) if example.present is not None else np.ones(len(label), dtype=bool)
-        self._deliver(t)
+        self.deliver(t)
         weights = self.client.weights(t)
         offset = self.learner.model.predict(weights, features)
         part, prediction = np.zeros_like(offset), offset
@@ -209,16 +237,16 @@ class _Party:
             part = self.local.score(local_features)
             prediction = self.local.predict(local_features, offset)
             self._learn_locally(self.local, t, local_features, label, offset, present)
-        self.up = self.client.observe(t, features, part, label, present)
+        self.up = self.client.take_in(t, Observed(features, part, label, present, offset))
         self._release(t)
-        loss = np.where(present, self.learner.loss.value(prediction, label), 0.0)
-        return Round(t, weights, offset, prediction, label, loss, present)
+        return Round(t, self.learner.loss, weights, offset, prediction, label.copy(), present.copy())
 
     def _own(self, values: Array) -> Array:
         """Return the rows of this site's clients."""
         return values if self.everybody else values[self.site.who]
 
-    def _deliver(self, t: int) -> None:
+    def deliver(self, t: int) -> None:
+        """Take what the link brings by round t, and let local models learn that waited for it."""
         for down in self.site.downlink.receive(t):
             self.client.receive(down)
             self.covers = np.maximum(self.covers, down.covers[self.site.who])
@@ -282,7 +310,5 @@ def _merge(rounds: Sequence[Round], who: Sequence[Array]) -> Round:
     def join(name: str) -> Array:
         return np.concatenate([getattr(part, name) for part in rounds])[order]
 
-    return Round(
-        rounds[0].t,
-        *(join(name) for name in ("weights", "offset", "prediction", "label", "loss", "present")),
-    )
+    parts = (join(name) for name in ("weights", "offset", "prediction", "label", "present"))
+    return Round(rounds[0].t, rounds[0].rule, *parts)

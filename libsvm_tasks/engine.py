@@ -60,13 +60,29 @@ def _fedres(task: Task, setting: Setting) -> Result:
     local = Models(len(task.order), len(own_columns), setting.local_learning_rate)
     stream, own = Stream(task, columns), Stream(task, own_columns)
     notes, delays, server = Notes(task, setting), Delays(task, setting), Server(task, setting)
+    alone, notes_alone = Models(local.n, local.dim, setting.local_learning_rate), Notes(task, setting)
+    joint = [(shared, columns), (local, own_columns)]
 
     def play(first: int, last: int) -> Array:
         kernels.fedres(first, last, shared.at, local.at, stream.at, own.at, notes.at, delays.at, server.at)
-        return local.accuracy(task, _scores(task, [(shared, columns), (local, own_columns)]))
+        if not setting.alone:
+            return local.accuracy(task, _scores(task, joint))
+        kernels.independent(first, last, alone.at, own.at, notes_alone.at)
+        parts = [_scores(task, [part]) for part in (*joint, (alone, own_columns))]
+        return local.accuracy(task, parts[0] + parts[1] + parts[2])  # their mean has the same sign
 
     curve = _curve(task, setting, play)
-    return Result(curve[-1], notes.prediction, curve, shared.weights[0], local.weights)
+    prediction = _mean(task, notes, notes_alone) if setting.alone else notes.prediction
+    return Result(curve[-1], prediction, curve, shared.weights[0], local.weights)
+
+
+def _mean(task: Task, notes: Notes, alone: Notes) -> Array:
+    """Return the mean of joint prediction and the one alone, (T, P), clamped to the range of the labels before it."""
+    label = np.take_along_axis(task.label, task.order, axis=1).T.astype(np.float32)
+    before = np.vstack([np.zeros_like(label[:1]), label[:-1]])
+    (offset, score, _), (_, score_alone, _) = notes.table[:, : len(label)], alone.table[:, : len(label)]
+    mean: Array = (offset + score + score_alone) / np.float32(2)
+    return mean.clip(np.minimum.accumulate(before), np.maximum.accumulate(before))
 
 
 def _curve(task: Task, setting: Setting, play: Callable[[int, int], Array]) -> Array:
@@ -115,7 +131,8 @@ class Notes:
     def __init__(self, task: Task, setting: Setting) -> None:
         n_clients, n_rounds = task.order.shape
         uplink, downlink = setting.delays(n_clients)
-        n_kept = 1 << min(int(np.max(uplink + downlink)) + 1, n_rounds).bit_length()  # more than a round trip and one
+        needed = n_rounds if setting.alone else min(int(np.max(uplink + downlink)) + 1, n_rounds)
+        n_kept = 1 << needed.bit_length()  # more than a round trip and one, or more than all
         self.table = np.zeros((3, n_kept, n_clients), dtype=np.float32)
         self.prediction = np.zeros((n_rounds, n_clients), dtype=np.float32)
         offset, score, error = map(_address, self.table)

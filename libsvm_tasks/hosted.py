@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from fedres import Each, Example, Federation, LinearLearner, VWLearner, delayed_sites, global_learner, ofediq_parameters
+from fedres import Each, Example, Federation, delayed_sites, global_learner, ofediq_parameters
 from fedres.checks import Array
-from fedres.local_learners.protocol import LocalGroup
+from fedres.local_learners.protocol import LocalGroup, LocalLearner
 from fedres.step_sizes import stable_step
 from libsvm_tasks import readable
 from libsvm_tasks.schemes import TIMINGS, Scheme, shared_bits
 from libsvm_tasks.tasks import Task
+
+RATE = 10.0  # VW's
 
 
 def hosted_accuracy(task: Task, scheme: Scheme) -> tuple[Array, float, float]:
     """Return every client's test accuracy, and the mean bits a client sent and was sent."""
     if scheme.global_learner == "fedres-sgd":
         return _with_vw_everywhere(task, scheme)
-    learners = [] if scheme.global_learner == "fedres-erm" else [_local(scheme, task) for _ in range(len(task.label))]
-    try:
-        return _play(task, scheme, learners)
-    finally:
-        for learner in learners:
-            if isinstance(learner, VWLearner):
-                learner.close()
+    with ExitStack() as stack:
+        make, dim, n_clients = readable.maker(scheme.local_learner, stack), len(task.local_features), len(task.label)
+        learners = [make(dim, RATE) for _ in range(n_clients)] if scheme.global_learner != "fedres-erm" else []
+        alone = [make(dim, RATE) for _ in range(n_clients)] if scheme.alone else []
+        return _play(task, scheme, learners, alone)
 
 
-def _local(scheme: Scheme, task: Task) -> LinearLearner | VWLearner:
-    return VWLearner() if scheme.local_learner == "vw" else LinearLearner(len(task.local_features))
-
-
-def _play(task: Task, scheme: Scheme, learners: list[Any]) -> tuple[Array, float, float]:
+def _play(
+    task: Task, scheme: Scheme, learners: list[LocalLearner], alone: list[LocalLearner]
+) -> tuple[Array, float, float]:
     n_clients, n_rounds = task.order.shape
 
     def group(who: Array) -> LocalGroup:
@@ -52,20 +51,27 @@ def _play(task: Task, scheme: Scheme, learners: list[Any]) -> tuple[Array, float
     for t in range(n_rounds):
         rows = task.order[:, t]
         federation.play(Example(shared[who, rows], task.label[who, rows], own[who, rows]))
-    accuracy = _test(task, federation, learners)
+        for i, learner in enumerate(alone):
+            learner.learn(own[i, rows[i]], task.label[i, rows[i]])
+    accuracy = _test(task, federation, learners, alone)
     return accuracy, float(federation.bits_up.mean()), float(federation.bits_down.mean())
 
 
-def _test(task: Task, federation: Federation, learners: list[Any]) -> Array:
-    """Return the accuracy of the newest shared model with each client's own on its test rows."""
+def _test(task: Task, federation: Federation, learners: list[LocalLearner], alone: list[LocalLearner]) -> Array:
+    """Return the accuracy on its test rows of the newest shared model with each client's own."""
     offset = _with_constant(task.test_features[:, :, task.global_features]) @ federation.server.weights
     own = task.test_features[:, :, task.local_features]
     if learners:
-        part = np.array([[learner.score(x) for x in rows] for learner, rows in zip(learners, own, strict=True)])
+        part = _scores(learners, own)
     else:
         client: Any = federation.parties[0].client
         part = np.array([client.score(own[:, j]) for j in range(own.shape[1])]).T
-    return np.asarray(((offset + part) * task.test_label > 0).mean(axis=1))
+    total = offset + part + (_scores(alone, own) if alone else 0)  # twice the mean
+    return np.asarray((total * task.test_label > 0).mean(axis=1))
+
+
+def _scores(learners: list[LocalLearner], features: Array) -> Array:
+    return np.array([[learner.score(x) for x in rows] for learner, rows in zip(learners, features, strict=True)])
 
 
 def default_hyperparameters(name: str, task: Task, delay: int) -> dict[str, Any]:
@@ -77,6 +83,8 @@ def default_hyperparameters(name: str, task: Task, delay: int) -> dict[str, Any]
         return {"local_dim": len(task.local_features), "ridge": 1.0}
     if name == "fictitious-play":
         return {"ridge": 1.0}
+    if name == "fedres-adagrad":
+        return {"learning_rate": RATE}
     extra: dict[str, dict[str, Any]] = {
         "ofedavg": {"participation": 0.1},
         "ofediq": ofediq_parameters(0.1, len(task.global_features) + 1)._asdict(),
@@ -97,7 +105,7 @@ def _with_vw_everywhere(task: Task, scheme: Scheme) -> tuple[Array, float, float
         downlink_delay=scheme.downlink_delay,
         timing=timing,
         local_timing=local_timing,
-        learning_rate=scheme.learning_rate,
+        alone=scheme.alone,
     )
     return result.accuracy, *shared_bits(task, scheme)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.linear import Real, kernel, multiply_add
+from fedres.local_learners.adagrad import Real, kernel, multiply_add
 from libsvm_tasks import lanes
 from libsvm_tasks.lanes import LANES, Lanes, get, get_whole, load, put, spread, store
 

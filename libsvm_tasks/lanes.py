@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from fedres.local_learners.linear import FUSED
+from fedres.local_learners.adagrad import FUSED
 
 LANES = 4
 
@@ -87,7 +87,7 @@ def _where_positive(builder: Any, condition: Any, a: Any, b: Any) -> Any:
 
 
 multiply = _operation(lambda builder, a, b: builder.fmul(a, b), 2)
-multiply_add = _operation(_multiply_add, 3)  # a*b + c, rounded as in ``fedres.local_learners.linear``
+multiply_add = _operation(_multiply_add, 3)  # a*b + c, rounded as in ``fedres.local_learners.adagrad``
 inverse_root = _operation(_inverse_root, 1)  # 1/√a, rounded after the root and after the division
 square = _operation(_square, 2)  # max(a², b), but 0 where a is 0
 where_positive = _operation(_where_positive, 3)  # b where a > 0, else c

@@ -192,6 +192,8 @@ class FedRes(_Rounds):
         self.on_arrival = self.setting.timing == "on_arrival"
         self.immediate = self.setting.local_timing == "immediate"
         self.offset, self.score, self.slope = np.zeros((3, self.n_rounds, self.n_clients))
+        self.alone = [make(dim, self.setting.local_learning_rate) for _ in self.clients] if self.setting.alone else []
+        self.low, self.high = np.zeros((2, self.n_clients), dtype=np.float32)
 
     def play(self, t: int) -> None:
         for i in self.clients:
@@ -204,11 +206,11 @@ class FedRes(_Rounds):
 
     def test(self, i: int, x: Array) -> float:
         offset = self.model.score(x[self.task.global_features])
-        return self.own[i].predict(x[self.task.local_features], offset)
+        return self._predict(i, x[self.task.local_features], offset)
 
     def _act(self, i: int, t: int) -> None:
         learner, x, y, offset = self.own[i], self._own_part(i, t), self.label(i, t), self.offset[t, i]
-        self.predictions[t, i] = learner.predict(x, offset)
+        self.predictions[t, i] = self._predict(i, x, offset)
         if self.on_arrival:
             self.score[t, i] = learner.score(x)
         if not (self.on_arrival and self.immediate):
@@ -216,6 +218,15 @@ class FedRes(_Rounds):
             self.slope[t, i] = 2 * (learner.predict(x, offset) - y)
         if self.immediate:
             learner.learn(x, y, offset)
+        if self.alone:
+            self.alone[i].learn(x, y)
+        self.low[i], self.high[i] = min(self.low[i], y), max(self.high[i], y)
+
+    def _predict(self, i: int, x: Array, offset: float) -> float:
+        if not self.alone:
+            return self.own[i].predict(x, offset)
+        total = np.float32(offset) + np.float32(self.own[i].score(x)) + np.float32(self.alone[i].score(x))
+        return float(np.clip(total / 2, self.low[i], self.high[i]))
 
     def _serve(self, t: int) -> None:
         arrivals = self.arrivals(t)

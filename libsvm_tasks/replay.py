@@ -165,7 +165,7 @@ def play(task: Task, scheme: Scheme) -> Outcome:
             downlink_delay=scheme.downlink_delay,
             timing=timing,
             local_timing=local_timing,
-            learning_rate=scheme.learning_rate,
+            alone=scheme.alone,
         ).accuracy
         bits_up, bits_down = shared_bits(task, scheme)
     return Outcome(float(np.mean(accuracy)), bits_up, bits_down, time.perf_counter() - start)

@@ -25,6 +25,8 @@ class Setting:
     that predicted (``aligned``). Central's clients send rows, which the server always learns from as it is then.
     ``local_timing`` is when a client's own model learns: at once, or one round trip later (``aligned``).
     ``server`` takes a round's uploads one after another, or in one step with the sum of their gradients.
+    With ``alone`` a client of FedRes has a second model of its own, which learns from the same features as if nothing
+    were shared, and predicts with the mean of that and the joint prediction.
     """
 
     scheme: str
@@ -33,6 +35,7 @@ class Setting:
     timing: str = "on_arrival"
     local_timing: str = "immediate"
     server: str = "sequential"
+    alone: bool = False
     learning_rate: float = 10.0  # of the shared model
     local_learning_rate: float = 10.0
     curve_every: int = 0  # rounds between two points of the accuracy curve; 0 is no curve

@@ -156,6 +156,16 @@ def test_what_a_round_returns_can_be_written_to():
     assert host.play(Example(ONES, np.ones(K))).present.all()
 
 
+def test_what_is_written_to_a_round_reaches_no_upload():
+    host, untouched = (federation(timing="on_arrival", batch=4, step_size=0.02) for _ in range(2))
+    for example in rounds(20):
+        happened = host.play(example)
+        assert happened.prediction.tolist() == untouched.play(example).prediction.tolist()
+        for written in (happened.label, happened.offset, happened.prediction):
+            written[:] = 1e6
+        happened.present[:] = False
+
+
 def test_hyperparameters_are_copied():
     steps, chances, batches = np.full(K, 0.1), np.full(K, 0.5), np.ones(K, dtype=int)
     local = LocalSGD(2, K, step_size=steps)

@@ -10,6 +10,7 @@ from fedres.global_learners.base import Setting
 from fedres.global_learners.dynamic_fedavg import DynamicFedAvg
 from fedres.global_learners.fedogd import FedOGD
 from fedres.global_learners.fedomd import FedOMD
+from fedres.global_learners.fedres_adagrad import FedResAdaGrad
 from fedres.global_learners.fedres_erm import FedResERM
 from fedres.global_learners.fedres_sgd import FedResSGD
 from fedres.global_learners.fedsea import FedSEA
@@ -21,6 +22,7 @@ from fedres.models import Linear
 
 GLOBAL_LEARNERS: dict[str, type[Setting]] = {
     "fedres-sgd": FedResSGD,
+    "fedres-adagrad": FedResAdaGrad,
     "fedres-erm": FedResERM,
     "fictitious-play": FictitiousPlay,
     "fedogd": FedOGD,

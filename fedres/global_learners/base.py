@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -18,16 +19,20 @@ T = TypeVar("T")
 
 
 class Observed(NamedTuple):
-    """One round's checked examples of n clients; rows that are not present are zero."""
+    """One round's checked examples of n clients; rows that are not present are zero, and nobody writes to them."""
 
     features: Array
     local_prediction: Array
     label: Array
     present: Array
+    offset: Array | None = None  # what the clients' shared weights of this round say, where that is known already
 
     def take(self, rows: Array) -> Observed:
-        """Return a copy of these rows."""
-        return Observed(*(part[rows] for part in self))
+        """Return these rows, which are in order and differ."""
+        if len(rows) == len(self.label):
+            return self
+        offset = None if self.offset is None else self.offset[rows]
+        return Observed(self.features[rows], self.local_prediction[rows], self.label[rows], self.present[rows], offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +93,7 @@ class Setting:
         label: npt.ArrayLike,
         present: npt.ArrayLike | None = None,
     ) -> Observed:
-        """Return one round's examples of n clients as arrays, or say what is wrong with them."""
+        """Return a copy of one round's examples of n clients, or say what is wrong with them."""
         outputs = (self.model.outputs,) if self.model.outputs else ()
         if np.ndim(local_prediction) == 0:
             local_prediction = np.full((n, *outputs), local_prediction)
@@ -99,16 +104,14 @@ class Setting:
             local_prediction = _blank("local_prediction", local_prediction, here)
         label = checks.array("label", label, (n,))
         self.loss.check(label[here])
-        return Observed(
-            checks.array("features", features, (n, self.model.features)),
-            checks.array("local_prediction", local_prediction, (n, *outputs)),
-            label,
-            here,
-        )
+        features = checks.array("features", features, (n, self.model.features))
+        local_prediction = checks.array("local_prediction", local_prediction, (n, *outputs))
+        return Observed(features.copy(), local_prediction.copy(), label.copy(), here.copy())
 
     def slope(self, weights: Array, who: Array, seen: Observed) -> Array:
         """Return λ_i ∂ℓ/∂ŷ at the joint prediction, 0 for clients without data."""
-        prediction = self.model.predict(weights, seen.features) + seen.local_prediction
+        offset = self.model.predict(weights, seen.features) if seen.offset is None else seen.offset
+        prediction = offset + seen.local_prediction
         scale = self.importance(who) * seen.present
         slope = self.loss.slope(prediction, seen.label)
         result: Array = slope * (scale[:, None] if slope.ndim == 2 else scale)
@@ -168,11 +171,27 @@ def row_sum(up: Up) -> Array:
     return total
 
 
-class Client:
+class Observer(ABC):
+    """A clients' half that checks what it is told before it takes it in."""
+
+    def __init__(self, setting: Setting, who: npt.ArrayLike | None = None) -> None:
+        self.setting = setting
+        self.who = setting.clients(who)
+
+    def observe(
+        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
+    ) -> Up | None:
+        return self.take_in(t, self.setting.check(len(self.who), features, local_prediction, label, present))
+
+    @abstractmethod
+    def take_in(self, t: int, seen: Observed) -> Up | None: ...
+
+
+class Client(Observer):
     """The clients' half of a learner whose clients all predict with the newest shared model they know."""
 
     def __init__(self, setting: Setting, who: npt.ArrayLike | None = None) -> None:
-        self.who = setting.clients(who)
+        super().__init__(setting, who)
         self.version = 0
         self.shared = setting.first_weights()
 

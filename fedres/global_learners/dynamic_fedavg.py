@@ -80,10 +80,7 @@ class DynamicFedAvgClient(Client):
         self.count = np.zeros(n, dtype=np.int64)  # samples seen by each client
         self.epochs, self.batch = learner.each("epochs"), learner.each("batch")
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present)
         slot = self.count[rows] % self.learner.buffer
         self.features[rows, slot] = seen.features[rows]

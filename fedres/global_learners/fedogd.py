@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Server, Setting, row_sum
+from fedres.global_learners.base import Client, Observed, Server, Setting, row_sum
 from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.step_sizes import StepSize, as_schedule
@@ -42,10 +42,7 @@ class FedOGDClient(Client):
         super().__init__(learner, who)
         self.learner = learner
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present)
         if not rows.size:
             return None

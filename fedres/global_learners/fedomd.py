@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Server, Setting, body_of
+from fedres.global_learners.base import Observed, Observer, Server, Setting, body_of
 from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.mirror_maps import Ball, MirrorMap
 from fedres.models import Factored
@@ -85,10 +85,10 @@ class _Sent(NamedTuple):
     chosen: Array
 
 
-class FedOMDClient:
+class FedOMDClient(Observer):
     def __init__(self, learner: FedOMD, who: npt.ArrayLike | None) -> None:
+        super().__init__(learner, who)
         self.learner, self.map = learner, learner.mirror_map
-        self.who = learner.clients(who)
         self.step_size = as_schedule(learner.step_size)
         self.version = 0
         first = self.map.state(learner.first_weights())
@@ -99,10 +99,7 @@ class FedOMDClient:
     def weights(self, t: int) -> Array:
         return self.map.point(self.state)
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         gradient = self.learner.factors(self.weights(t), self.who, seen)
         self.state = self._advance(gradient, self.step_size(t))  # [FedOMD, eq. 3]
         return self._upload(t) if self.learner.syncs_after(t) else None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Server, Setting, body_of
+from fedres.global_learners.base import Client, Observed, Server, Setting, body_of
 from fedres.least_squares import fit, needs_squared_loss
 from fedres.messages import BITS_PER_REAL, Down, Statistics, Up
 from fedres.mirror_maps import Ball
@@ -92,10 +92,7 @@ class FedResERMClient(Client):
     def see(self, label: Array, present: Array) -> None:
         """Nothing to note: these predictions have no range."""
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         if self.local_features is None:
             raise ValueError(f"local_features must be given to learn before observe, got none in round {t}")
         local, self.local_features = self.local_features * seen.present[:, None], None

@@ -58,7 +58,7 @@ class BatchClient(Client):
 
     def __init__(self, setting: Setting, who: npt.ArrayLike | None, batch: int) -> None:
         super().__init__(setting, who)
-        self.setting, self.batch = setting, batch
+        self.batch = batch
         self.newest: Down | None = None
 
     def receive(self, down: Down) -> None:
@@ -73,10 +73,6 @@ class BatchClient(Client):
         if self.newest is not None and (t - 1) % self.batch == 0:
             super().receive(self.newest)
 
-    def look(self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None) -> Observed:
-        self._fetch(t)
-        return self.setting.check(len(self.who), features, local_prediction, label, present)
-
 
 class AlignedClient(BatchClient):
     """Sends the gradient at the models that made the prediction; of a linear model its factors, x^g and ∂ℓ/∂ŷ."""
@@ -87,10 +83,8 @@ class AlignedClient(BatchClient):
         self.total = np.zeros((len(self.who), 0 if self.factored else learner.model.dim))
         self.active = np.zeros(len(self.who), dtype=bool)
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.look(t, features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
+        self._fetch(t)
         if self.factored:
             return self._residual(t, seen)
         self.total += self.setting.gradient(self.shared, self.who, seen) / self.batch
@@ -119,15 +113,13 @@ class TripletClient(BatchClient):
         super().__init__(setting, who, batch)
         self.rounds: list[Observed] = []
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.look(t, features, local_prediction, label, present)
-        self.rounds.append(Observed(*(part.copy() for part in seen)) if self.batch > 1 else seen)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
+        self._fetch(t)
+        self.rounds.append(seen)
         if t % self.batch:
             return None
         who = np.concatenate([self.who[seen.present] for seen in self.rounds])
-        parts = [tuple(part[seen.present] for part in seen[:3]) for seen in self.rounds]
+        parts = [seen.take(np.flatnonzero(seen.present))[:3] for seen in self.rounds]
         self.rounds = []
         if not who.size:
             return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Setting
+from fedres.global_learners.base import Client, Observed, Setting
 from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.messages import BITS_PER_REAL, Up
 from fedres.step_sizes import StepSize, as_schedule
@@ -60,10 +60,7 @@ class OFedAvgClient(Client):
         self.learner = learner
         self.chance = chances(learner.participation, self.who)
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present & (draws.uniform(self.learner.seed, t, self.who) < self.chance))
         if not rows.size:
             return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Setting, body_of
+from fedres.global_learners.base import Client, Observed, Setting, body_of
 from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.global_learners.ofedavg import chances, checked_participation
 from fedres.messages import BITS_PER_REAL, Up
@@ -64,19 +64,23 @@ class OFedIQClient(Client):
         self.local: Array = np.empty((0, self.shared.size))  # g_{k,t} of those rows
         self.active: Array = np.empty(0, dtype=bool)
 
-    def observe(
-        self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
-    ) -> Up | None:
-        seen = self.learner.check(len(self.who), features, local_prediction, label, present)
+    def take_in(self, t: int, seen: Observed) -> Up | None:
         if (t - 1) % self.learner.period == 0:
             self._begin(t)
         if not self.rows.size:
             return None
         chosen = seen.take(self.rows)
+        if (t - 1) % self.learner.period:
+            chosen = chosen._replace(offset=None)  # which is what w says, not θ
         gradient = self.learner.factors(self.local, self.who[self.rows], chosen)
-        self.local = gradient.step(self.local, self.learner.step_size)  # θ_{k,t+1}, [OFedIQ, eq. 7]
         self.active |= chosen.present
-        return self._upload(t) if t % self.learner.period == 0 else None
+        chance = self.chance[self.rows]
+        if self.learner.period == 1:  # then (w − θ)/η is the gradient
+            return self._upload(t, gradient.scaled(1 / chance).rows())
+        self.local = gradient.step(self.local, self.learner.step_size)  # θ_{k,t+1}, [OFedIQ, eq. 7]
+        if t % self.learner.period:
+            return None
+        return self._upload(t, (self.period_start - self.local) / (self.learner.step_size * chance[:, None]))
 
     def _begin(self, t: int) -> None:
         """Start a period. Its last round's coins are known now, and whoever will not send need not compute."""
@@ -86,13 +90,12 @@ class OFedIQClient(Client):
         self.local = np.broadcast_to(self.shared, (len(self.rows), self.shared.size))
         self.active = np.zeros(len(self.rows), dtype=bool)
 
-    def _upload(self, t: int) -> Up | None:
+    def _upload(self, t: int, message: Array) -> Up | None:
+        """Return (w − θ)/(η p_k) [OFedIQ, eq. 8] of those that had data, quantised."""
         if not self.active.any():
             return None
-        rows = self.rows[self.active]
-        message = self.period_start - (self.local if self.active.all() else self.local[self.active])
-        message /= self.learner.step_size * self.chance[rows, None]  # [OFedIQ, eq. 8]
-        who = self.who[rows]
+        who = self.who[self.rows[self.active]]
+        message = message if self.active.all() else message[self.active]
         if self.quantizer is None:
             return Up(t, who, "gradient", self.version, message, BITS_PER_REAL * message.shape[1])
         packed = self.quantizer.encode_rows(message, _seeds(self.learner.seed, t, who))

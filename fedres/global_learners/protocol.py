@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedres.checks import Array
+from fedres.global_learners.base import Observed
 from fedres.messages import Down, Up
 
 
@@ -20,7 +21,10 @@ class GlobalClient(Protocol):
     def observe(
         self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
     ) -> Up | None:
-        """Take in round t's examples (rows without data: ``present`` is False) and say what to upload."""
+        """Check round t's examples (rows without data: ``present`` is False), take them in, say what to upload."""
+
+    def take_in(self, t: int, seen: Observed) -> Up | None:
+        """Do the same with examples that are checked, for a host that did so: it may know the ``offset`` too."""
 
     def receive(self, down: Down) -> None:
         """Take a new shared model; an older one than the newest known changes nothing."""

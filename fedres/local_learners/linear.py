@@ -7,150 +7,50 @@ clamped to the range of the labels seen so far (which holds 0 from the start).
 from __future__ import annotations
 
 import math
-import platform
 import struct
 import zlib
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
 
 from fedres import checks
 from fedres.checks import Array
+from fedres.local_learners.adagrad import Real, clamp, dim_of, joint, kernel, see, step, valid
 from fedres.local_learners.protocol import Features
 
-# VW's builds round once per multiply-and-add on ARM, where compilers fuse the two, and twice on x86-64.
-FUSED = platform.machine().lower() in {"aarch64", "arm64"}
-
-_SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
 _LARGEST = math.nextafter(2.0**128 - 2.0**103, 0.0)  # the next number up rounds to infinity in 32 bits
 _HEADER = struct.Struct("<4sII")  # format and its version, dim, checksum of the rest
 _FORMAT = b"FRL1"
 
-Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def kernel(function: Function) -> Function:
-    """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return cast(Function, njit(cache=True, error_model="numpy")(function))
-
-
-def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
-
-
-def _rounded_twice(a: Real, b: Real, c: Real) -> Real:
-    return a * b + c
-
-
-# float32 a*b + c, rounded as VW rounds it on this machine
-multiply_add: Any = intrinsic(_fused) if FUSED else kernel(_rounded_twice)
-
-
-# In the kernels, state is [lo, hi, dim + 1 weights, dim + 1 sums of squared gradients].
-
-
-@kernel
-def _dim(state: Array) -> int:
-    return (state.size - 4) // 2
-
-
-@kernel
-def valid(indices: Array, values: Array, dim: int) -> bool:
-    """Return whether all indices are in [0, dim) and all values finite as 32-bit floats."""
-    ok = True
-    for k in range(values.size):
-        ok &= 0 <= indices[k] < dim and np.isfinite(np.float32(values[k]))
-    return ok
-
-
-@kernel
-def _joint(state: Array, indices: Array, values: Array, offset: Real) -> Real:
-    """Return offset + Σ w_j x_j, not clamped; 0 if that is no number, as in VW."""
-    total = np.float32(offset)
-    for k in range(values.size):
-        x = np.float32(values[k])
-        if x != 0:
-            total = multiply_add(state[2 + indices[k]], x, total)
-    total = multiply_add(state[2 + _dim(state)], np.float32(1), total)
-    return total if total == total else np.float32(0)
-
-
-@kernel
-def _clamped(state: Array, indices: Array, values: Array, offset: Real) -> Real:
-    return min(max(_joint(state, indices, values, offset), state[0]), state[1])
-
-
-@kernel
-def _accumulate(state: Array, j: int, x: Real, squared_slope: Real) -> None:
-    """G_j += (4·e·e)·(x·x)"""
-    square = max(x * x, _SMALLEST_SQUARE)
-    at = 3 + _dim(state) + j
-    state[at] = multiply_add(squared_slope, square, state[at])
-
-
-@kernel
-def _move(state: Array, j: int, x: Real, pull: Real) -> None:
-    """w_j += (2·e·η)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
-    squares = state[3 + _dim(state) + j]
-    if squares > 0:
-        state[2 + j] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares)), state[2 + j])
-
-
-@kernel
-def _step(state: Array, indices: Array, values: Array, error: Real, rate: Real) -> None:
-    if not error * error > 0:
-        return
-    one = np.float32(1)
-    squared_slope = np.float32(4) * error * error
-    pull = np.float32(2) * error * np.float32(rate)
-    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
-        if np.float32(values[k]) != 0:
-            _accumulate(state, indices[k], np.float32(values[k]), squared_slope)
-    _accumulate(state, _dim(state), one, squared_slope)
-    for k in range(values.size):
-        if np.float32(values[k]) != 0:
-            _move(state, indices[k], np.float32(values[k]), pull)
-    _move(state, _dim(state), one, pull)
+_ONE = np.float32(1)
 
 
 @kernel
 def _score(state: Array, indices: Array, values: Array) -> Real:
     """Return the local part, or NaN if an argument is invalid."""
-    if not valid(indices, values, _dim(state)):
+    if not valid(indices, values, dim_of(state)):
         return np.float32(np.nan)
-    return _joint(state, indices, values, np.float32(0))
+    return joint(state, indices, 0, values, _ONE, np.float32(0))
 
 
 @kernel
 def _predict(state: Array, indices: Array, values: Array, offset: Real) -> Real:
     """Return the joint prediction, or NaN if an argument is invalid."""
-    if not (np.isfinite(np.float32(offset)) and valid(indices, values, _dim(state))):
+    if not (np.isfinite(np.float32(offset)) and valid(indices, values, dim_of(state))):
         return np.float32(np.nan)
-    return _clamped(state, indices, values, offset)
-
-
-@kernel
-def _see(state: Array, label: Real) -> None:
-    state[0] = min(state[0], np.float32(label))
-    state[1] = max(state[1], np.float32(label))
+    return clamp(state, joint(state, indices, 0, values, _ONE, offset))
 
 
 @kernel
 def _learn(state: Array, indices: Array, values: Array, label: Real, offset: Real, rate: Real) -> bool:
     """Take a step; return False, and change nothing, if an argument is invalid."""
     y = np.float32(label)
-    if not (np.isfinite(y) and np.isfinite(np.float32(offset)) and valid(indices, values, _dim(state))):
+    if not (np.isfinite(y) and np.isfinite(np.float32(offset)) and valid(indices, values, dim_of(state))):
         return False
-    _see(state, label)
-    _step(state, indices, values, y - _clamped(state, indices, values, offset), rate)
+    see(state, label)
+    error = y - clamp(state, joint(state, indices, 0, values, _ONE, offset))
+    step(state, indices, 0, values, _ONE, error, rate)
     return True
 
 
@@ -158,9 +58,9 @@ def _learn(state: Array, indices: Array, values: Array, label: Real, offset: Rea
 def _correct(state: Array, indices: Array, values: Array, slope: Real, rate: Real) -> bool:
     """Take a step; return False, and change nothing, if an argument is invalid."""
     error = np.float32(-slope / 2)
-    if not (np.isfinite(error) and valid(indices, values, _dim(state))):
+    if not (np.isfinite(error) and valid(indices, values, dim_of(state))):
         return False
-    _step(state, indices, values, error, rate)
+    step(state, indices, 0, values, _ONE, error, rate)
     return True
 
 
@@ -238,7 +138,7 @@ class LinearLearner:
     def see(self, label: float) -> None:
         """Widen the range of predictions to hold ``label``; ``correct`` alone never does."""
         finite("label", label)
-        _see(self._state, float(label))
+        see(self._state, float(label))
 
     def get_state(self) -> bytes:
         """Return all that was learned: 12 bytes, then 4 for each of 4 + 2·dim numbers."""

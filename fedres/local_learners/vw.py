@@ -19,7 +19,8 @@ import numpy as np
 from vowpalwabbit import Workspace
 
 from fedres import checks
-from fedres.local_learners.linear import finite, refuse, split, valid
+from fedres.local_learners.adagrad import valid
+from fedres.local_learners.linear import finite, refuse, split
 from fedres.local_learners.protocol import Features
 
 # VW would clamp to the labels it was given, those of corrections among them: it is told not to, and we clamp.
@@ -220,6 +221,11 @@ class VWLearner:
         """
         self._put([*pairs, ((1 << self._bits) - 1, math.inf)], error, 0.0)
         self._workspace.learn(self._example)
+
+
+def bits_for(dim: int) -> int:
+    """Return the least number of bits, 10 or more, with which a dense array of ``dim`` entries is taken."""
+    return next(bits for bits in range(10, 31) if dim <= min(_CONSTANT & ((1 << bits) - 1), (1 << bits) - 1))
 
 
 def _exactly(number: float) -> str:

@@ -25,7 +25,7 @@ from libsvm_tasks.schemes import SCHEMES, Scheme, at_delays
 
 SIMILAR = ("mnist", "satimage", "sensorless", "usps")  # Central beats Independent, says the paper
 DIFFERENT = ("letter", "pendigits", "shuttle", "covtype")
-FRESH_SEED = 1000  # rollouts that had no part in the choice of our learning rate (see ``schemes``)
+FRESH_SEED = 3000  # rollouts that had no part in the choice of the setting we recommend (see ``Scheme.alone``)
 CLIENTS = (5, 10, 20, 50, 100)
 DELAYS = (0, 20, 40, 80, 120, 200)
 PAPER = tuple(Scheme(name, local_features="half", timing="aligned") for name in SCHEMES)
@@ -173,7 +173,10 @@ def beyond(run: Run, name: str) -> list[Claim]:
     holds = [lead >= -error for lead, error in leads.values()]
     worst = min(leads, key=lambda cell: leads[cell][0] / max(leads[cell][1], 1e-9))
     measured = f"{sum(holds)} of {len(holds)} cells; lowest {_listed({worst: leads[worst]})} (dataset/clients/delay)"
-    text = "with all features on the client, learning on arrival, FedRes is at least as good as both, within 1 s.e."
+    text = (
+        "with all features on the client, learning on arrival, and the mean with a model that learns alone, "
+        "FedRes is at least as good as both, within 1 s.e."
+    )
     return [Claim(name, text, measured, verdict(holds))]
 
 

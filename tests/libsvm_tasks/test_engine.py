@@ -52,7 +52,9 @@ def test_the_engine_is_the_readable_loop_to_the_bit(delays, local, rate):
     options |= {"learning_rate": rate, "local_learning_rate": 2 * rate}
     for scheme, (timing, local_timing) in product(SCHEMES, TIMINGS):
         options |= {"timing": timing, "local_timing": local_timing}
-        assert_same(engine.run(task, scheme, **options), readable.run(task, scheme, **options))
+        for alone in (False, True):
+            ours, theirs = (module.run(task, scheme, alone=alone, **options) for module in (engine, readable))
+            assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize(("timing", "local_timing"), TIMINGS)
@@ -60,6 +62,7 @@ def test_the_engine_is_the_readable_loop_to_the_bit(delays, local, rate):
 def test_the_engine_is_a_loop_over_vw_workspaces_to_the_bit(scheme, timing, local_timing):
     task = make_task(n_clients=3, n_rounds=40, d=9, local="all", seed=1)
     options = {"uplink_delay": [0, 3, 1], "downlink_delay": [2, 0, 0], "timing": timing, "local_timing": local_timing}
+    options |= {"alone": local_timing == "immediate"}
     theirs = readable.run(task, scheme, learner="vw", **options)
     assert_same(engine.run(task, scheme, **options), theirs)
     assert theirs.global_weights is None
@@ -79,6 +82,7 @@ def test_any_number_of_clients_rounds_features_and_any_delay_agree(n_clients, n_
     task = make_task(n_clients, n_rounds, d, rows=3, tests=seed % 6 + 1, seed=seed, labels=(-1.0, 0.0, 0.3, 1.0))
     for scheme in SCHEMES:
         options = {"uplink_delay": alpha, "downlink_delay": beta, "local_timing": ("immediate", "aligned")[seed % 2]}
+        options |= {"alone": seed % 3 == 0}
         assert_same(engine.run(task, scheme, **options), readable.run(task, scheme, **options))
 
 
@@ -136,6 +140,21 @@ def test_uploads_that_never_arrive_leave_clients_alone():
     never = engine.run(task, "fedres", uplink_delay=30)
     np.testing.assert_array_equal(never.predictions, engine.run(task, "independent").predictions)
     assert not never.global_weights.any()
+    mean = engine.run(task, "fedres", uplink_delay=30, alone=True)  # of two models that are the same
+    np.testing.assert_array_equal(mean.predictions, never.predictions)
+
+
+def test_with_alone_a_client_predicts_with_the_mean_and_learns_as_without():
+    task, rate = make_task(local="all"), {"learning_rate": 0.01, "local_learning_rate": 0.01}  # nothing is clamped
+    joint, mean = (engine.run(task, "fedres", alone=alone, **rate) for alone in (False, True))
+    independent = engine.run(task, "independent", **rate)
+    clear = 5  # by then every client has seen both labels
+    assert np.abs(joint.predictions[clear:] - independent.predictions[clear:]).max() > 0.01
+    np.testing.assert_allclose(
+        mean.predictions[clear:], (joint.predictions + independent.predictions)[clear:] / 2, atol=1e-6
+    )
+    np.testing.assert_array_equal(mean.global_weights, joint.global_weights)
+    np.testing.assert_array_equal(mean.local_weights, joint.local_weights)
 
 
 def test_runs_leave_no_trace():

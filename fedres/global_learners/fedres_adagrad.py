@@ -1,0 +1,79 @@
+"""FedRes with AdaGrad at the server: the step of ``vw --adaptive`` on every residual, as it arrives.
+
+[FedRes] A. Agarwal, J. Langford, C.-Y. Wei. Federated Residual Learning. 2020. Its experiments (section 6) train both
+sides with this step; Algorithm 4 itself is plain gradient descent (``fedres_sgd``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.global_learners.base import Server, Setting, body_of
+from fedres.global_learners.fedres_sgd import TripletClient
+from fedres.least_squares import needs_squared_loss
+from fedres.local_learners.adagrad import Real, clamp, joint, kernel, see, step
+from fedres.messages import Down, Triplet, Up
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedResAdaGrad(Setting):
+    """A step of AdaGrad for each residual, at the newest shared model and the local prediction that was sent.
+
+    Weights are 32-bit floats and joint predictions are clamped to the labels seen, as Vowpal Wabbit has it.
+    """
+
+    learning_rate: float = 1.0  # η
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("learning_rate", self.learning_rate)
+        needs_squared_loss("fedres-adagrad", self.model, self.loss)
+
+    def client(self, who: npt.ArrayLike | None = None) -> TripletClient:
+        return TripletClient(self, who)
+
+    def server(self) -> FedResAdaGradServer:
+        return FedResAdaGradServer(self)
+
+
+class FedResAdaGradServer(Server):
+    def __init__(self, learner: FedResAdaGrad) -> None:
+        super().__init__(learner)
+        self.learner = learner
+        dim = learner.model.dim
+        self.state: Array = np.zeros(4 + 2 * dim, dtype=np.float32)
+        self.state[2 : 2 + dim] = self.weights
+        self.positions = np.arange(dim)
+        self.heard = False
+
+    def receive(self, up: Up) -> None:
+        body = body_of(up, Triplet)
+        self.accept(up)
+        importance = self.learner.importance(up.who)
+        for x, part, label, weight in zip(body.features, body.local_prediction, body.label, importance, strict=True):
+            if weight > 0:
+                learn(self.state, self.positions, 0, x, label, part, weight, self.learner.learning_rate)
+        self.heard = True
+
+    def step(self, t: int) -> Down | None:
+        if not self.heard:
+            return None
+        self.heard = False
+        return self.publish(self.state[2 : 2 + self.weights.size].astype(np.float64))
+
+
+@kernel
+def learn(
+    state: Array, indices: Array, shift: int, values: Array, label: Real, offset: Real, weight: Real, rate: Real
+) -> None:
+    """Take the step of one residual, in a model without a constant."""
+    see(state, label)
+    none = np.float32(0)
+    prediction = clamp(state, joint(state, indices, shift, values, none, offset))
+    error = (np.float32(label) - prediction) * np.float32(weight)
+    step(state, indices, shift, values, none, error, rate)

@@ -1,0 +1,161 @@
+"""The step of ``vw --adaptive`` (Vowpal Wabbit 9) in compiled form, bit for bit: AdaGrad on the squared loss.
+
+32-bit floats; features in turn, the constant last; every joint prediction clamped to a range that holds 0.
+The state of a model is one array: [lo, hi, dim + 1 weights, dim + 1 sums of squared gradients]. Feature k of an example
+is ``values[k]`` for weight ``shift + indices[k]``; ``constant`` is the constant feature's value, 1, or 0 for none.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from fedres.checks import Array
+
+# VW's builds round once per multiply-and-add on ARM, where compilers fuse the two, and twice on x86-64.
+FUSED = platform.machine().lower() in {"aarch64", "arm64"}
+
+_SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
+
+Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
+    return cast(Function, njit(cache=True, error_model="numpy")(function))
+
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+def _rounded_twice(a: Real, b: Real, c: Real) -> Real:
+    return a * b + c
+
+
+# float32 a*b + c, rounded as VW rounds it on this machine
+multiply_add: Any = intrinsic(_fused) if FUSED else kernel(_rounded_twice)
+
+
+@kernel
+def at(place: Any) -> Any:
+    """Return a place that is not negative as an unsigned number: numba then does not look for one from the end."""
+    return np.uint64(place)
+
+
+@kernel
+def dim_of(state: Array) -> int:
+    """Return the number of features, the constant not counted."""
+    return (state.size - 4) // 2
+
+
+@kernel
+def valid(indices: Array, values: Array, dim: int) -> bool:
+    """Return whether all indices are in [0, dim) and all values finite as 32-bit floats."""
+    ok = True
+    for k in range(values.size):
+        ok &= 0 <= indices[k] < dim and np.isfinite(np.float32(values[k]))
+    return ok
+
+
+@kernel
+def see(state: Array, label: Real) -> None:
+    """Widen the range of predictions to hold ``label``."""
+    state[0] = min(state[0], np.float32(label))
+    state[1] = max(state[1], np.float32(label))
+
+
+@kernel
+def joint(state: Array, indices: Array, shift: int, values: Array, constant: Real, offset: Real) -> Real:
+    """Return offset + Σ w_j x_j, not clamped; 0 if that is no number, as in VW."""
+    total = np.float32(offset)
+    for k in range(values.size):
+        x = np.float32(values[k])
+        if x != 0:
+            total = multiply_add(state[at(2 + shift + indices[k])], x, total)
+    if constant != 0:
+        total = multiply_add(state[at(2 + dim_of(state))], np.float32(constant), total)
+    return total if total == total else np.float32(0)
+
+
+@kernel
+def clamp(state: Array, prediction: Real) -> Real:
+    """Return the prediction within the range of the labels seen."""
+    return min(max(prediction, state[0]), state[1])
+
+
+@kernel
+def _accumulate(state: Array, j: int, x: Real, squared_slope: Real) -> None:
+    """G_j += (4·e·e)·(x·x)"""
+    square = max(x * x, _SMALLEST_SQUARE)
+    place = at(3 + dim_of(state) + j)
+    state[place] = multiply_add(squared_slope, square, state[place])
+
+
+@kernel
+def _move(state: Array, j: int, x: Real, pull: Real) -> None:
+    """w_j += (2·e·η)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
+    squares = state[at(3 + dim_of(state) + j)]
+    if squares > 0:
+        place = at(2 + j)
+        state[place] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares)), state[place])
+
+
+@kernel
+def in_a_row(indices: Array) -> bool:
+    """Return whether indices count up by one: those of a dense example do."""
+    ok = indices.size > 0
+    for k in range(indices.size):
+        ok &= indices[k] == indices[0] + k
+    return ok
+
+
+@kernel
+def _step_in_a_row(state: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
+    """Do so for the weights ``shift``, ``shift + 1``, ...: side by side, which is faster."""
+    dim, n = dim_of(state), values.size
+    squared_slope = np.float32(4) * error * error
+    pull = np.float32(2) * error * np.float32(rate)
+    weights, sums = state[2 + shift : 2 + shift + n], state[3 + dim + shift : 3 + dim + shift + n]
+    for k in range(n):
+        x = np.float32(values[k])
+        square = max(x * x, _SMALLEST_SQUARE)
+        total = multiply_add(squared_slope, square, sums[k])
+        total = total if x != 0 else sums[k]
+        moved = multiply_add(pull, x * (np.float32(1) / np.sqrt(total)), weights[k])
+        weights[k] = moved if x != 0 and total > 0 else weights[k]
+        sums[k] = total
+    if constant != 0:
+        _accumulate(state, dim, np.float32(constant), squared_slope)
+        _move(state, dim, np.float32(constant), pull)
+
+
+@kernel
+def step(state: Array, indices: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
+    """Take the step of label − prediction = ``error``."""
+    if not error * error > 0:
+        return
+    if in_a_row(indices):
+        _step_in_a_row(state, shift + indices[0], values, constant, error, rate)
+        return
+    squared_slope = np.float32(4) * error * error
+    pull = np.float32(2) * error * np.float32(rate)
+    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
+        if np.float32(values[k]) != 0:
+            _accumulate(state, shift + indices[k], np.float32(values[k]), squared_slope)
+    if constant != 0:
+        _accumulate(state, dim_of(state), np.float32(constant), squared_slope)
+    for k in range(values.size):
+        if np.float32(values[k]) != 0:
+            _move(state, shift + indices[k], np.float32(values[k]), pull)
+    if constant != 0:
+        _move(state, dim_of(state), np.float32(constant), pull)

@@ -1,0 +1,68 @@
+"""A local model that counts for as much as it has been worth."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fedres.local_learners.protocol import Features, LocalLearner
+
+FORGET = 0.99  # what an older prediction's evidence keeps each time a new one comes in
+DOUBT = 0.3  # evidence of no worth that every model starts with
+
+
+class RangedLearner(LocalLearner, Protocol):
+    """A local learner that tells between which labels it clamps."""
+
+    @property
+    def label_range(self) -> tuple[float, float]: ...
+
+
+class Trusted:
+    """``learner`` with its part of every prediction multiplied by a trust in [0, 1].
+
+    Trust is the least-squares answer to "how much of the local part explains what the global part left over", from the
+    learner's own predictions before it learned their labels. Where the shared model says all there is, a young local
+    model is mostly noise and gets no say; where clients differ, trust soon is near 1. The learner inside goes on
+    learning the whole residual, trusted or not.
+    """
+
+    def __init__(self, learner: RangedLearner) -> None:
+        self.learner = learner
+        self.explained = 0.0  # Σ residual · local part
+        self.squares = 0.0  # Σ (local part)²
+
+    @property
+    def trust(self) -> float:
+        return min(max(self.explained / (self.squares + DOUBT), 0.0), 1.0)
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        return self.learner.label_range
+
+    def score(self, features: Features) -> float:
+        """Return the trusted local part of a prediction: no offset, no clamp."""
+        return self.trust * self.learner.score(features)
+
+    def predict(self, features: Features, offset: float = 0.0) -> float:
+        """Return offset plus trusted local part, clamped to the range of the labels seen."""
+        return self._clamp(offset + self.score(features))
+
+    def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
+        """Weigh the prediction the local model would have made, then let it learn."""
+        part = self.learner.score(features)
+        self.learner.learn(features, label, offset)
+        without = self._clamp(offset)
+        moved = self._clamp(offset + part) - without
+        self.explained = FORGET * self.explained + (label - without) * moved
+        self.squares = FORGET * self.squares + moved * moved
+
+    def correct(self, features: Features, slope: float) -> None:
+        """Take the step of an earlier prediction; its worth is not known, so trust stays."""
+        self.learner.correct(features, slope)
+
+    def see(self, label: float) -> None:
+        self.learner.see(label)
+
+    def _clamp(self, prediction: float) -> float:
+        low, high = self.learner.label_range
+        return min(max(prediction, low), high)
