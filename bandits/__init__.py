@@ -1,0 +1,56 @@
+"""Contextual bandits on federated residual learning: decide, explore, learn from rewards, evaluate from logs.
+
+``FederatedBandit`` decides for many clients; ``arms``, ``rows`` and ``sparse`` say what there is to choose from;
+``policy`` makes a policy by name; ``evaluate`` tells from logged decisions what another policy would have earned.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bandits.actions import Actions, arms, rows, sparse
+    from bandits.decisions import Decision, UnknownDecisionError
+    from bandits.evaluation.compare import evaluate
+    from bandits.federated import FederatedBandit
+    from bandits.policies import EpsilonGreedy, ExploreEvery, LinUCB, SquareCB, policy
+
+_HOME = {
+    "Actions": "actions",
+    "arms": "actions",
+    "rows": "actions",
+    "sparse": "actions",
+    "Decision": "decisions",
+    "UnknownDecisionError": "decisions",
+    "FederatedBandit": "federated",
+    "evaluate": "evaluation.compare",
+    "EpsilonGreedy": "policies",
+    "ExploreEvery": "policies",
+    "LinUCB": "policies",
+    "SquareCB": "policies",
+    "policy": "policies",
+}
+
+__all__ = [
+    "Actions",
+    "Decision",
+    "EpsilonGreedy",
+    "ExploreEvery",
+    "FederatedBandit",
+    "LinUCB",
+    "SquareCB",
+    "UnknownDecisionError",
+    "arms",
+    "evaluate",
+    "policy",
+    "rows",
+    "sparse",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: numba and VW take longer to import than most scripts run."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'bandits' has no attribute {name!r}")
+    return getattr(import_module(f"bandits.{_HOME[name]}"), name)

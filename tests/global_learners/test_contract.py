@@ -1,11 +1,14 @@
 """What every global learner must do, whatever its rule."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 
 from fedres import Channel, Faults, Fixed, Site, Uniform, global_learner
 from fedres.federation import Example, delayed_sites
 from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.global_learners.base import Observed
 from fedres.messages import Down
 
 K, D, LOCAL = 5, 3, 2
@@ -18,6 +21,7 @@ EXTRA = {
     "dynamic-fedavg": {"participants": 3, "epochs": 2, "batch": 2, "buffer": 4},
 }
 NAMES = list(GLOBAL_LEARNERS)
+STEPLESS = ("fedres-adagrad", "fedres-erm", "fictitious-play")  # they have no step_size
 
 
 def learner_called(name, **more):
@@ -67,7 +71,7 @@ def test_delay_and_disorder_slow_learning_but_do_not_break_it(stream, run, name)
         Site(np.array([k]), Channel(Uniform(0, 6, rng.spawn(1)[0])), Channel(Uniform(0, 6, rng.spawn(1)[0])))
         for k in range(K)
     ]
-    extra = {} if name in ("fedres-erm", "fictitious-play") else {"step_size": 0.05}
+    extra = {} if name in STEPLESS else {"step_size": 0.05}
     rounds, _ = run(learner_called(name, **extra), examples, sites)
     losses = np.array([r.loss.mean() for r in rounds])
     assert losses[-50:].mean() < 0.3 * losses[:20].mean()
@@ -108,6 +112,32 @@ def test_a_client_without_data_sends_nothing_and_its_rows_are_not_looked_at(stre
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
+    learner, rng = learner_called(name, start=[0.5, -0.5, 1.0]), np.random.default_rng(3)
+    told, host, server = learner.client(), learner.client(), learner.server()
+    for t in range(1, 13):
+        present = rng.random(K) < 0.8
+        features, label = rng.normal(size=(K, D)) * present[:, None], rng.normal(size=K) * present
+        for client in (told, host):
+            if hasattr(client, "learn"):
+                client.learn(np.ones((K, LOCAL)), label, np.zeros(K), present)
+        offset = learner.model.predict(host.weights(t), features)
+        up, same = (
+            told.observe(t, features, 0.0, label, present),
+            host.take_in(t, Observed(features, np.zeros(K), label, present, offset)),
+        )
+        assert (up is None) == (same is None)
+        if up is not None:
+            np.testing.assert_equal(astuple(same), astuple(up))
+            server.receive(up)
+        down = server.step(t)
+        for client in (told, host):
+            if down is not None:
+                client.receive(down)
+    assert server.version > 2
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_nan_is_allowed_only_where_there_is_no_data(name):
     client = learner_called(name).client()
     features, label = np.ones((K, D)), np.ones(K)
@@ -126,7 +156,7 @@ def test_a_weight_of_zero_is_as_good_as_no_data(stream, run, name):
     assert weighted == pytest.approx(run(learner_called(name), absent)[1].server.weights, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "fedres-adagrad"])  # which clamps to the labels as they are
 def test_client_weights_scale_the_clients_losses(stream, run, name):
     """λ = 2 on a squared loss is a client whose features and label are both larger by √2."""
     examples = stream(40, K, D, local_dim=LOCAL)
@@ -204,7 +234,7 @@ def test_bad_hyperparameters_are_refused_by_name(name, change, message):
         global_learner(name, **{"dim": D, "n_clients": K, **EXTRA.get(name, {}), **change})
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("fedres-erm", "fictitious-play")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in STEPLESS])
 @pytest.mark.parametrize("step_size", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_step_sizes_are_refused(name, step_size):
     with pytest.raises(ValueError, match="step_size must be positive"):
@@ -222,6 +252,8 @@ def test_bad_step_sizes_are_refused(name, step_size):
         ("fedomd", {"mirror_map": "ball"}, "mirror_map must have the methods first, state, advance, point"),
         ("fedres-erm", {"local_dim": 0}, "local_dim must be an integer of at least 1, got 0"),
         ("fedres-erm", {"loss": "logistic"}, "loss must be squared and model linear for fedres-erm"),
+        ("fedres-adagrad", {"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0"),
+        ("fedres-adagrad", {"loss": "logistic"}, "loss must be squared and model linear for fedres-adagrad"),
         ("fictitious-play", {"ridge": 0.0}, "ridge must be positive and finite, got 0"),
         ("fictitious-play", {"ridge": None}, "ridge must be positive and finite, got None"),
         ("ofedavg", {"seed": 1.5}, "seed must be an integer of at least 0, got 1.5"),
@@ -257,7 +289,7 @@ def test_delays_are_one_number_or_one_for_each_client():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"name must be one of fedres-sgd, fedres-erm, .*, got 'fedavg'"):
+    with pytest.raises(ValueError, match=r"name must be one of fedres-sgd, fedres-adagrad, .*, got 'fedavg'"):
         global_learner("fedavg", dim=3)
 
 
@@ -279,6 +311,7 @@ def test_bits_are_those_of_the_reals_that_would_travel(stream, run):
     reals_up = {
         "fedres-sgd": 12 * (D + 2),
         "fictitious-play": 12 * (D + 2),
+        "fedres-adagrad": 12 * (D + 2),
         "fedres-erm": 12 * (2 * D + 1),
         "fedogd": 12 * D,
         "fedomd": 4 * D,

@@ -1,0 +1,112 @@
+"""What can be chosen: n actions with features of their own, dense or sparse, or n arms that look at one context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedres import checks
+from fedres.checks import Array
+
+
+class Features(NamedTuple):
+    """One action's features: ``values[j]`` belongs to weight ``shift + indices[j]``."""
+
+    indices: Array
+    shift: int
+    values: Array
+
+    def add_to(self, row: Array) -> None:
+        """Add the values to a dense row."""
+        np.add.at(row, self.indices + self.shift, self.values)
+
+
+class Actions(NamedTuple):
+    """Features of ``n`` actions: value j of action a belongs to weight ``a * stride + indices[a, j]``.
+
+    One row of ``indices`` or ``values`` stands for all actions. ``arms``, ``rows`` and ``sparse`` make them.
+    """
+
+    n: int
+    dim: int  # weights that a model of these actions has
+    indices: Array  # (1 or n, m), int64
+    values: Array  # (1 or n, m), float64
+    stride: int = 0
+
+    def take(self, action: int) -> Features:
+        """Return one action's features, which do not keep the others' in memory."""
+        _, _, indices, values, stride = self
+        where = indices[action].copy() if len(indices) > 1 else indices[0]
+        row = values[action].copy() if len(values) > 1 else values[0]
+        return Features(where, action * stride, row)
+
+
+def arms(context: npt.ArrayLike, n_actions: int) -> Actions:
+    """Return actions that all look at one context, each with weights and a constant of its own."""
+    x = _numbers("context", context, 1)
+    values = np.empty((1, x.size + 1))
+    values[0, :-1] = x
+    values[0, -1] = 1.0
+    checks.whole("n_actions", n_actions)
+    return Actions(n_actions, n_actions * values.size, _columns(values.size), values, values.size)
+
+
+def rows(features: npt.ArrayLike) -> Actions:
+    """Return actions with a dense row of features each; all share their weights."""
+    values = np.array(_numbers("actions", features, 2), order="C")  # a copy: the caller's may change
+    if not len(values):
+        raise ValueError("actions must hold at least one action, got none")
+    return Actions(len(values), values.shape[1], _columns(values.shape[1]), values)
+
+
+def sparse(features: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], dim: int) -> Actions:
+    """Return actions with (indices, values) each, indices below ``dim``; all share their weights."""
+    if not features:
+        raise ValueError("actions must hold at least one action, got none")
+    checks.whole("dim", dim)
+    pairs = [(_whole_numbers(indices), _numbers("values", values, 1)) for indices, values in features]
+    widest = max(1, max(values.size for _, values in pairs))
+    indices, values = np.zeros((len(pairs), widest), dtype=np.int64), np.zeros((len(pairs), widest))
+    for a, (where, what) in enumerate(pairs):
+        if where.shape != what.shape:
+            raise ValueError(f"indices must be as many as values, {what.size}, got {where.size} for action {a}")
+        if where.size and not 0 <= where.min() <= where.max() < dim:
+            raise ValueError(f"indices must be in [0, {dim}), got {where.tolist()} for action {a}")
+        indices[a, : where.size], values[a, : what.size] = where, what
+    return Actions(len(pairs), dim, indices, values)
+
+
+def as_actions(actions: Any) -> Actions:
+    """Return ``Actions`` as they are, and a table of numbers as ``rows``."""
+    return actions if isinstance(actions, Actions) else rows(actions)
+
+
+def none(n_actions: int) -> Actions:
+    """Return actions without any features."""
+    return Actions(n_actions, 0, np.zeros((1, 0), dtype=np.int64), np.zeros((1, 0)))
+
+
+def _numbers(name: str, value: npt.ArrayLike, axes: int) -> Array:
+    try:
+        result = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers: {error}") from None
+    if result.ndim != axes:
+        raise ValueError(f"{name} must have {axes} axes, got shape {result.shape}")
+    return result
+
+
+def _whole_numbers(indices: npt.ArrayLike) -> Array:
+    result = np.asarray(indices)
+    if result.dtype.kind not in "iu" and result.size:
+        raise ValueError(f"indices must be integers, got {result.dtype}")
+    return result.astype(np.int64)
+
+
+@lru_cache(maxsize=256)
+def _columns(width: int) -> Array:
+    return np.arange(width, dtype=np.int64)[None, :]

@@ -1,0 +1,168 @@
+"""Logged decisions, read a line at a time: our JSON lines, or Vowpal Wabbit's dsjson.
+
+One JSON object a line: ``event_id``, ``time``, ``user``, ``context``, ``actions`` (each ``{"id", "features"}``),
+``action`` (the id taken), ``probability`` (of taking it), ``model_version``, ``reward`` (a number or null), ``status``
+and, where known, ``probabilities`` of all actions. Other keys are ignored. A file whose first line carries VW's label
+keys is read as dsjson: the reward is minus the cost, an action's id is its ``_tag`` or else its position from 1.
+
+Every refusal names the file, the line, the rule and the value.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, cast
+
+from bandits.evaluation.values import (
+    action_features,
+    as_object,
+    distribution,
+    flatten,
+    logged_probability,
+    nonempty_list,
+    number,
+    text,
+)
+
+DSJSON_KEYS = {"_label_cost", "_label_probability", "_label_Action", "_labelIndex"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """One decision: what was known, what could be done, what was done with which probability, what came of it."""
+
+    event_id: str
+    context: dict[str, float]  # x, flat
+    actions: tuple[str, ...]  # ids
+    features: tuple[dict[str, float], ...]  # of each action, flat
+    chosen: int  # position of the action taken
+    probability: float  # p(a given x) of that action
+    reward: float | None  # r; None where none came
+    probabilities: tuple[float, ...] | None = None  # p(. given x), where the log has them
+    time: str | float | None = None
+    user: str | None = None
+    model_version: str | int | None = None
+    status: str | None = None
+
+
+def read_events(path: str | Path) -> Iterator[LoggedEvent]:
+    """Yield the events of a log, plain or ``.gz``, in its order; blank lines are passed over."""
+    parse: Callable[[dict[str, Any]], LoggedEvent] | None = None
+    for line, record in read_objects(path):
+        try:
+            if parse is None:
+                parse = _from_dsjson if DSJSON_KEYS & record.keys() else _from_ours
+            yield parse(record)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{path}, line {line}: {error}") from None
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, JSON object) for every line that is not blank."""
+    decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+    at = 0
+    try:
+        with _open(path) as lines:
+            for at, line in enumerate(lines, 1):
+                if not line.isspace():
+                    yield at, as_object("the line", decode(line.decode()))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}, line {at + 1}: the gzip data is broken: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}, line {at}: {error}") from None
+
+
+def _open(path: str | Path) -> BinaryIO:
+    if str(path).endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"numbers must be finite, got {constant}")
+
+
+def _from_ours(record: dict[str, Any]) -> LoggedEvent:
+    actions = nonempty_list("actions", record.get("actions"))
+    ids = _different([_action_id(action) for action in actions])
+    taken = record.get("action")
+    if taken not in ids:
+        raise ValueError(f"action must be one of {', '.join(ids)}, got {taken!r}")
+    return LoggedEvent(
+        event_id=text("event_id", record.get("event_id")),
+        context=flatten("context", record.get("context")),
+        actions=ids,
+        features=tuple([action_features("features", action.get("features")) for action in actions]),
+        chosen=ids.index(taken),
+        probability=logged_probability("probability", record.get("probability")),
+        reward=_reward("reward", record.get("reward")),
+        probabilities=_maybe_probabilities("probabilities", record.get("probabilities"), len(ids)),
+        time=record.get("time"),
+        user=record.get("user"),
+        model_version=record.get("model_version"),
+        status=record.get("status"),
+    )
+
+
+def _from_dsjson(record: dict[str, Any]) -> LoggedEvent:
+    context = as_object("c", record.get("c"))
+    actions = [as_object("_multi", action) for action in nonempty_list("_multi", context.get("_multi"))]
+    chosen = _position("_label_Action", record.get("_label_Action"), len(actions))
+    cost = None if record.get("_skipLearn") else _reward("_label_cost", record.get("_label_cost"))
+    return LoggedEvent(
+        event_id=text("EventId", record.get("EventId", "")),
+        context=flatten("c", context),
+        actions=_different([str(action.get("_tag", i)) for i, action in enumerate(actions, 1)]),
+        features=tuple([action_features("_multi", action) for action in actions]),
+        chosen=chosen,
+        probability=logged_probability("_label_probability", record.get("_label_probability")),
+        reward=None if cost is None else -cost,
+        probabilities=_dsjson_probabilities(record, len(actions)),
+        time=record.get("Timestamp"),
+        model_version=as_object("VWState", record.get("VWState") or {}).get("m"),
+    )
+
+
+def _dsjson_probabilities(record: dict[str, Any], n_actions: int) -> tuple[float, ...] | None:
+    """Return ``p`` in the order of the actions: it is written in the order of ``a``, positions from 1."""
+    p = _maybe_probabilities("p", record.get("p"), n_actions)
+    order = record.get("a")
+    if p is None or order is None:
+        return p
+    positions = [_position("a", position, n_actions) for position in nonempty_list("a", order)]
+    if sorted(positions) != list(range(n_actions)):
+        raise ValueError(f"a must name each of {n_actions} actions once, got {order}")
+    by_position = dict(zip(positions, p, strict=True))
+    return tuple([by_position[i] for i in range(n_actions)])
+
+
+def _maybe_probabilities(name: str, value: object, n_actions: int) -> tuple[float, ...] | None:
+    return None if value is None else distribution(name, value, n_actions)
+
+
+def _reward(name: str, value: object) -> float | None:
+    return None if value is None else number(name, value)
+
+
+def _different(ids: list[str]) -> tuple[str, ...]:
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"actions must have different ids, got {', '.join(ids)}")
+    return tuple(ids)
+
+
+def _action_id(action: object) -> str:
+    name = action.get("id") if type(action) is dict else None
+    if type(name) is not str:
+        raise ValueError(f"actions must be objects with a string id, got {action!r}")
+    return name
+
+
+def _position(name: str, value: object, n_actions: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= n_actions:
+        raise ValueError(f"{name} must be in 1..{n_actions}, got {value!r}")
+    return value - 1

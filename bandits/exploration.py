@@ -1,0 +1,124 @@
+"""From predicted rewards to probabilities, and from probabilities to an action.
+
+Predictions are compared as they are, ties share. An action that is not allowed has probability 0.
+
+[AgaEtAl12] A. Agarwal, M. Dudík, S. Kale, J. Langford, R. Schapire. Contextual Bandit Learning with Predictable
+Rewards. 2012.
+[FosRak20] D. Foster, A. Rakhlin. Beyond UCB: Optimal and Efficient Contextual Bandits with Regression Oracles. 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
+
+EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY = range(4)
+
+Word = Any  # uint64 inside the kernels
+
+
+@kernel
+def uniform(allowed: Array, out: Array) -> None:
+    """Spread probability evenly over what is allowed."""
+    count = 0
+    for a in range(allowed.size):
+        count += allowed[a]
+    for a in range(allowed.size):
+        out[a] = 1.0 / count if allowed[a] else 0.0
+
+
+@kernel
+def best_score(scores: Array, allowed: Array) -> float:
+    best = -np.inf
+    for a in range(scores.size):
+        if allowed[a] and scores[a] > best:
+            best = scores[a]
+    return best
+
+
+@kernel
+def epsilon_greedy(scores: Array, allowed: Array, epsilon: float, out: Array) -> None:
+    """Spread ``epsilon`` evenly, and share the rest among the best."""
+    best, count, ties = best_score(scores, allowed), 0, 0
+    for a in range(scores.size):
+        if allowed[a]:
+            count += 1
+            ties += scores[a] == best
+    for a in range(scores.size):
+        out[a] = epsilon / count if allowed[a] else 0.0
+        if allowed[a] and scores[a] == best:
+            out[a] += (1 - epsilon) / ties
+
+
+@kernel
+def squarecb(scores: Array, allowed: Array, gamma: float, out: Array) -> None:
+    """Weigh by the inverse gap to the best, 1/(K + γ·gap); what is left is shared among the best [FosRak20, Alg. 1]."""
+    best, count, ties, left = best_score(scores, allowed), 0, 0, 1.0
+    for a in range(scores.size):
+        if allowed[a]:
+            count += 1
+            ties += scores[a] == best
+    for a in range(scores.size):
+        out[a] = 1.0 / (count + gamma * (best - scores[a])) if allowed[a] and scores[a] < best else 0.0
+        left -= out[a]
+    for a in range(scores.size):
+        if allowed[a] and scores[a] == best:
+            out[a] = left / ties
+
+
+@kernel
+def pick(probabilities: Array, u: float) -> int:
+    """Return the action that a uniform number in [0, 1) falls on; never one of probability 0."""
+    last = -1
+    for a in range(probabilities.size):
+        if probabilities[a] > 0:
+            last = a
+            u -= probabilities[a]
+            if u < 0:
+                break
+    return last
+
+
+@kernel
+def _mix(state: Word) -> Word:
+    """SplitMix64's finaliser."""
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@kernel
+def draw(seed: int, client: int, n: int) -> float:
+    """Return a number in [0, 1) for a client's n-th decision: nobody else's decisions change it."""
+    state = _mix(np.uint64(seed))
+    state = _mix(state ^ np.uint64(client))
+    state = _mix(state ^ np.uint64(n))
+    number: float = (state >> np.uint64(11)) * 2.0**-53
+    return number
+
+
+def check_seed(seed: int) -> None:
+    checks.whole("seed", seed, least=0)
+    if seed >= 2**63:
+        raise ValueError(f"seed must fit 63 bits, got {seed}")
+
+
+@kernel
+def choose(code: int, setting: float, scores: Array, allowed: Array, n: int, seed: int, client: int, out: Array) -> int:
+    """Write the probabilities of a client's n-th decision, counted from 1, and return the action drawn.
+
+    ``code`` and ``setting`` are a policy's (see ``policies``).
+    """
+    if code == EXPLORE_EVERY and n % setting == 0:
+        uniform(allowed, out)
+    elif code == SQUARECB:
+        squarecb(scores, allowed, setting * np.sqrt(n), out)
+    else:
+        epsilon_greedy(scores, allowed, setting if code == EPSILON_GREEDY else 0.0, out)
+    return pick(out, draw(seed, client, n))

@@ -1,0 +1,267 @@
+"""The federated contextual bandit [FedRes, section 5]: shared and personal models predict, a policy explores."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+
+from bandits.actions import Actions, as_actions
+from bandits.decisions import Decision, UnknownDecisionError, Waiting
+from bandits.exploration import check_seed
+from bandits.models.choose import Choice
+from bandits.models.protocol import SCHEMES, Model, Sample
+from bandits.policies import Policy
+from bandits.policies import policy as make_policy
+from fedres import checks
+from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
+
+
+class FederatedBandit:
+    """Clients who decide, each with a personal model beside the shared one; rewards may come at any time, or never.
+
+    >>> bandit = FederatedBandit("epsilon-greedy", epsilon=0.1, local_learner="linear")
+    >>> decision = bandit.decide("anna", arms([0.3, 1.2], n_actions=3))
+    >>> bandit.reward(decision.id, 1.0)
+
+    A round is over once a client decides for a second time: then the models learn from the rewards that came in, one
+    a client and round, and messages move on. ``end_round`` does it by hand.
+
+    ``shared`` features of a decision go to the shared model and, where no ``private`` ones are given, to the personal
+    model too. ``scheme`` is "fedres", or one of its baselines: "independent" (each client alone) and "central" (one
+    model for all). ``global_learner`` is any name of ``fedres.global_learner``, with ``hyperparameters``;
+    ``local_learner`` is "vw" (Vowpal Wabbit itself) or "linear" (the same steps, compiled). Rates of learning are set
+    from the size of the features of the first decision unless given as ``rates`` (shared, personal). Delays of
+    messages are in rounds, one number or one for each of ``capacity`` clients in the order they join.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy = "epsilon-greedy",
+        *,
+        scheme: str = "fedres",
+        global_learner: str = "fedres-adagrad",
+        local_learner: str = "vw",
+        hyperparameters: Mapping[str, Any] | None = None,
+        rates: tuple[float, float] | None = None,
+        uplink_delay: int | Sequence[int] = 0,
+        downlink_delay: int | Sequence[int] = 0,
+        capacity: int = 100,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        max_waiting: int = 100_000,
+        seed: int = 0,
+        **policy_options: Any,
+    ) -> None:
+        checks.one_of("scheme", scheme, SCHEMES)
+        checks.whole("max_waiting", max_waiting)
+        check_seed(seed)
+        self.policy = make_policy(policy, **policy_options)
+        self._code = self.policy.code
+        low, high = reward_range
+        if not (np.isfinite([low, high, high - low]).all() and low < high):
+            raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range!r}")
+        self._low, self._width = float(low), float(high - low)
+        self._choice = Choice(
+            self.policy,
+            scheme,
+            global_learner,
+            local_learner,
+            dict(hyperparameters or {}),
+            rates,
+            uplink_delay,
+            downlink_delay,
+            capacity,
+        )
+        self._seed, self._max_waiting = seed, max_waiting
+        self._model: Model | None = None
+        self._layout = (0, 0, 0, 0)
+        self._slots: dict[Hashable, int] = {}
+        self._free: list[int] = []
+        self._member: list[int] = []  # by slot, which of all that ever joined
+        self._joined = 0
+        self._counts: list[int] = []  # decisions by slot
+        self._here: set[int] = set()  # who has decided in this round
+        self._waiting: dict[int, Waiting] = {}
+        self._arrived: dict[int, deque[Sample]] = {}
+        self._next_id = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the personal models; VW's hold memory of their own."""
+        if self._model is not None:
+            self._model.close()
+
+    @property
+    def clients(self) -> list[Hashable]:
+        return list(self._slots)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ids of decisions without a reward, oldest first."""
+        return list(self._waiting)
+
+    @property
+    def model_version(self) -> int:
+        return 0 if self._model is None else self._model.version
+
+    def decide(self, client: Hashable, shared: Any, private: Any = None, exclude: Collection[int] = ()) -> Decision:
+        """Choose for a client, who joins with the first decision. ``exclude`` names actions not to be chosen."""
+        xg = as_actions(shared)
+        xl = xg if private is None else as_actions(private)
+        allowed = _allowed(xg.n, exclude)
+        self._check(xg, xl)
+        slot = self._slots.get(client)
+        model = self._model if self._model is not None else self._build(xg, xl)
+        if slot is None:
+            slot = self._join(client, model)
+        elif slot in self._here:
+            self.end_round()
+        self._here.add(slot)
+        n = self._counts[slot] = self._counts[slot] + 1
+        member = self._member[slot]
+        action, probability, scores = model.decide(slot, xg, xl, allowed, (*self._code, n, self._seed, member))
+        x = xg.take(action)
+        waiting = Waiting(slot, member, x, x if xl is xg else xl.take(action), self.policy.learns(n))
+        return Decision(self._wait(waiting), action, probability, self._in_units(scores), model.version)
+
+    def reward(self, decision: int, value: float) -> None:
+        """Take the reward of a decision, by its id."""
+        if decision not in self._waiting:
+            raise UnknownDecisionError(self._unknown(decision))
+        self._take(decision, self._unit(decision, value))
+
+    def rewards(self, pairs: Iterable[tuple[int, float]]) -> None:
+        """Take many rewards, as (decision id, value); if one of them is refused, none is taken."""
+        units: dict[int, float] = {}
+        for decision, value in pairs:
+            if decision not in self._waiting or decision in units:
+                raise UnknownDecisionError(self._unknown(decision))
+            units[decision] = self._unit(decision, value)
+        for decision, unit in units.items():
+            self._take(decision, unit)
+
+    def _take(self, decision: int, unit: float) -> None:
+        slot, member, shared, private, learns = self._waiting.pop(decision)
+        if learns and self._member[slot] == member:
+            self._arrived.setdefault(slot, deque()).append(Sample(slot, shared, private, unit))
+
+    def end_round(self) -> None:
+        """Let the models learn from one reward of each client, and move messages on."""
+        self._here.clear()
+        if self._model is None:
+            return
+        samples = []
+        for slot in sorted(self._arrived):
+            queue = self._arrived[slot]
+            samples.append(queue.popleft())
+            if not queue:
+                del self._arrived[slot]
+        self._model.play(samples)
+
+    def leave(self, client: Hashable) -> None:
+        """Forget a client: personal model, and rewards still to come."""
+        if client not in self._slots:
+            raise ValueError(f"client must have decided before, got {client!r}")
+        slot = self._slots.pop(client)
+        self._member[slot] = -1
+        self._arrived.pop(slot, None)
+        if self._model is not None:
+            self._model.leave(slot)
+            if self._model.reusable:
+                self._free.append(slot)
+
+    def _unknown(self, decision: object) -> str:
+        made = isinstance(decision, int) and 0 <= decision < self._next_id
+        known = "was rewarded already, or waited too long" if made else "was never made"
+        return f"decision must be one that waits for its reward, got {decision!r}: it {known}"
+
+    def _unit(self, decision: int, value: float) -> float:
+        """Return a reward moved and scaled to [0, 1]."""
+        try:
+            unit = (value - self._low) / self._width
+        except TypeError:
+            unit = -1.0
+        if not 0 <= unit <= 1:
+            high = self._low + self._width
+            raise ValueError(f"reward must be in [{self._low:g}, {high:g}], got {value!r} for decision {decision}")
+        return float(unit)
+
+    def _check(self, shared: Actions, private: Actions) -> None:
+        if private is not shared and private.n != shared.n:
+            raise ValueError(f"private must have as many actions as shared, {shared.n}, got {private.n}")
+        if not _finite(shared.values) or (private is not shared and not _finite(private.values)):
+            raise ValueError("features must be finite in 32 bits, got NaN, infinity or more")
+        if self._model is not None and _layout(shared, private) != self._layout:
+            known, given = ("{} by {}, {} by {}".format(*it) for it in (self._layout, _layout(shared, private)))
+            raise ValueError(f"actions must have weights and strides as before, {known}, got {given}")
+
+    def _build(self, shared: Actions, private: Actions) -> Model:
+        self._model = self._choice.model(shared, private)
+        self._layout = _layout(shared, private)
+        return self._model
+
+    def _join(self, client: Hashable, model: Model) -> int:
+        slot = self._free[-1] if self._free else len(self._counts)
+        model.join(slot)
+        if self._free:
+            self._free.pop()
+            self._member[slot], self._counts[slot] = self._joined, 0
+        else:
+            self._member.append(self._joined)
+            self._counts.append(0)
+        self._joined += 1
+        self._slots[client] = slot
+        return slot
+
+    def _wait(self, waiting: Waiting) -> int:
+        """Keep a decision until its reward comes, and return its id."""
+        decision = self._next_id
+        self._next_id += 1
+        if len(self._waiting) >= self._max_waiting:
+            del self._waiting[next(iter(self._waiting))]
+        self._waiting[decision] = waiting
+        return decision
+
+    def _in_units(self, scores: Array) -> Array:
+        """Return predicted rewards as the caller counts them."""
+        return scores if self._width == 1 and self._low == 0 else self._low + self._width * scores
+
+
+def _layout(shared: Actions, private: Actions) -> tuple[int, int, int, int]:
+    return shared.dim, shared.stride, private.dim, private.stride
+
+
+@lru_cache(maxsize=256)
+def _all(n: int) -> Array:
+    return np.ones(n, dtype=np.bool_)
+
+
+def _allowed(n: int, exclude: Collection[int]) -> Array:
+    if len(exclude) == 0:
+        return _all(n)
+    allowed = np.ones(n, dtype=np.bool_)
+    for action in exclude:
+        if not (isinstance(action, int | np.integer) and 0 <= action < n):
+            raise ValueError(f"exclude must name actions below {n}, got {action!r}")
+        allowed[action] = False
+    if not allowed.any():
+        raise ValueError(f"exclude must leave an action, got all {n}")
+    return allowed
+
+
+@kernel
+def _finite(values: Array) -> bool:
+    """Return whether all are numbers that 32 bits hold."""
+    total = np.float32(0)
+    for value in values.flat:
+        total += np.float32(value) - np.float32(value)
+    return bool(total == 0)

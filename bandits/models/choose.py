@@ -1,0 +1,128 @@
+"""Which model serves a bandit, and the settings that work untuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from bandits.actions import Actions
+from bandits.models.adagrad import AdaGradModel
+from bandits.models.least_squares import LeastSquaresModel
+from bandits.models.protocol import Model
+from bandits.policies import LinUCB, Policy
+from fedres import checks
+from fedres.local_learners.protocol import LocalLearner
+
+LOCAL_LEARNERS = ("vw", "linear")
+
+# AdaGrad's first step moves a prediction by rate · Σ|x|: these say how far, in units of the reward's range.
+SHARED_REACH, PERSONAL_REACH = 2.0, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user asked for; ``model`` answers once the first actions are known."""
+
+    policy: Policy
+    scheme: str
+    global_learner: str
+    local_learner: str
+    hyperparameters: dict[str, Any]
+    rates: tuple[float, float] | None
+    uplink_delay: int | Sequence[int]
+    downlink_delay: int | Sequence[int]
+    capacity: int
+
+    def __post_init__(self) -> None:
+        from fedres.global_learners import GLOBAL_LEARNERS
+
+        checks.one_of("global_learner", self.global_learner, GLOBAL_LEARNERS)
+        checks.one_of("local_learner", self.local_learner, LOCAL_LEARNERS)
+        checks.whole("capacity", self.capacity)
+        for name in ("uplink_delay", "downlink_delay"):
+            delay = np.asarray(getattr(self, name))
+            if delay.shape not in ((), (self.capacity,)) or delay.dtype.kind not in "iu" or (delay < 0).any():
+                wanted = f"whole numbers of rounds, one or {self.capacity}"
+                raise ValueError(f"{name} must be {wanted}, got {delay.tolist()}")
+        if self.rates is not None and len(self.rates) != 2:
+            raise ValueError(f"rates must be two, shared and personal, got {self.rates!r}")
+        for rate in self.rates or ():
+            checks.positive("rates", rate)
+        if isinstance(self.policy, LinUCB):
+            self._check_linucb()
+
+    def _check_linucb(self) -> None:
+        if self.global_learner != "fedres-adagrad" or self.hyperparameters or self.rates or not self._one_delay:
+            given = (self.global_learner, self.hyperparameters, self.rates, self.uplink_delay, self.downlink_delay)
+            raise ValueError(
+                "linucb must have no global_learner, hyperparameters or rates, and one delay for all:"
+                f" it has models of its own, got {given}"
+            )
+
+    @property
+    def _one_delay(self) -> bool:
+        return np.ndim(self.uplink_delay) == np.ndim(self.downlink_delay) == 0
+
+    def model(self, shared: Actions, private: Actions) -> Model:
+        """Return an empty model for actions like these."""
+        dims = (shared.dim, private.dim)
+        delay = int(self.uplink_delay) + int(self.downlink_delay) if self._one_delay else 0  # type: ignore[arg-type]
+        if isinstance(self.policy, LinUCB):
+            return LeastSquaresModel(self.scheme, shared, private, self.policy.alpha, self.policy.ridge, delay)
+        rates = self.rates or default_rates(shared, private)
+        plain = self.global_learner == "fedres-adagrad" and not self.hyperparameters and self._one_delay
+        if plain and self.local_learner == "linear":
+            return AdaGradModel(self.scheme, *dims, rates, delay)
+        return self._readable(shared, dims, rates)
+
+    def _readable(self, shared: Actions, dims: tuple[int, int], rates: tuple[float, float]) -> Model:
+        from bandits.models.federation import AloneModel, FederationModel
+        from fedres.global_learners import global_learner
+        from fedres.local_learners.trusted import Trusted
+
+        def alone() -> LocalLearner:
+            return new_learner(self.local_learner, dims[1], rates[1])
+
+        if self.scheme == "independent" or (self.scheme == "fedres" and not dims[0]):
+            return AloneModel(alone)
+        given = {**self._step(shared, rates[0]), **self.hyperparameters}
+        if self.global_learner == "fedres-erm":
+            given.setdefault("local_dim", (dims[1] if self.scheme == "fedres" else 0) or 1)
+        learner = global_learner(self.global_learner, dim=dims[0], n_clients=self.capacity, **given)
+        make = None if self.scheme == "central" or not dims[1] else lambda: Trusted(alone())  # type: ignore[arg-type]
+        return FederationModel(learner, make, dims, self.uplink_delay, self.downlink_delay)
+
+    def _step(self, shared: Actions, rate: float) -> dict[str, float]:
+        """Return the step that suits the size of the features, under the name the learner has for it."""
+        from fedres.global_learners import GLOBAL_LEARNERS
+
+        known = [field.name for field in fields(GLOBAL_LEARNERS[self.global_learner])]
+        if "learning_rate" in known:
+            return {"learning_rate": rate}
+        if "step_size" not in known:
+            return {}
+        clients = self.capacity if self.global_learner == "fedres-sgd" else 1  # which steps on a sum over clients
+        return {"step_size": 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)}
+
+
+def default_rates(shared: Actions, private: Actions) -> tuple[float, float]:
+    """Return AdaGrad's rates for features of this size, the shared and the personal one."""
+    return SHARED_REACH / (size(shared) or 1.0), PERSONAL_REACH / (size(private) + 1)  # 1: personal models' constant
+
+
+def size(actions: Actions) -> float:
+    """Return Σ|x| of an action, on average."""
+    return float(np.abs(actions.values).sum(axis=1).mean())
+
+
+def new_learner(name: str, dim: int, rate: float) -> LocalLearner:
+    """Return an empty local learner whose predictions lie in [0, 1]."""
+    from fedres.local_learners.linear import LinearLearner
+    from fedres.local_learners.vw import VWLearner, bits_for
+
+    learner = LinearLearner(dim, rate) if name == "linear" else VWLearner(rate, bits=bits_for(dim))
+    learner.see(1.0)
+    return learner

@@ -1,0 +1,176 @@
+"""The readable model: any global learner of the core, played by ``Federation``, with real learners for the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bandits.actions import Actions
+from bandits.models.protocol import Sample, Scored
+from fedres.checks import Array
+from fedres.federation import Example, Federation, delayed_sites
+from fedres.global_learners.dynamic_fedavg import DynamicFedAvg
+from fedres.global_learners.fedomd import FedOMD
+from fedres.global_learners.fedres_erm import FedResERM
+from fedres.global_learners.fedsea import FedSEA
+from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.each import Each
+from fedres.local_learners.protocol import Features, LocalLearner
+
+Make = Callable[[], LocalLearner]
+KEEPERS = (
+    FedOMD,
+    FedSEA,
+    DynamicFedAvg,
+    FedResERM,
+)  # their clients keep models or samples in their half of the learner
+
+
+class Seat:
+    """A place for a client's learner; while nobody sits there it predicts 0 and learns nothing."""
+
+    def __init__(self) -> None:
+        self.learner: LocalLearner | None = None
+
+    def score(self, features: Features) -> float:
+        return 0.0 if self.learner is None else self.learner.score(features)
+
+    def predict(self, features: Features, offset: float = 0.0) -> float:
+        return offset if self.learner is None else self.learner.predict(features, offset)
+
+    def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
+        if self.learner is not None:
+            self.learner.learn(features, label, offset)
+
+    def correct(self, features: Features, slope: float) -> None:
+        if self.learner is not None:
+            self.learner.correct(features, slope)
+
+    def see(self, label: float) -> None:
+        if self.learner is not None:
+            self.learner.see(label)
+
+    def empty(self) -> None:
+        """Let the client go."""
+        free(self.learner)
+        self.learner = None
+
+
+def free(learner: Any) -> None:
+    """Close what holds memory outside Python: a VW workspace, also inside another learner."""
+    if learner is not None:
+        getattr(getattr(learner, "learner", learner), "close", lambda: None)()
+
+
+class FederationModel(Scored):
+    """``Model`` of "fedres" and, without ``make``, of "central", for at most ``capacity`` clients at a time.
+
+    FedRes.ERM's clients bring personal models of their own, which take the place of ``make``'s.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        make: Make | None,
+        dims: tuple[int, int],
+        uplink_delay: int | Sequence[int] = 0,
+        downlink_delay: int | Sequence[int] = 0,
+    ) -> None:
+        self.capacity = learner.n_clients
+        self.dims, self.make, self.reusable = dims, make, not isinstance(learner, KEEPERS)
+        self.brought = isinstance(learner, FedResERM)
+        self.seats = [Seat() for _ in range(self.capacity)]
+        local = None if make is None or self.brought else lambda who: Each([self.seats[k] for k in who])
+        sites = delayed_sites(self.capacity, uplink_delay, downlink_delay, local)
+        self.federation = Federation(learner, sites, local_timing="immediate")
+
+    @property
+    def version(self) -> int:
+        return int(self.federation.server.version)  # type: ignore[attr-defined]
+
+    def join(self, slot: int) -> None:
+        if slot >= self.capacity:
+            which = "clients" if self.reusable else "clients that ever join, with this global learner"
+            raise ValueError(f"capacity must be at least the number of {which}, got {self.capacity}")
+        if self.make is not None and not self.brought:
+            self.seats[slot].learner = self.make()
+
+    def leave(self, slot: int) -> None:
+        self.seats[slot].empty()
+
+    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+        weights = np.ascontiguousarray(self.federation.known_to(slot))
+        out = np.empty(shared.n)
+        dots(weights, shared.indices, shared.values, shared.stride, out)
+        if self.make is not None:
+            out += self._brought(slot, private) if self.brought else personal_scores(self.seats[slot], private)
+        return np.clip(out, 0.0, 1.0)
+
+    def play(self, samples: list[Sample]) -> None:
+        present = np.zeros(self.capacity, dtype=bool)
+        label = np.zeros(self.capacity)
+        width = self.dims[1] if self.make is not None else int(self.brought)
+        shared, private = np.zeros((self.capacity, self.dims[0])), np.zeros((self.capacity, width))
+        for sample in samples:
+            present[sample.slot], label[sample.slot] = True, sample.reward
+            sample.shared.add_to(shared[sample.slot])
+            if self.make is not None:
+                sample.private.add_to(private[sample.slot])
+        self.federation.play(Example(shared, label, private if width else None, present))
+
+    def close(self) -> None:
+        for seat in self.seats:
+            seat.empty()
+
+    def _brought(self, slot: int, actions: Actions) -> Array:
+        rows = np.zeros((actions.n, actions.dim))
+        for a, row in enumerate(rows):
+            actions.take(a).add_to(row)
+        return np.array([self.federation.local_part(slot, row) for row in rows])
+
+
+class AloneModel(Scored):
+    """``Model`` of "independent": every client has a learner, and nothing is shared."""
+
+    version, reusable = 0, True
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.learners: dict[int, LocalLearner] = {}
+
+    def join(self, slot: int) -> None:
+        self.learners[slot] = self.make()
+
+    def leave(self, slot: int) -> None:
+        free(self.learners.pop(slot))
+
+    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+        return np.clip(personal_scores(self.learners[slot], private), 0.0, 1.0)
+
+    def play(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            x = sample.private
+            self.learners[sample.slot].learn((x.indices + x.shift, x.values), sample.reward)
+
+    def close(self) -> None:
+        for slot in list(self.learners):
+            self.leave(slot)
+
+
+def personal_scores(learner: LocalLearner, actions: Actions) -> Array:
+    """Return the local part for each action."""
+    chosen = (actions.take(a) for a in range(actions.n))
+    return np.array([learner.score((x.indices + x.shift, x.values)) for x in chosen])
+
+
+@kernel
+def dots(weights: Array, indices: Array, values: Array, stride: int, out: Array) -> None:
+    """Write w·x of every action."""
+    for a in range(out.size):
+        i, v = min(a, len(indices) - 1), min(a, len(values) - 1)
+        total = 0.0
+        for k in range(values.shape[1]):
+            total += weights[a * stride + indices[i, k]] * values[v, k]
+        out[a] = total

@@ -1,0 +1,70 @@
+"""What scores actions and learns from rewards. Implementations need not import this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from bandits.actions import Actions, Features
+from bandits.exploration import choose
+from fedres.checks import Array
+
+SCHEMES = ("independent", "central", "fedres")
+
+
+class Sample(NamedTuple):
+    """A rewarded decision of one client."""
+
+    slot: int
+    shared: Features  # x^g of the chosen action
+    private: Features  # x^l
+    reward: float  # in [0, 1]
+
+
+Rule = tuple[int, float, int, int, int]  # a policy's code and setting; which decision of which client, and the seed
+Choice = tuple[int, float, Array]  # the action, its probability, and all scores
+
+
+class Model(Protocol):
+    """The shared and the personal models of clients, who have numbers ("slots") here."""
+
+    def join(self, slot: int) -> None:
+        """Give a new client an empty personal model."""
+
+    def leave(self, slot: int) -> None:
+        """Forget a client's personal model."""
+
+    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+        """Return what to rank the actions by: their predicted rewards."""
+
+    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array, rule: Rule) -> Choice:
+        """Score the actions and draw one."""
+
+    def play(self, samples: list[Sample]) -> None:
+        """Close a round: learn from its samples, at most one per client, in order of slots."""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether a slot can be used again: nothing is left in it of a client that leaves."""
+
+    @property
+    def version(self) -> int:
+        """How often the shared model has changed."""
+
+    def close(self) -> None:
+        """Free what the personal models hold."""
+
+
+class Scored(ABC):
+    """A model that decides by its scores."""
+
+    @abstractmethod
+    def scores(self, slot: int, shared: Actions, private: Actions) -> Array: ...
+
+    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array, rule: Rule) -> Choice:
+        scores, probabilities = self.scores(slot, shared, private), np.empty(shared.n)
+        code, setting, n, seed, client = rule
+        action = choose(code, setting, scores, allowed, n, seed, client, probabilities)
+        return action, float(probabilities[action]), scores

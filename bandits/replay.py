@@ -1,0 +1,250 @@
+"""A policy against a stream, compiled: the very decisions that ``FederatedBandit`` would make, much faster."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
+from bandits.models.adagrad import AdaGradModel, learn_personal, predict, shared_part
+from bandits.models.choose import default_rates
+from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
+from bandits.models.protocol import SCHEMES
+from bandits.policies import LinUCB, Policy
+from bandits.streams import Chunk, Stream
+from fedres import checks
+from fedres.checks import Array
+from fedres.global_learners.fedres_adagrad import learn as learn_shared
+from fedres.local_learners.adagrad import kernel
+
+Group = tuple[Any, ...]  # what belongs together, unpacked on the first lines of a kernel
+
+
+class Outcome(NamedTuple):
+    """What came of a replay, round by round and client by client: all are (T, P)."""
+
+    action: Array
+    probability: Array
+    reward: Array
+    regret: Array  # expected reward of the best action less that of the chosen
+
+
+def replay(
+    stream: Stream,
+    policy: Policy,
+    scheme: str = "fedres",
+    *,
+    delay: int = 0,
+    rates: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Play all clients of a stream in turn, round by round; messages take ``delay`` rounds, there and back together."""
+    player: _AdaGrad | _LeastSquares | None = None
+    parts = []
+    for chunk in stream:
+        if player is None:
+            player = make_player(stream, chunk, policy, scheme, delay=delay, rates=rates, seed=seed)
+        action, probability = player.play(chunk)
+        parts.append(_judge(chunk, action, probability))
+    return Outcome(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def make_player(
+    stream: Stream,
+    first: Chunk,
+    policy: Policy,
+    scheme: str = "fedres",
+    *,
+    delay: int = 0,
+    rates: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> _AdaGrad | _LeastSquares:
+    """Return what plays a stream chunk by chunk, beginning with ``first``: ``play`` gives actions and probabilities."""
+    checks.one_of("scheme", scheme, SCHEMES)
+    checks.whole("delay", delay, least=0)
+    check_seed(seed)
+    kind = _LeastSquares if isinstance(policy, LinUCB) else _AdaGrad
+    return kind(stream, policy, scheme, delay, rates, seed, first)
+
+
+def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
+    picked = action[..., None]
+    reward = np.take_along_axis(chunk.rewards, picked, axis=2)[..., 0]
+    regret = chunk.expected.max(axis=2) - np.take_along_axis(chunk.expected, picked, axis=2)[..., 0]
+    return Outcome(action, probability, reward, regret)
+
+
+class _Player:
+    """What both kinds of model share: the layouts, the policy and the clock."""
+
+    def __init__(self, stream: Stream, policy: Policy, seed: int) -> None:
+        self.n_actions, self.layouts = stream.n_actions, (stream.shared, stream.private)
+        self.code, self.seed, self.t = policy.code, seed, 0
+
+    def outputs(self, chunk: Chunk) -> tuple[Array, Array]:
+        shape = chunk.rewards.shape[:2]
+        self.t += shape[0]
+        return np.empty(shape, dtype=np.int64), np.empty(shape)
+
+
+class _AdaGrad(_Player):
+    def __init__(
+        self,
+        stream: Stream,
+        policy: Policy,
+        scheme: str,
+        delay: int,
+        rates: tuple[float, float] | None,
+        seed: int,
+        chunk: Chunk,
+    ) -> None:
+        super().__init__(stream, policy, seed)
+        first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
+        self.rates = rates or default_rates(first[0], first[1])
+        dims = [layout.dim(stream.n_actions) for layout in self.layouts]
+        model = AdaGradModel(scheme, dims[0], dims[1], self.rates)
+        self.shared = model.shared
+        self.personal = np.tile(model.empty, (stream.n_clients, 1))
+        self.evidence = np.zeros((stream.n_clients, 2))
+        self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
+
+    def play(self, chunk: Chunk) -> tuple[Array, Array]:
+        t = self.t
+        action, probability = self.outputs(chunk)
+        (_, g_stride), (_, l_stride) = self.layouts
+        _play_adagrad(
+            t,
+            (self.shared, self.personal, self.evidence, self.ring),
+            (self.layouts[0].indices, chunk.shared, g_stride),
+            (self.layouts[1].indices, chunk.private, l_stride),
+            chunk.rewards,
+            (*self.code, self.seed),
+            self.rates,
+            (action, probability),
+        )
+        return action, probability
+
+
+@kernel
+def _play_adagrad(
+    t0: int, models: Group, xg: Group, xl: Group, rewards: Array, policy: Group, rates: Group, outputs: Group
+) -> None:
+    """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features)."""
+    shared, personal, evidence, ring = models
+    (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
+    (code, setting, seed), (chosen, probability) = policy, outputs
+    n_rounds, n_clients, n_actions = rewards.shape
+    scores, probabilities = np.empty(n_actions), np.empty(n_actions)
+    allowed = np.ones(n_actions, dtype=np.bool_)
+    use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
+    g_row, l_row = g_indices[0], l_indices[0]
+    for r in range(n_rounds):
+        n = t0 + r + 1
+        learns = code != EXPLORE_EVERY or n % setting == 0
+        for p in range(n_clients):
+            mine, its, x, z = personal[p], evidence[p], g_values[r, p], l_values[r, p]
+            predict(shared, mine, its, g_indices, x, g_stride, l_indices, z, l_stride, scores)
+            a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
+            chosen[r, p], probability[r, p] = a, probabilities[a]
+            if learns and not use_shared:  # nobody else is concerned
+                row, reward = z[min(a, len(z) - 1)], rewards[r, p, a]
+                learn_personal(mine, its, l_row, a * l_stride, row, reward, 0.0, rates[1], False)
+        if not use_shared:
+            continue
+        sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
+        for p in range(n_clients):
+            sent[p, 0] = learns
+            if not learns:
+                continue
+            a, part = chosen[r, p], 0.0
+            reward, x = rewards[r, p, a], g_values[r, p, min(a, g_values.shape[2] - 1)]
+            if use_personal:
+                mine, its, z = personal[p], evidence[p], l_values[r, p, min(a, l_values.shape[2] - 1)]
+                offset = shared_part(shared, g_row, a * g_stride, x)
+                part = learn_personal(mine, its, l_row, a * l_stride, z, reward, offset, rates[1], True)
+            sent[p, 1], sent[p, 2], sent[p, 3] = part, reward, a * g_stride
+            sent[p, 4:] = x
+        for p in range(n_clients):
+            if due[p, 0]:
+                shift = int(due[p, 3])
+                learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], 1.0, rates[0])
+
+
+class _LeastSquares(_Player):
+    def __init__(
+        self,
+        stream: Stream,
+        policy: Policy,
+        scheme: str,
+        delay: int,
+        rates: tuple[float, float] | None,
+        seed: int,
+        chunk: Chunk,
+    ) -> None:
+        super().__init__(stream, policy, seed)
+        assert isinstance(policy, LinUCB)
+        self.alpha = policy.alpha
+        first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
+        model = LeastSquaresModel(scheme, first[0], first[1], policy.alpha, policy.ridge)
+        for p in range(stream.n_clients):
+            model.join(p)
+        self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(3))
+        self.shared = model.server_inverse, model.weights
+        self.ring = np.zeros((delay + 1, stream.n_clients, model.common + 3))
+
+    def play(self, chunk: Chunk) -> tuple[Array, Array]:
+        t = self.t
+        action, probability = self.outputs(chunk)
+        (_, g_stride), (_, l_stride) = self.layouts
+        _play_least_squares(
+            t,
+            self.personal,
+            (*self.shared, self.ring),
+            (self.layouts[0].indices, chunk.shared, g_stride),
+            (self.layouts[1].indices, chunk.private, l_stride),
+            chunk.rewards,
+            (self.alpha, self.seed),
+            (action, probability),
+        )
+        return action, probability
+
+
+@kernel
+def _play_least_squares(
+    t0: int, personal: Group, shared: Group, xg: Group, xl: Group, rewards: Array, policy: Group, outputs: Group
+) -> None:
+    """Play the rounds of a chunk. The ring holds (whether there is one, block, target, row)."""
+    (inverse, coupling, fitted), (server_inverse, weights, ring) = personal, shared
+    (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
+    (alpha, seed), (chosen, probability) = policy, outputs
+    n_rounds, n_clients, n_actions = rewards.shape
+    scores, probabilities = np.empty(n_actions), np.empty(n_actions)
+    allowed = np.ones(n_actions, dtype=np.bool_)
+    blocks, common = weights.shape
+    row_g, row_l = np.zeros(common), np.zeros(fitted.shape[2])
+    for r in range(n_rounds):
+        n = t0 + r + 1
+        for p in range(n_clients):
+            mine, ours = (inverse[p], coupling[p], fitted[p]), (server_inverse, weights)
+            x, z = (g_indices, g_values[r, p], g_stride), (l_indices, l_values[r, p], l_stride)
+            optimistic(mine, ours, x, z, alpha, scores)
+            a = choose(GREEDY, 0.0, scores, allowed, n, seed, p, probabilities)
+            chosen[r, p], probability[r, p] = a, probabilities[a]
+        sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
+        for p in range(n_clients):
+            a = chosen[r, p]
+            b = a if blocks > 1 else 0
+            if common:
+                shift = 0 if blocks > 1 else a * g_stride
+                fill(g_indices[0], shift, g_values[r, p, min(a, g_values.shape[2] - 1)], row_g)
+            if row_l.size:
+                shift = 0 if blocks > 1 else a * l_stride
+                fill(l_indices[0], shift, l_values[r, p, min(a, l_values.shape[2] - 1)], row_l)
+            sent[p, 0], sent[p, 1] = 1.0, b
+            reward = rewards[r, p, a]
+            sent[p, 2] = eliminate(inverse[p, b], coupling[p, b], fitted[p, b], row_l, row_g, reward, sent[p, 3:])
+        for p in range(n_clients):
+            if common and due[p, 0]:
+                b = int(due[p, 1])
+                add_row(server_inverse[b], weights[b], due[p, 3:], due[p, 2])

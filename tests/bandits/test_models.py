@@ -1,0 +1,151 @@
+"""The models behind a bandit: who learns what, and that the compiled one is the readable one."""
+
+import numpy as np
+import pytest
+
+from bandits.actions import arms, none, rows
+from bandits.models.adagrad import AdaGradModel
+from bandits.models.choose import Choice, default_rates
+from bandits.models.federation import AloneModel, FederationModel, Seat
+from bandits.models.least_squares import LeastSquaresModel
+from bandits.models.protocol import SCHEMES, Sample
+from bandits.policies import EpsilonGreedy, LinUCB
+from fedres import LinearLearner, VWLearner, global_learner
+from fedres.local_learners.trusted import Trusted
+from fedres.local_learners.vw import bits_for
+
+K, RATES = 3, (0.7, 0.4)
+
+
+def choice(**options):
+    given = {"scheme": "fedres", "global_learner": "fedres-adagrad", "local_learner": "linear", "capacity": K}
+    delays = {"hyperparameters": {}, "rates": None, "uplink_delay": 0, "downlink_delay": 0}
+    return Choice(**{"policy": EpsilonGreedy(), **given, **delays, **options})
+
+
+def feed(model, n_rounds, seed=0, probe=None):
+    """Play rounds with some of the clients present, and fractional rewards; return the probes' scores by round."""
+    rng, seen = np.random.default_rng(seed), []
+    probe = arms([0.3, -1.0], 2) if probe is None else probe
+    for slot in range(K):
+        model.join(slot)
+    for _ in range(n_rounds):
+        present = np.flatnonzero(rng.random(K) < 0.7)
+        taken = [arms(rng.normal(size=2), 2).take(int(rng.integers(2))) for _ in present]
+        model.play([Sample(int(k), x, x, float(rng.random())) for k, x in zip(present, taken, strict=True)])
+        seen.append([model.scores(slot, probe, probe) for slot in range(K)])
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("delays", [(0, 0), (3, 0), (1, 2)])
+@pytest.mark.parametrize("local_learner", ["linear", "vw"])
+def test_the_compiled_model_is_the_readable_one(scheme, delays, local_learner):
+    actions = arms([1.0, 1.0], 2)
+    compiled = AdaGradModel(scheme, 6, 6, RATES, sum(delays))
+    plain = choice(scheme=scheme, local_learner=local_learner, uplink_delay=delays[0], downlink_delay=delays[1])
+    readable = plain._readable(actions, (6, 6), RATES)
+    one, two = feed(compiled, 60), feed(readable, 60)
+    readable.close()
+    assert one == pytest.approx(two, abs=1e-6)
+    assert delays[1] or compiled.version == readable.version
+    assert one[-1].std() > 0.01
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_is_chosen_by_what_was_asked_for(scheme):
+    actions = arms([1.0, 1.0], 2)
+    kinds = {
+        AdaGradModel: choice(scheme=scheme),
+        LeastSquaresModel: choice(scheme=scheme, policy=LinUCB()),
+        AloneModel if scheme == "independent" else FederationModel: choice(scheme=scheme, uplink_delay=[0, 1, 2]),
+    }
+    for kind, asked in kinds.items():
+        assert type(asked.model(actions, actions)) is kind
+    assert type(choice(scheme=scheme, uplink_delay=np.int64(2)).model(actions, actions)) is AdaGradModel
+
+
+def test_delays_of_each_clients_own_slow_its_uploads_only():
+    model = choice(uplink_delay=[0, 4, 0]).model(arms([1.0], 2), arms([1.0], 2))
+    x = arms([1.0], 2).take(0)
+    for slot in range(K):
+        model.join(slot)
+    model.play([Sample(1, x, x, 1.0)])
+    versions = [model.version]
+    for _ in range(5):
+        model.play([])
+        versions.append(model.version)
+    assert versions == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("local_learner", ["linear", "vw"])
+def test_a_side_without_features_has_no_model(local_learner):
+    for shared, private in ((arms([1.0], 2), none(2)), (none(2), arms([1.0], 2))):
+        model = choice(local_learner=local_learner).model(shared, private)
+        model.join(0)
+        for t in range(20):
+            model.play([Sample(0, shared.take(t % 2), private.take(t % 2), float(t % 2))])
+        assert np.diff(model.scores(0, shared, private))[0] > 0.5
+        model.close()
+
+
+def test_linucb_on_no_features_at_all_takes_any_number_of_actions():
+    model = LeastSquaresModel("central", none(2), none(2), 0.5, 0.5)
+    model.join(0)
+    assert model.blocks == 1
+    assert model.scores(0, none(7), none(7)).tolist() == [0] * 7
+
+
+def test_linucb_refuses_what_would_not_fit_in_memory():
+    with pytest.raises(ValueError, match="linucb must have at most 4000 weights a model, got 4001"):
+        choice(policy=LinUCB()).model(rows(np.ones((1, 4001))), rows(np.ones((1, 2))))
+
+
+def test_the_first_step_reaches_as_far_whatever_the_size_of_the_features():
+    for size in (1e-3, 1.0, 1e4):
+        actions = rows(np.full((2, 3), size))
+        shared, personal = default_rates(actions, actions)
+        assert shared * 3 * size == pytest.approx(2)
+        assert personal * (3 * size + 1) == pytest.approx(3)
+    assert default_rates(none(2), none(2)) == (2, 3)
+
+
+def test_an_empty_seat_adds_nothing_and_learns_nothing():
+    seat, x = Seat(), np.ones(2)
+    for call in (lambda: seat.learn(x, 1.0), lambda: seat.correct(x, 1.0), lambda: seat.see(1.0)):
+        call()
+    assert (seat.score(x), seat.predict(x, 0.25)) == (0.0, 0.25)
+    seat.learner = LinearLearner(2)
+    seat.learn(x, 1.0)
+    assert seat.score(x) > 0
+    seat.empty()
+    assert seat.score(x) == 0
+
+
+def test_a_workspace_is_closed_when_its_client_leaves_and_when_the_model_closes():
+    made = []
+
+    def make():
+        made.append(VWLearner(bits=10))
+        return Trusted(made[-1])
+
+    model = FederationModel(global_learner("fedres-adagrad", dim=2, n_clients=2), make, (2, 2))
+    for slot in range(2):
+        model.join(slot)
+    model.leave(0)
+    with pytest.raises(RuntimeError, match="closed"):
+        made[0].score(np.ones(2))
+    assert made[1].score(np.ones(2)) == 0
+    model.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        made[1].score(np.ones(2))
+
+
+@pytest.mark.parametrize("dim", [1, 348, 349, 5000, 116_060, 116_061])
+def test_as_few_bits_are_taken_as_hold_the_features(dim):
+    bits = bits_for(dim)
+    with VWLearner(bits=bits) as learner:
+        learner.learn(np.ones(dim), 1.0)
+    if bits > 10:
+        with VWLearner(bits=bits - 1) as learner, pytest.raises(ValueError, match="indices must"):
+            learner.score(np.ones(dim))

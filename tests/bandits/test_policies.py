@@ -1,0 +1,50 @@
+"""Policies by name, and what they refuse."""
+
+import pytest
+
+from bandits import EpsilonGreedy, ExploreEvery, LinUCB, SquareCB, policy
+from bandits.policies import POLICIES
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_a_policy_has_defaults_that_work_and_a_value_of_its_own(name):
+    assert policy(name) == POLICIES[name]()
+    assert policy(policy(name)) == policy(name)
+
+
+def test_options_reach_the_policy():
+    assert policy("epsilon-greedy", epsilon=0.3) == EpsilonGreedy(0.3)
+    assert policy("linucb", alpha=2.0, ridge=0.1) == LinUCB(2.0, 0.1)
+    assert policy("squarecb", scale=5) == SquareCB(5)
+
+
+def test_only_explore_every_learns_from_some_rounds():
+    assert [n for n in range(1, 13) if ExploreEvery(0.25).learns(n)] == [4, 8, 12]
+    assert all(policy(name).learns(n) for name in POLICIES if name != "explore-every" for n in range(1, 5))
+
+
+def test_explore_every_with_epsilon_one_always_explores():
+    assert all(ExploreEvery(1.0).learns(n) for n in range(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: policy("ucb"), "policy must be one of epsilon-greedy, explore-every, linucb, squarecb, got 'ucb'"),
+        (lambda: policy(3), "policy must be one of .*, got 3"),
+        (lambda: policy("linucb", epsilon=0.1), "epsilon is not an option of linucb, which has alpha, ridge"),
+        (lambda: policy(SquareCB(), scale=3), "scale is no option beside a policy that is made already"),
+        (lambda: EpsilonGreedy(1.2), r"epsilon must be in \[0, 1\], got 1.2"),
+        (lambda: EpsilonGreedy(-0.1), r"epsilon must be in \[0, 1\], got -0.1"),
+        (lambda: EpsilonGreedy(float("nan")), r"epsilon must be in \[0, 1\], got nan"),
+        (lambda: EpsilonGreedy("0.1"), r"epsilon must be in \[0, 1\], got '0.1'"),
+        (lambda: ExploreEvery(1.2), r"epsilon must be in \[0, 1\], got 1.2"),
+        (lambda: ExploreEvery(0.0), "epsilon must be positive for explore-every"),
+        (lambda: SquareCB(0.0), "scale must be positive and finite, got 0"),
+        (lambda: LinUCB(alpha=-1.0), "alpha must be at least 0 and finite, got -1"),
+        (lambda: LinUCB(ridge=0.0), "ridge must be positive and finite, got 0"),
+    ],
+)
+def test_bad_policies_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
