@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 
+from libsvm_tasks.bandit_replay import BanditReplay
 from libsvm_tasks.replay import Replay, Result
 
 mpl.use("Agg")  # draws to files only, with no screen
@@ -108,3 +109,22 @@ def _name(result: Result) -> str:
 def _title(replay: Replay) -> str:
     setup = replay.setup
     return f"{setup.dataset}, {setup.clients} clients, N = {replay.samples_per_client:.0f}, {setup.rollouts} rollouts"
+
+
+def plot_bandit(replay: BanditReplay, path: Path) -> None:
+    """Reward and regret over the rounds, with bands of a standard error over rollouts."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8))
+    for one, name in zip(axes, ("reward", "regret"), strict=True):
+        series = {}
+        for result in replay.results:
+            curve = getattr(result, f"{name}_curve")
+            points = (np.arange(curve.shape[1]) + 0.5) * replay.setup.rounds / curve.shape[1]
+            error = curve.std(axis=0, ddof=1) / np.sqrt(len(curve)) if len(curve) > 1 else 0 * points
+            series[result.scheme.scheme] = Series(points.tolist(), curve.mean(axis=0).tolist(), error.tolist())
+        styles = {scheme: {"color": colour} for scheme, colour in COLOURS.items()}
+        lines(one, series, "round", f"average {name}", styles)
+    setup = replay.setup
+    figure.suptitle(
+        f"{setup.dataset} ({setup.task} task), {setup.clients} clients, {replay.results[0].scheme.policy_name}"
+    )
+    save(figure, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.table import Table
 
+from libsvm_tasks.bandit_replay import BanditReplay
 from libsvm_tasks.data import Data
 from libsvm_tasks.replay import Replay, Result, standard_error
 
@@ -73,3 +74,37 @@ def spread_line(data: Data) -> str:
     blocks = " ▁▂▃▄▅▆▇█"
     picture = "".join(blocks[int(np.ceil(8 * count / counts.max()))] for count in counts)
     return f"label from {low:g} to {high:g}, quartiles {first:g}, {middle:g}, {third:g}\n{picture}"
+
+
+def bandit_table(replay: BanditReplay) -> Table:
+    """Return reward and regret, a row per scheme."""
+    setup = replay.setup
+    table = Table(
+        title=f"{setup.dataset} ({setup.task} task), {replay.results[0].scheme.policy_name}: {setup.clients} clients, "
+        f"{setup.rounds} rounds, {setup.rollouts} rollouts",
+        title_justify="left",
+    )
+    for column in ("scheme", "global learner", "local"):
+        table.add_column(column)
+    for column in ("delay", "reward", "vs independent", "regret", "last rounds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", min_width=BAR)
+    means = [float(result.reward.mean()) for result in replay.results]
+    for result, mean in zip(replay.results, means, strict=True):
+        scheme, shared = result.scheme, result.scheme.scheme != "independent"
+        gain = ""
+        if result.gain is not None and shared:
+            gain = f"{result.gain.mean():+.4f} ± {standard_error(result.gain):.4f}"
+        least_squares = scheme.policy_name == "linucb"
+        table.add_row(
+            scheme.scheme,
+            ("least squares" if least_squares else scheme.global_learner) if shared else "",
+            ("least squares" if least_squares else scheme.local_learner) if scheme.scheme != "central" else "",
+            str(scheme.delay) if shared else "",
+            f"{mean:.4f} ± {standard_error(result.reward):.4f}",
+            gain,
+            f"{result.regret.mean():.4f}",
+            f"{result.reward_curve[:, -1].mean():.4f}",
+            bar(mean, min(means), max(means)),
+        )
+    return table

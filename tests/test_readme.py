@@ -60,19 +60,21 @@ def test_its_table_of_accuracies_is_the_committed_result():
         assert shown in line
 
 
+def fedres_lines(code):
+    return [line for line in code.splitlines() if line.startswith("fedres")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [line for language, code in BLOCKS if language == "sh" for line in code.splitlines() if line.startswith("fedres")],
-)
-def test_its_fedres_lines_run(line, tmp_path, monkeypatch):
+@pytest.mark.parametrize("lines", [fedres_lines(code) for lang, code in BLOCKS if lang == "sh" and fedres_lines(code)])
+def test_its_fedres_lines_run_one_after_the_other(lines, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command, *words = shlex.split(line, comments=True)
-    done = subprocess.run(
-        [Path(sys.executable).with_name(command), *words], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 5
-    for word in words:
-        if word.endswith((".json", ".png")):
-            assert (tmp_path / word).stat().st_size > 0
+    for line in lines:
+        command, *words = shlex.split(line, comments=True)
+        done = subprocess.run(
+            [Path(sys.executable).with_name(command), *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) > 5
+        for word in words:
+            if word.endswith((".json", ".png", ".jsonl")):
+                assert (tmp_path / word).stat().st_size > 0

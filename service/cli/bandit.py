@@ -1,0 +1,142 @@
+"""``fedres bandit`` and ``fedres evaluate``."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.base import (
+    DatasetArgument,
+    Jobs,
+    JsonFile,
+    PlotFile,
+    Seed,
+    app,
+    console,
+    one_line_errors,
+    progress_bar,
+    write_json,
+)
+
+
+@app.command()
+@one_line_errors
+def bandit(
+    dataset: DatasetArgument,
+    clients: Annotated[int, typer.Option(help="Number P of clients.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds T; each client decides once a round.")] = 8000,
+    policy: Annotated[
+        str, typer.Option(help="explore-every (the paper's), epsilon-greedy, squarecb or linucb.")
+    ] = "epsilon-greedy",
+    epsilon: Annotated[
+        float | None, typer.Option(help="Share of exploration: 0.02 unless given, 0.1 for explore-every.")
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="same: one task for all. permuted: each client has 3 classes in 10 trade names. shuffled: all of them."
+            " subsets: each client meets half of the classes."
+        ),
+    ] = "permuted",
+    delay: Annotated[int, typer.Option(help="Round trip of messages in rounds.")] = 0,
+    schemes: Annotated[str, typer.Option(help="Which to run, by commas.")] = "independent,central,fedres",
+    global_learner: Annotated[
+        str, typer.Option(help="Rule for the shared model; others than fedres-adagrad are played step by step, slowly.")
+    ] = "fedres-adagrad",
+    local_learner: Annotated[
+        str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")
+    ] = "linear",
+    shared_features: Annotated[str, typer.Option(help="What the shared model sees: half or all.")] = "half",
+    local_features: Annotated[str, typer.Option(help="What personal models see: all, or the other half.")] = "all",
+    rollouts: Annotated[int, typer.Option(help="Independent repetitions.")] = 5,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write the last scheme's decisions of the first rollout, for `fedres evaluate`.")
+    ] = None,
+) -> None:
+    """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
+
+    Each client alone, one model for all, and both together (fedres) decide on the same rows.
+    """
+    from libsvm_tasks.bandit_log import write_log
+    from libsvm_tasks.bandit_replay import Setup, make_scheme, run
+    from libsvm_tasks.load import cache_folder
+    from libsvm_tasks.plots import check_path, plot_bandit
+    from libsvm_tasks.report import bandit_table
+
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if plot is not None:
+        check_path(plot)
+    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed)
+    options = {} if epsilon is None else {"epsilon": epsilon}
+    rows = [
+        make_scheme(
+            name.strip(), policy, options, global_learner=global_learner, local_learner=local_learner, delay=delay
+        )
+        for name in schemes.split(",")
+    ]
+    journal = cache_folder() / "unfinished" / f"{hashlib.sha256(repr((setup, rows)).encode()).hexdigest()[:16]}.jsonl"
+    with progress_bar(f"deciding on {dataset}") as progress:
+        result = run(setup, rows, jobs=jobs, journal=journal, progress=progress)
+    console().print(bandit_table(result))
+    write_json(json_file, result.to_json())
+    if plot is not None:
+        plot_bandit(result, plot)
+    if log is not None:
+        stream = setup.stream(0)
+        write_log(log, stream, rows[-1].play(stream, seed))
+    journal.unlink(missing_ok=True)
+
+
+@app.command()
+@one_line_errors
+def evaluate(
+    log: Annotated[Path, typer.Argument(help="Logged decisions: JSON lines (also .gz), ours or VW's dsjson.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to value; may be given several times: uniform, constant:ACTION, greedy, epsilon-greedy:0.1,"
+            " squarecb:10, file:PATH (JSON lines with event_id and probabilities), logging."
+        ),
+    ] = None,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ips, snips, dm, dr, sndr, switch-dr or dros; may be given several times. [default: snips, dr]"
+        ),
+    ] = None,
+    default_reward: Annotated[
+        float | None, typer.Option(help="Reward of decisions that have none; they are left out unless given.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
+    json_file: JsonFile = None,
+) -> None:
+    """Tell from logged decisions what other policies would have earned, with confidence intervals."""
+    from rich.table import Table
+
+    from bandits.evaluation import evaluate as value
+
+    chosen = tuple(estimator or ("snips", "dr"))
+    result = value(log, policy or ["uniform", "greedy"], estimators=chosen, default_reward=default_reward, level=level)
+    table = Table(
+        title=f"{log.name}: {result.n:,} decisions with a reward, {result.n_without_reward:,} without",
+        title_justify="left",
+    )
+    for column in ("policy", "estimator"):
+        table.add_column(column)
+    for column in ("value", f"{level:.0%} interval", "vs logging", "effective n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("warning")
+    for row in result.rows:
+        against = "" if row.estimator == "mean" else f"{row.difference_low:+.4f} .. {row.difference_high:+.4f}"
+        span = f"{row.low:.4f} .. {row.high:.4f}"
+        table.add_row(row.policy, row.estimator, f"{row.value:.4f}", span, against, f"{row.ess:,.0f}", row.warning)
+    console().print(table)
+    write_json(json_file, result.to_json())

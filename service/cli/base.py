@@ -1,0 +1,83 @@
+"""What all commands share: the app itself, one-line errors, progress bars, JSON files."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DatasetArgument = Annotated[
+    str, typer.Argument(help="digits (built in), a name of `fedres datasets list`, or a path to a LIBSVM file.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the first rollout; the others count up from it.")]
+Jobs = Annotated[int, typer.Option(help="Processes; results do not depend on it.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the results to this .png, .svg or .pdf.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedres {version('fedres')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Personalization with a shared model and a personal model for every user."""
+
+
+def one_line_errors(command: Command) -> Command:
+    """Turn what a user can get wrong into one line and exit status 2, and Ctrl-C into status 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("fedres: interrupted; the same command goes on from what is finished", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def console() -> Console:
+    """Return where tables are printed: as wide as the terminal, or wide enough for a file."""
+    return Console(width=None if os.isatty(1) else 150)
+
+
+@contextmanager
+def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with the time left on standard error while the work goes on."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def write_json(path: Path | None, content: object) -> None:
+    """Write a JSON file so that a crash leaves the old one or the new one."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,138 @@
+"""``fedres replay`` and ``fedres delays``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.base import (
+    DatasetArgument,
+    Jobs,
+    JsonFile,
+    PlotFile,
+    Seed,
+    app,
+    console,
+    one_line_errors,
+    progress_bar,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from libsvm_tasks.replay import Replay, Setup
+    from libsvm_tasks.schemes import Scheme
+
+Clients = Annotated[int, typer.Option(help="Number P of clients.")]
+Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
+Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with a task of its own.")]
+Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, by commas.")]
+GlobalLearner = Annotated[str, typer.Option(help="Rule for the shared model of fedres, e.g. fedres-sgd or ofediq.")]
+LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
+LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
+Samples = Annotated[int, typer.Option(help="At most this many examples of each of its two classes per client.")]
+
+
+@app.command()
+@one_line_errors
+def replay(
+    dataset: DatasetArgument,
+    clients: Clients = 50,
+    rounds: Rounds = 500,
+    rollouts: Rollouts = 50,
+    delay: Annotated[int, typer.Option(help="Round trip in rounds, half of it each way.")] = 0,
+    schemes: Schemes = "independent,central,fedres",
+    global_learner: GlobalLearner = "fedres-sgd",
+    local_learner: LocalLearner = "linear",
+    local_features: LocalFeatures = "all",
+    timing: Annotated[str, typer.Option(help="When late messages are learned: on-arrival, or aligned.")] = "on-arrival",
+    samples: Samples = 30,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Replay a dataset as a federation: each client alone, one model for all, and both together (fedres)."""
+    from libsvm_tasks.plots import plot_replay
+    from libsvm_tasks.replay import Setup
+    from libsvm_tasks.schemes import Scheme
+
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    rows = [
+        Scheme(name.strip(), global_learner, local_learner, local_features, timing, delay)
+        for name in schemes.split(",")
+    ]
+    _replay(setup, rows, jobs, json_file, plot, plot_replay)
+
+
+@app.command()
+@one_line_errors
+def delays(
+    dataset: DatasetArgument,
+    delays: Annotated[str, typer.Option(help="Round trips to try, by commas.")] = "0,20,40,80,120,200",
+    clients: Clients = 50,
+    rounds: Rounds = 500,
+    rollouts: Rollouts = 50,
+    schemes: Schemes = "independent,central,fedres",
+    global_learner: GlobalLearner = "fedres-sgd",
+    local_learner: LocalLearner = "linear",
+    local_features: LocalFeatures = "all",
+    timing: Annotated[
+        str, typer.Option(help="When late messages are learned: on-arrival, aligned, or both by a comma.")
+    ] = "on-arrival,aligned",
+    samples: Samples = 30,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Measure how accuracy holds up as messages between clients and server take longer."""
+    from libsvm_tasks.plots import plot_delays
+    from libsvm_tasks.replay import Setup
+    from libsvm_tasks.schemes import Scheme, at_delays
+
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    rows = []
+    for name in schemes.split(","):
+        timings = timing.split(",") if name.strip() == "fedres" else ["on-arrival"]
+        rows += [Scheme(name.strip(), global_learner, local_learner, local_features, rule.strip()) for rule in timings]
+    _replay(setup, at_delays(rows, _whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+
+
+def _replay(
+    setup: Setup,
+    schemes: list[Scheme],
+    jobs: int,
+    json_file: Path | None,
+    plot: Path | None,
+    draw: Callable[[Replay, Path], None],
+) -> None:
+    """Run, print, write and draw; what an interrupted call had finished is found again."""
+    from libsvm_tasks.load import cache_folder
+    from libsvm_tasks.plots import check_path
+    from libsvm_tasks.replay import replay
+    from libsvm_tasks.report import replay_table
+
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if plot is not None:
+        check_path(plot)
+    name = hashlib.sha256(repr((setup, schemes)).encode()).hexdigest()[:16]
+    journal = cache_folder() / "unfinished" / f"{name}.jsonl"
+    with progress_bar(f"replaying {setup.dataset}") as progress:
+        result = replay(setup, schemes, jobs=jobs, journal=journal, progress=progress)
+    console().print(replay_table(result))
+    write_json(json_file, result.to_json())
+    if plot is not None:
+        draw(result, plot)
+    journal.unlink(missing_ok=True)
+
+
+def _whole_numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} must be whole numbers by commas, got {text!r}") from None

@@ -1,0 +1,53 @@
+"""``fedres reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.base import Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
+
+
+@app.command()
+@one_line_errors
+def reproduce(
+    figures: Annotated[list[str] | None, typer.Argument(help="Names of `--list`, e.g. fedres-1 fedomd-1.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Name every figure and claim, and stop.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Make them all.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small settings, on digits: minutes instead of an hour.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, CSVs and the table of claims.")] = Path("results"),
+    jobs: Jobs = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """Remake the papers' figures, and say of every claim whether it was reproduced.
+
+    Interrupted, the same command goes on from what is finished in its folder.
+    """
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from libsvm_tasks.reproduce.figure import Run
+    from libsvm_tasks.reproduce.registry import FIGURES
+    from libsvm_tasks.reproduce.registry import reproduce as remake
+
+    if show:
+        table = Table("figure", "paper", "shows", box=None)
+        for figure in FIGURES.values():
+            table.add_row(figure.name, figure.paper, figure.title)
+        console().print(table)
+        return
+    names = list(FIGURES) if every else figures
+    if not names:
+        raise ValueError("name figures to make, or give --list or --all")
+    with progress_bar("reproducing") as progress:
+        claims = remake(names, Run(out, quick, jobs, progress))
+    table = Table("figure", "claim", "measured", "verdict", show_lines=True)
+    for claim in claims:
+        colour = {"reproduced": "green", "partly": "yellow", "not reproduced": "red"}[claim.verdict]
+        table.add_row(claim.figure, claim.claim, claim.measured, f"[{colour}]{claim.verdict}[/]")
+    console().print(table)
+    console().print(f"pictures, CSVs and claims.md are in {out}")
+    write_json(json_file, [asdict(claim) for claim in claims])
