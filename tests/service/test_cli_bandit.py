@@ -1,0 +1,78 @@
+"""``fedres bandit`` and ``fedres evaluate`` as a stranger would use them."""
+
+import json
+
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from service.cli import app
+
+SMALL = ["--clients", "3", "--rounds", "200", "--rollouts", "2"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDRES_DATA", raising=False)
+
+
+def fedres(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("policy", ["explore-every", "epsilon-greedy", "squarecb", "linucb"])
+def test_bandit_prints_a_table_and_writes_json_and_a_picture(tmp_path, policy):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    result = fedres("bandit", "digits", *SMALL, "--policy", policy, "--json", out, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert all(word in result.output for word in ("independent", "central", "fedres", "regret", policy))
+    content = json.loads(out.read_text())
+    assert (content["dataset"], content["clients"], content["rounds"]) == ("digits", 3, 200)
+    assert [row["scheme"] for row in content["results"]] == ["independent", "central", "fedres"]
+    assert {row["policy"] for row in content["results"]} == {policy}
+    assert imread(picture).std() > 0.05
+
+
+def test_the_decisions_of_a_bandit_can_be_evaluated(tmp_path):
+    log, out = tmp_path / "log.jsonl", tmp_path / "out.json"
+    assert fedres("bandit", "digits", *SMALL, "--epsilon", 0.5, "--log", log).exit_code == 0
+    result = fedres(
+        "evaluate", log, "--policy", "uniform", "--policy", "constant:3", "--estimator", "ips", "--json", out
+    )
+    assert result.exit_code == 0, result.output
+    rows = {row["policy"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["uniform"]["low"] < 0.1 < rows["uniform"]["high"]  # ten classes: a uniform choice earns a tenth
+    assert rows["logging"]["estimator"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bandit", "digits", "--policy", "thompson"], "policy must be one of"),
+        (["bandit", "digits", "--epsilon", "1.5"], "epsilon must be in [0, 1], got 1.5"),
+        (["bandit", "digits", "--policy", "linucb", "--epsilon", "0.1"], "epsilon is not an option of linucb"),
+        (["bandit", "digits", "--task", "other"], "task must be one of"),
+        (["bandit", "digits", "--delay", "-1"], "delay must be an integer of at least 0, got -1"),
+        (["bandit", "digits", "--clients", "0"], "clients must be an integer of at least 1, got 0"),
+        (["bandit", "nowhere"], "nowhere"),
+        (["bandit", "digits", "--schemes", "alone"], "schemes must be one of"),
+        (["evaluate", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_status_2(words, message):
+    result = fedres(*words)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("fedres: ")
+    assert message in line
+
+
+def test_a_log_without_probabilities_is_refused_with_its_line(tmp_path):
+    event = {"event_id": "1", "context": {}, "actions": [{"id": "a"}, {"id": "b"}], "action": "a", "reward": 1}
+    (tmp_path / "log.jsonl").write_text(json.dumps(event | {"probability": 0.5}) + "\n" + json.dumps(event) + "\n")
+    result = fedres("evaluate", tmp_path / "log.jsonl")
+    assert result.exit_code == 2
+    assert "log.jsonl" in result.stderr
+    assert "2" in result.stderr
+    assert "probability" in result.stderr
