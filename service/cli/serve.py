@@ -55,7 +55,7 @@ def serve(
         raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
     tls = None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key)
     try:
-        run(path, host=host, port=port, insecure=insecure, tls=tls, beside=_beside(demo))
+        run(path, host=host, port=port, insecure=insecure, tls=tls, beside=_beside(demo), say=typer.echo)
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
 

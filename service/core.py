@@ -1,0 +1,163 @@
+"""What the engine stands on: the store, its threads, and the two ways to change anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, TypeVar
+
+from service.deciding import (
+    View,
+    warm_up,
+)
+from service.errors import ApiError, invalid, unavailable
+from service.exporting import Exporter
+from service.features import Limits, Preparer
+from service.learning import Learning
+from service.personal import PersonalModels
+from service.records import (
+    SETTINGS,
+    encode,
+)
+from service.settings import Settings
+from service.snapshots import Snapshots
+from service.store import Duplicate, GroupCommit, Lease, Log, Record, Refused, StoreUnavailable, sqlite_file
+from service.store.log import Connection, system_clock
+
+DEFAULT = "default"
+Answer = TypeVar("Answer")
+
+
+Parts = tuple[Snapshots, PersonalModels, Exporter, Limits]
+
+
+class Core:
+    """Opens and closes a store, appends to it, and asks the learner."""
+
+    def __init__(self, store: Path, lease: Lease, log: Log, learning: Learning, parts: Parts) -> None:
+        self.store = store
+        self._lease, self._log, self._learning = lease, log, learning
+        self._snapshots, self._personal, self._exporter, self._limits = parts
+        self._commits = GroupCommit(log)
+        self._preparers = {crosses: Preparer(crosses=crosses, limits=self._limits) for crosses in (True, False)}
+        self._loader = ThreadPoolExecutor(2, "personal")
+        self._last = learning.position
+        self._changing: asyncio.Event | None = None  # set once what is being changed is in force
+        self._turn = asyncio.Lock()
+        self._closed = False
+        learning.start(self._commits)
+
+    @classmethod
+    def open(
+        cls,
+        store: Path,
+        *,
+        clock: Callable[[], int] = system_clock,
+        connect: Callable[[], Connection] | None = None,
+        snapshot_seconds: float = 10.0,
+        cache_bytes: int = 256_000_000,
+        limits: Limits | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Self:
+        """Return an engine on the store at ``store``, made if need be; raise ``LeaseHeld`` if another has it."""
+        lease = Lease(store)
+        lease.acquire(wait_seconds)
+        try:
+            connect = connect or sqlite_file(store)
+            log, reader, archive = Log(connect, clock=clock, check=True), Log(connect), Log(connect)
+            snapshots = Snapshots(store.with_name(store.name + "-models"))
+            personal = PersonalModels(snapshots, cache_bytes)
+            learning = Learning(log, reader, snapshots, personal, clock, snapshot_seconds)
+            warm_up()
+            learning.open()
+            if DEFAULT not in learning.views:
+                log.append([Record(DEFAULT, SETTINGS, None, None, encode(Settings()))])
+                learning.open()
+        except BaseException:
+            lease.release()
+            raise
+        parts = (snapshots, personal, Exporter(archive), limits or Limits())
+        return cls(store, lease, log, learning, parts)
+
+    async def close(self) -> None:
+        """Take no more requests; answer, learn and save those that were taken."""
+        self._closed = True
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._commits.close()
+        self._learning.stop()
+        self._loader.shutdown()
+        self._snapshots.close()
+        self._exporter.close()
+        self._log.close()
+        self._lease.release()
+
+    def _submit(self, record: Record) -> asyncio.Future[int]:
+        try:
+            return self._commits.submit_async(record)
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+
+    async def _stored(self, future: asyncio.Future[int]) -> int:
+        try:
+            seq = await future
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        except Duplicate:
+            raise
+        except Refused as error:
+            raise invalid(str(error)) from error
+        self._last = max(self._last, seq)
+        self._learning.wake()
+        return seq
+
+    async def _view(self, loop: str) -> View:
+        """Return the loop as it is published, after any change on its way."""
+        while self._changing is not None:
+            await self._changing.wait()
+        return self.view(loop)
+
+    def view(self, loop: str) -> View:
+        """Return the loop as it is published."""
+        if self._closed:
+            raise ApiError(503, "store_closed", "the service is shutting down")
+        view = self._learning.views.get(loop)
+        if view is None:
+            raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {loop!r}", "loop")
+        return view
+
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """Hold everything else up until the change is in force."""
+        async with self._turn:
+            self._changing = asyncio.Event()
+            try:
+                yield
+            finally:
+                self._changing.set()
+                self._changing = None
+
+    async def _append_now(self, record: Record) -> int:
+        seq = await self._stored(self._submit(record))
+        await self.settle()
+        return seq
+
+    async def settle(self) -> None:
+        """Return once all that was stored before, and all that is due by the clock, is learned and published."""
+        await self._on_learner(self._learning.raise_trouble)
+
+    def _learner_says(self, function: Callable[[], Answer]) -> Answer:
+        try:
+            return self._learning.call(function).result()
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+
+    async def _on_learner(self, function: Callable[[], Answer]) -> Answer:
+        try:
+            return await asyncio.wrap_future(self._learning.call(function))
+        except StoreUnavailable as error:
+            raise unavailable(error) from error

@@ -1,0 +1,1 @@
+"""The HTTP side of the service: it lets in, refuses, translates and counts; the engine decides."""

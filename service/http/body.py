@@ -1,0 +1,101 @@
+"""The body of a request, read within its limits: refused by its headers where they say enough."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, MutableMapping
+from typing import Any, NamedTuple
+
+from service.errors import ApiError
+from service.http.replies import Receive
+
+
+class Disconnected(Exception):  # noqa: N818
+    """The client went away before its request was complete."""
+
+
+class Head(NamedTuple):
+    """The headers that the service looks at."""
+
+    authorization: bytes | None = None
+    length: bytes | None = None
+    media_type: bytes | None = None
+    encoding: bytes | None = None
+
+
+_NAMES = {b"authorization": 0, b"content-length": 1, b"content-type": 2, b"content-encoding": 3}
+
+
+def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    """Return the headers of interest; of one that comes twice, the last."""
+    found: list[bytes | None] = [None, None, None, None]
+    for name, value in headers:
+        place = _NAMES.get(name)
+        if place is not None:
+            found[place] = value
+    return Head(*found)
+
+
+async def read_body(receive: Receive, head: Head, limit: int) -> bytes:
+    """Return the body, decompressed if it came as gzip; more than ``limit`` bytes before or after are refused."""
+    if head.encoding is not None:
+        _check_encoding(head.encoding)
+    if head.length is not None and not (head.length.isdigit() and int(head.length[:20]) <= limit):
+        raise _too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body", False) or message["type"] == "http.disconnect" or len(body) > limit:
+        body = await _receive_rest(message, receive, limit)
+    return body if head.encoding is None or head.encoding.lower() == b"identity" else _gunzip(body, limit)
+
+
+def _check_encoding(encoding: bytes) -> None:
+    if encoding.lower() not in (b"identity", b"gzip"):
+        raise ApiError(415, "unsupported_encoding", _must("Content-Encoding", "gzip", encoding), "Content-Encoding")
+
+
+async def _receive_rest(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
+    """Return the body that begins with ``message``."""
+    chunks, size = [], 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    """Return one gzip member's content; decompression stops at the limit, however much would follow."""
+    gzip = zlib.decompressobj(wbits=31)
+    try:
+        content = gzip.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise ApiError(400, "invalid_gzip", f"the body must be gzip: {error}", "body") from None
+    if len(content) > limit:
+        raise _too_large(limit)
+    if not gzip.eof or gzip.unused_data:
+        raise ApiError(400, "invalid_gzip", "the body must be one whole gzip member", "body")
+    return content
+
+
+def check_media_type(head: Head, wanted: bytes | None) -> None:
+    """Refuse a body of another type, and one without a type: a browser sends that for any page that asks it to."""
+    if wanted is None:
+        return
+    given = (head.media_type or b"").partition(b";")[0].strip().lower()
+    if given != wanted:
+        message = _must("Content-Type", wanted.decode(), head.media_type or b"none")
+        raise ApiError(415, "unsupported_media_type", message, "Content-Type")
+
+
+def _must(header: str, rule: str, value: bytes) -> str:
+    return f"{header} must be {rule}, got {value[:100].decode('latin-1')}"
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"the body must have at most {limit} bytes", "body")

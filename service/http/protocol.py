@@ -1,0 +1,102 @@
+"""uvicorn's HTTP protocol with an end to its patience: it alone waits for ever for the rest of a request.
+
+Head and body of a request must come within ``request_seconds``, and a head may have ``HEAD_BYTES``. What is refused
+here has not reached the application, so the reply in the service's own shape is written here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.errors import ApiError
+from service.http.replies import refusal
+
+HEAD_BYTES = 65_536
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection; ``request_seconds`` is set by ``protocol``."""
+
+    request_seconds: float
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._whole = False  # the request that came last is here to its end
+        self._begun = 0  # requests that began in the chunk that came last
+        self._head_bytes: int | None = 0  # of the head that is being read, None in a body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before, self._begun = self._head_bytes, 0
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._whole:
+            self._unset_deadline()
+            return
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+        if self._head_bytes is not None:
+            all_of_it = before is not None and self._begun <= 1  # else the chunk has the end of other requests too
+            self._head_bytes = (before or 0) + len(data) if all_of_it else 0
+            if self._head_bytes > HEAD_BYTES:
+                error = f"the head must have at most {HEAD_BYTES} bytes"
+                self._refuse(ApiError(431, "head_too_large", error, "headers"))
+
+    def on_message_begin(self) -> None:
+        self._whole = False
+        self._begun += 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._whole, self._head_bytes = True, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        seconds = self.request_seconds
+        self._refuse(ApiError(408, "request_timeout", f"the request must be complete within {seconds:g} s"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Say why, unless a reply is under way, and close."""
+        if self.transport.is_closing():
+            return
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not (busy and self.cycle.response_started):
+            self.transport.write(_raw(error))
+        self.transport.close()
+
+
+def protocol(request_seconds: float) -> type[Protocol]:
+    """Return the protocol class for uvicorn's ``http`` option."""
+    return type("Protocol", (Protocol,), {"request_seconds": request_seconds})
+
+
+def _raw(error: ApiError) -> bytes:
+    reply = refusal(error)
+    headers = (*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close"))
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body

@@ -1,0 +1,93 @@
+"""Replies as bytes, and the one shape of all that fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from service.errors import ApiError, unavailable
+from service.store import StoreUnavailable
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+JSON = (b"content-type", b"application/json")
+
+log = logging.getLogger("fedres.service")
+
+
+class ErrorDetail(msgspec.Struct):
+    code: str  # for programs
+    message: str  # for people: the argument, the rule and the value
+    target: str | None  # what it is about: an argument, a header, a path
+
+
+class Error(msgspec.Struct):
+    """What every failure looks like."""
+
+    error: ErrorDetail
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes = b""
+    headers: Headers = ()
+
+
+NO_CONTENT = Reply(204)
+
+
+def json_reply(body: bytes, status: int = 200) -> Reply:
+    return Reply(status, body, (JSON,))
+
+
+def refusal(error: ApiError, headers: Headers = ()) -> Reply:
+    """Return the reply that says why not."""
+    if error.status == 401:
+        headers = (*headers, (b"www-authenticate", b"Bearer"))
+    return Reply(error.status, msgspec.json.encode(shaped(error)), (JSON, *headers))
+
+
+def shaped(error: ApiError) -> Error:
+    """Return the error as it is shown; what is no Unicode in it, escaped."""
+    message, target = (
+        text and text.encode("utf-8", "backslashreplace").decode() for text in (error.message, error.target)
+    )
+    return Error(ErrorDetail(error.code, message or "", target))
+
+
+def too_many_requests(seconds: float) -> Reply:
+    """Return the refusal of a key that asks too often, and when it may ask again."""
+    wait = max(1, math.ceil(seconds))
+    error = ApiError(429, "too_many_requests", f"the key made too many requests; try again in {wait} s")
+    return refusal(error, ((b"retry-after", str(wait).encode()),))
+
+
+def wrong_method(method: str, allowed: str) -> Reply:
+    error = ApiError(405, "method_not_allowed", f"the method must be one of {allowed}, got {method}", "method")
+    return refusal(error, ((b"allow", allowed.encode()),))
+
+
+def failure(error: Exception) -> Reply:
+    """Return the reply to what went wrong; what nobody foresaw is logged in full, and not shown."""
+    if isinstance(error, ApiError):
+        return refusal(error)
+    if isinstance(error, StoreUnavailable):
+        return refusal(unavailable(error))
+    log.error("a request failed", exc_info=error)
+    return refusal(ApiError(500, "internal", "the service failed; its log has the details"))
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    headers = reply.headers
+    if reply.status != 204:
+        headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

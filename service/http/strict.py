@@ -1,0 +1,59 @@
+"""JSON read strictly: valid UTF-8 and Unicode, finite numbers, bounded nesting, and every name once in its object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from service.errors import ApiError
+
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Return the body as the decoder's type; of a name that comes twice in an object it has kept the last."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body") from None
+
+
+def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Return the same, and refuse names that come twice."""
+    value = decode(decoder, body)
+    refuse_repeats(body)
+    return value
+
+
+def refuse_repeats(body: bytes) -> None:
+    """Refuse JSON in which a name comes twice in one object."""
+    try:
+        json.loads(body, object_pairs_hook=_each_once, parse_int=float)
+    except RecursionError:
+        raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
+    except ValueError as error:
+        raise ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body") from None
+
+
+def invalid(message: str) -> ApiError:
+    """Return msgspec's complaint as an error of ours; the place at its end is the target."""
+    said, _, place = message.partition(" - at `$")
+    target = place.rstrip("`").lstrip(".") or "body"
+    code = "too_long" if "length <=" in said else "invalid_request"
+    return ApiError(422, code, f"{target}: {said[:1].lower()}{said[1:]}", target)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ApiError(
+                400, "repeated_name", f"a name must come once in an object, got {name[:100]!a} twice", "body"
+            )
+        seen.add(name)

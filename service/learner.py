@@ -1,0 +1,297 @@
+"""The learner: the state of all loops as a pure function of the log's records in order.
+
+No clock, no I/O, no threads, no randomness. Whatever is due at a record's time is settled before the record itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from service.features import Limits, Prepared, Preparer
+from service.joining import Case, Join, Rules, Settled
+from service.model import PersonalModel, SharedModel, learn
+from service.records import (
+    ACTIONS,
+    ACTIVATE,
+    BASE,
+    ERASED,
+    MODEL,
+    RANK,
+    REWARD,
+    SETTINGS,
+    read_actions,
+    read_offered,
+    read_rank,
+    read_reward,
+)
+from service.settings import Settings
+from service.store import Entry
+
+ANY = Limits(features=2**40, depth=2**20, name=2**40, crosses=2**60)  # what is in the log was within its limits
+
+Stored = Callable[[int, str], PersonalModel | None]  # (loop's first position, user) -> the model as last taken away
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """Whom the next ``erased`` record is about: the log does not say."""
+
+    loop: str
+    user: str
+    events: tuple[str, ...]
+
+
+class Statistics(msgspec.Struct):
+    """Sums over all events of a loop so far."""
+
+    ranks: int = 0
+    settled: int = 0  # events with a reward, the default included
+    reward: float = 0.0
+    baseline_weight: float = 0.0  # Σ 1/p where the first action was taken
+    baseline_reward: float = 0.0  # Σ r/p there
+    rewarded: int = 0  # events that had a reward of their own
+    delay: int = 0  # microseconds these waited for it, all together
+    apprentice: int = 0  # decisions made as an apprentice
+    agreed: int = 0  # where the policy would have taken the same
+
+
+class CatalogueAction(msgspec.Struct, frozen=True, array_like=True):
+    put: int  # position of the record that has it
+    features: bytes
+
+
+class Base(msgspec.Struct):
+    """The shared part of a loop at its position in the log, kept when records before it are erased."""
+
+    shared: bytes
+    version: int
+    statistics: Statistics
+
+
+class LoopHead(msgspec.Struct):
+    """What a loop is apart from its models and events; plain data."""
+
+    name: str
+    since: int  # position of the record that made it
+    settings: Settings
+    settings_version: int
+    version: int  # position up to which the models have learned
+    statistics: Statistics
+    catalogue: dict[str, CatalogueAction] = {}
+    base: int = 0  # position of the newest base
+
+
+class LoopState:
+    """One loop, learning. ``working`` holds the personal models that changed since they were last taken away."""
+
+    def __init__(self, head: LoopHead, join: Join, shared: SharedModel, preparer: Preparer, stored: Stored) -> None:
+        self.head = head
+        self.join = join
+        self.shared = shared
+        self.working: dict[str, PersonalModel] = {}
+        self._preparer = preparer
+        self._stored = stored
+
+    def apply(self, entry: Entry) -> None:
+        if entry.kind == BASE:  # holds the state just before it, so nothing may be settled in between
+            self._install(entry)
+            return
+        for settled in self.join.expire(entry.time):
+            self._learn(settled, entry.seq)
+        action = _APPLY.get(entry.kind)
+        settled_now = action(self, entry) if action else None
+        if settled_now is not None:
+            self._learn(settled_now, entry.seq)
+
+    def personal(self, user: str) -> PersonalModel:
+        """Return the user's model, to be changed."""
+        model = self.working.get(user)
+        if model is None:
+            known = self._stored(self.head.since, user)
+            model = self.working[user] = PersonalModel() if known is None else known.copy()
+        return model
+
+    def rules(self) -> Rules:
+        return rules_of(self.head.settings)
+
+    def _learn(self, settled: Settled, seq: int) -> None:
+        _, case, reward, delay = settled
+        settings, statistics = self.head.settings, self.head.statistics
+        if delay is not None:
+            statistics.rewarded += 1
+            statistics.delay += delay
+        if reward is None:
+            return
+        own = self.personal(case.user) if settings.personal and case.user is not None else None
+        self.shared.learning_rate = settings.learning_rate
+        if own is not None:
+            own.learning_rate = settings.learning_rate
+        learn(_prepared(case, settings.crosses), 0, reward, self.shared, own)
+        self.head.version = seq
+        statistics.settled += 1
+        statistics.reward += reward
+        statistics.baseline_weight += case.baseline_weight
+        statistics.baseline_reward += case.baseline_weight * reward
+
+    def _rank(self, entry: Entry) -> Settled | None:
+        body, statistics = read_rank(entry.body), self.head.statistics
+        offered = read_offered(body.actions[body.action])
+        features = self.head.catalogue[offered.id].features if offered.put else bytes(offered.features)
+        prepared = self._preparer.prepare(bytes(body.context), [(offered.id, features)])
+        first = _first_allowed(body.probabilities, body.exclude, body.actions)
+        weight = 1 / body.probabilities[body.action] if body.action == first else 0.0
+        n_context = int(prepared.starts[0])
+        case = Case(entry.user, prepared.hashes.tobytes(), prepared.values.tobytes(), n_context, weight)
+        statistics.ranks += 1
+        if body.wished is not None:
+            statistics.apprentice += 1
+            statistics.agreed += body.wished == body.action
+        return self.join.rank(_event(entry), entry.seq, entry.time, self.rules(), case, body.deferred)
+
+    def _reward(self, entry: Entry) -> Settled | None:
+        body = read_reward(entry.body)
+        return self.join.reward(_event(entry), entry.seq, entry.time, body.value, body.key(), self.rules())
+
+    def _activate(self, entry: Entry) -> Settled | None:
+        return self.join.activate(_event(entry), entry.seq, entry.time, self.rules())
+
+    def _settings(self, entry: Entry) -> None:
+        self.head.settings = _read_settings(entry)
+        self.head.settings_version = entry.seq
+
+    def _actions(self, entry: Entry) -> None:
+        body = read_actions(entry.body)
+        catalogue = dict(self.head.catalogue)
+        for action in body.put:
+            catalogue[action.id] = CatalogueAction(entry.seq, bytes(action.features))
+        for name in body.retire:
+            catalogue.pop(name, None)
+        self.head.catalogue = catalogue
+
+    def _model(self, entry: Entry) -> None:
+        self.shared = SharedModel.from_bytes(entry.body)
+        self.head.version = entry.seq
+
+    def _install(self, entry: Entry) -> None:
+        if entry.user is not None:
+            self.working[entry.user] = PersonalModel.from_bytes(entry.body)
+            return
+        base = msgspec.msgpack.decode(entry.body, type=Base)
+        self.shared = SharedModel.from_bytes(base.shared)
+        self.head.version, self.head.statistics, self.head.base = base.version, base.statistics, entry.seq
+
+
+_APPLY: dict[str, Callable[[LoopState, Entry], Settled | None]] = {
+    RANK: LoopState._rank,
+    REWARD: LoopState._reward,
+    ACTIVATE: LoopState._activate,
+    SETTINGS: LoopState._settings,
+    ACTIONS: LoopState._actions,
+    MODEL: LoopState._model,
+}
+
+
+class Learner:
+    """All loops. ``stored`` finds personal models that were taken out of ``working``; without it they stay there."""
+
+    def __init__(self, stored: Stored = lambda since, user: None) -> None:
+        self.loops: dict[str, LoopState] = {}
+        self.position = 0  # of the last record applied
+        self.time = 0  # its time
+        self.dropped: list[int] = []  # first positions of loops that were deleted
+        self.erasing: Erasure | None = None
+        self.erased: list[tuple[int, str]] = []  # (first position of the loop, user) of whom nothing may be left
+        self._stored = stored
+        self._preparer = Preparer(limits=ANY, cache_bytes=32_000_000)
+
+    def apply(self, entry: Entry) -> None:
+        """Take the next record of the log."""
+        if entry.kind == SETTINGS:
+            self._make_or_drop(entry)
+        state = self.loops.get(entry.loop)
+        if state is not None and not (entry.kind == BASE and self.erasing is not None and entry.user is not None):
+            state.apply(entry)
+        if entry.kind == ERASED and self.erasing is not None:
+            self._erase(self.erasing)
+        self.position, self.time = entry.seq, entry.time
+
+    def next_deadline(self) -> list[tuple[int, str]]:
+        """Return when something is due in each loop where anything waits, the nearest first."""
+        found = [(state.join.next_deadline(), name) for name, state in self.loops.items()]
+        return sorted((deadline, name) for deadline, name in found if deadline is not None)
+
+    def add(self, head: LoopHead, join: Join, shared: SharedModel) -> None:
+        """Put in a loop as it was at ``position``."""
+        self.loops[head.name] = LoopState(head, join, shared, self._preparer, self._stored)
+
+    def _make_or_drop(self, entry: Entry) -> None:
+        if _is_deletion(entry):
+            state = self.loops.pop(entry.loop, None)
+            self.dropped += [state.head.since] if state else []
+        elif entry.loop not in self.loops:
+            head = LoopHead(entry.loop, entry.seq, _read_settings(entry), entry.seq, entry.seq, Statistics())
+            self.add(head, Join(), SharedModel())
+
+    def _erase(self, erasure: Erasure) -> None:
+        state = self.loops[erasure.loop]
+        state.working.pop(erasure.user, None)
+        state.join.forget(erasure.user, erasure.events)
+        self.erased.append((state.head.since, erasure.user))
+        self.erasing = None
+
+
+def replay(entries: Iterable[Entry]) -> Learner:
+    """Return the learner that has read the entries of a log, and nothing else."""
+    learner = Learner()
+    for entry in entries:
+        learner.apply(entry)
+    return learner
+
+
+def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
+    """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
+    seen = hashlib.sha256(shared.to_bytes())
+    for user, model in personal:
+        seen.update(user.encode() + b"\0" + model)
+    return seen.hexdigest()
+
+
+def digest_of(state: LoopState) -> str:
+    """Return the same for a loop whose personal models were never taken away."""
+    users = sorted(state.working, key=str.encode)
+    return digest(state.shared, ((user, state.working[user].to_bytes()) for user in users))
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Return how events are joined under the settings."""
+    return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation == "sum")
+
+
+def _event(entry: Entry) -> str:
+    assert entry.event is not None
+    return entry.event
+
+
+def _read_settings(entry: Entry) -> Settings:
+    return msgspec.json.decode(entry.body, type=Settings)
+
+
+def _is_deletion(entry: Entry) -> bool:
+    fields: dict[str, Any] = msgspec.json.decode(entry.body)
+    return bool(fields.get("deleted"))
+
+
+def _first_allowed(probabilities: list[float], exclude: list[str], actions: list[msgspec.Raw]) -> int:
+    """Return the position of the baseline action: the first that was not excluded."""
+    if not exclude:
+        return 0
+    return next(k for k in range(len(probabilities)) if read_offered(actions[k]).id not in exclude)
+
+
+def _prepared(case: Case, crosses: bool) -> Prepared:
+    hashes, values = np.frombuffer(case.hashes, np.uint32), np.frombuffer(case.values, np.float32)
+    return Prepared(hashes, values, np.array([case.n_context, hashes.size], np.int64), crosses)

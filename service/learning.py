@@ -1,0 +1,345 @@
+"""The learner's thread: reads the log, learns, publishes, keeps snapshots, and logs ticks when wait times run out."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from service.deciding import View
+from service.joining import Join
+from service.learner import Base, Erasure, Learner, LoopState, digest
+from service.model import SharedModel
+from service.personal import PersonalModels
+from service.records import BASE, ERASED, NOTHING, TICK
+from service.saving import MOST_UNSAVED, Saver, mark
+from service.snapshots import Damaged, LoopPart, Snapshots
+from service.store import Entry, GroupCommit, Log, Record, StoreUnavailable
+
+CHUNK = 500  # records read at once
+LONGEST_SLEEP = 1.0  # seconds; a clock that is set forward is noticed after that many
+MOST_FED = 10_000  # records that wait in memory
+LONGEST_HOLD = 0.001  # seconds of learning before other threads get their turn
+RETRY = 0.2  # seconds, while the store is unavailable
+
+Answer = TypeVar("Answer")
+
+
+class Learning:
+    """Owns the learner. Everything but ``views``, ``wake`` and ``call`` happens on its thread, or before it starts."""
+
+    def __init__(
+        self,
+        store: Log,
+        reader: Log,
+        snapshots: Snapshots,
+        personal: PersonalModels,
+        clock: Callable[[], int],
+        snapshot_seconds: float,
+    ) -> None:
+        self.views: dict[str, View] = {}
+        self.position = 0  # up to which all is learned and published
+        self.trouble: Exception | None = None
+        self.rebuilt = 0  # how often the snapshot was thrown away
+        self.learner = Learner(self._stored)
+        self._store, self._log, self._snapshots, self._personal = store, reader, snapshots, personal
+        self._clock = clock
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._fed: deque[Entry] = deque()
+        self._yield_at = 0.0
+        self._awake, self._urgent = threading.Event(), threading.Event()
+        self._stopping = False
+        self._from_scratch = False
+        self._last: Entry | None = None
+        self._saver = Saver(snapshots, personal, snapshot_seconds)
+        self._published_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+        self._commits: GroupCommit | None = None
+
+    def open(self) -> None:
+        """Bring the learner to the end of the log, from the snapshot where that is good."""
+        try:
+            self._restore()
+            self._catch_up()
+        except Damaged as damage:
+            self._rebuild(damage)
+        self._from_scratch = False
+        self._publish()
+
+    def start(self, commits: GroupCommit) -> None:
+        self._commits = commits
+        self._store.appended = self.feed
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Learn and save all that is logged, and end the thread."""
+        self._stopping = True
+        self._hurry()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._saver.close()
+        self._log.close()
+
+    def wake(self) -> None:
+        """Say that something was logged."""
+        if not self._awake.is_set():
+            self._awake.set()
+
+    def call(self, function: Callable[[], Answer]) -> Future[Answer]:
+        """Return what ``function`` answers on the learner's thread, once all that was logged before is published."""
+        if self._stopping:
+            raise StoreUnavailable("closed", "the learner has stopped")
+        future: Future[Answer] = Future()
+        self._calls.put(lambda: _run_into(future, function))
+        self._hurry()
+        return future
+
+    def _hurry(self) -> None:
+        self._urgent.set()
+        self._awake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._awake.wait(self._idle_seconds())
+            self._urgent.wait(max(0.0, self._published_at + self._interval() - time.monotonic()))
+            self._awake.clear()
+            self._urgent.clear()
+            self._step()
+        self._step()
+        self._finish()
+
+    def _idle_seconds(self) -> float:
+        if self.trouble is not None:
+            return RETRY
+        ends = [LONGEST_SLEEP, self._saver.seconds_left(self.learner.position)]
+        ends += [(deadline - self._clock()) / 1e6 for deadline, _ in self.learner.next_deadline()[:1]]
+        return max(0.0, min(ends))
+
+    def _interval(self) -> float:
+        return min((view.settings.update_interval for view in self.views.values()), default=LONGEST_SLEEP)
+
+    def _step(self) -> None:
+        calls = self._waiting_calls()  # first: all that was logged before them is then read
+        try:
+            if calls or self._stopping or not self._apply_fed():
+                self._catch_up()
+            while self._tick():
+                self._catch_up()
+            self._publish()
+            self.trouble = None
+        except Damaged as damage:
+            self.rebuild(damage)
+        except Exception as error:
+            self._note(error)
+        for call in calls:
+            call()
+        try:
+            self._saver.save_if_due(self.learner, self._last)
+        except StoreUnavailable as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        if type(error) is not type(self.trouble):
+            logging.getLogger(__name__).error("the learner waits: %s", error, exc_info=not _expected(error))
+        self.trouble = error
+
+    def _waiting_calls(self) -> list[Callable[[], None]]:
+        return [self._calls.get() for _ in range(self._calls.qsize())]  # nobody else takes any
+
+    def feed(self, entries: list[Entry]) -> None:
+        """Take what was just made durable, to save reading it again; from any one thread."""
+        if len(self._fed) < MOST_FED:  # what is left out is read from the log
+            self._fed.extend(entries)
+        self.wake()
+
+    def _apply_fed(self) -> bool:
+        """Apply what was fed; return whether there was anything, and nothing missing before it."""
+        found = False
+        while self._fed:
+            entry = self._fed.popleft()
+            if entry.seq > self.learner.position + 1:
+                return False
+            if entry.seq == self.learner.position + 1:  # else it was read from the log
+                self._apply(entry)
+                found = True
+        return found
+
+    def _catch_up(self) -> None:
+        """Apply all that is in the log."""
+        self._apply_fed()
+        while True:
+            entries = self._log.read(self.learner.position, CHUNK)
+            for entry in entries:
+                self._apply(entry)
+            if len(entries) < CHUNK:
+                return
+            if sum(len(state.working) for state in self.learner.loops.values()) > MOST_UNSAVED:
+                self._take_personal()
+                self.flush()
+
+    def _apply(self, entry: Entry) -> None:
+        if entry.kind == ERASED and self.learner.erasing is None and not self._from_scratch:
+            raise Damaged("the snapshot is older than an erasure")  # it may hold what was erased
+        self.learner.apply(entry)
+        self._last = entry
+        if time.perf_counter() > self._yield_at:
+            time.sleep(0)  # lets the event loop have the interpreter
+            self._yield_at = time.perf_counter() + LONGEST_HOLD
+
+    def _tick(self) -> bool:
+        """Log a tick where a wait time has run out and nothing else says so; return whether there was one."""
+        now = self._clock()
+        due = [name for deadline, name in self.learner.next_deadline() if deadline <= now]
+        if self._commits is None or self._stopping:
+            return False
+        for future in [self._commits.submit(Record(name, TICK, None, None, NOTHING)) for name in due]:
+            future.result()
+        return bool(due)
+
+    def barrier(self, loop: str) -> None:
+        """Learn all that was handed to the store before."""
+        assert self._commits is not None
+        self._commits.submit(Record(loop, TICK, None, None, NOTHING)).result()
+        self._catch_up()
+
+    def _publish(self) -> None:
+        self._published_at = time.monotonic()
+        self._take_personal()
+        self.views = {name: self._view(state) for name, state in self.learner.loops.items()}
+        self.position = self.learner.position
+
+    def _take_personal(self) -> None:
+        for state in self.learner.loops.values():
+            since, working = state.head.since, state.working
+            state.working = {}
+            self._personal.publish(((since, user), model) for user, model in working.items())
+        for key in self.learner.erased:
+            self._personal.remove(key)
+
+    def _view(self, state: LoopState) -> View:
+        head, old = state.head, self.views.get(state.head.name)
+        same = old is not None and (old.since, old.version) == (head.since, head.version)
+        weights = old.weights if same and old is not None else state.shared.weights.copy()
+        statistics = msgspec.structs.replace(head.statistics)
+        return View(
+            head.name,
+            head.since,
+            head.settings,
+            head.settings_version,
+            head.catalogue,
+            weights,
+            head.version,
+            statistics,
+            state.join.n_waiting,
+        )
+
+    def _stored(self, since: int, user: str) -> Any:
+        return self._personal.load((since, user))
+
+    def _restore(self) -> None:
+        state = self._snapshots.load()
+        if state is None:
+            self._from_scratch = True
+            return
+        entries = self._log.read(max(state.position - 1, 0), 1)
+        if not entries or entries[0].seq != state.position or mark(entries[0]) != state.mark:
+            raise Damaged("the snapshot is of another log")
+        for raw in state.loops:
+            part = msgspec.msgpack.decode(raw, type=LoopPart)
+            since = part.head.since
+            join = Join(self._snapshots.slots(since, part.n_slots), part.unmatched)
+            self.learner.add(part.head, join, SharedModel.from_bytes(self._snapshots.shared(since)))
+            self._saver.saved[since] = part.head.version
+        self.learner.position, self.learner.time, self._last = state.position, state.time, entries[0]
+        self._saver.position = state.position
+
+    def _rebuild(self, damage: Damaged) -> None:
+        """Throw the snapshot away and learn all from the log again."""
+        logging.getLogger(__name__).warning("learning from the whole log again: %s", damage)
+        self.rebuilt += 1
+        self._saver.discard()
+        self.learner = Learner(self._stored)
+        self._from_scratch = True
+        self._catch_up()
+        self._from_scratch = False
+
+    def rebuild(self, damage: Damaged) -> None:
+        try:
+            self._rebuild(damage)
+            self._publish()
+        except Exception as error:
+            self._note(error)
+
+    def flush(self) -> None:
+        """Bring the snapshot file up to date; raise ``StoreUnavailable`` if it cannot be."""
+        self._take_personal()
+        self._saver.flush(self.learner, self._last)
+
+    def _finish(self) -> None:
+        try:
+            self.flush()
+        except StoreUnavailable as error:
+            self._note(error)
+        for call in self._waiting_calls():
+            call()
+
+    def raise_trouble(self) -> None:
+        if isinstance(self.trouble, StoreUnavailable):
+            raise StoreUnavailable(self.trouble.code, self.trouble.message)
+        if self.trouble is not None:
+            raise StoreUnavailable("failed", repr(self.trouble))
+
+    def lag_seconds(self) -> float:
+        """Return how old the last record is that was learned from."""
+        return max(self._clock() - self.learner.time, 0) / 1e6
+
+    def digest(self, loop: str) -> str:
+        self.flush()
+        state = self.learner.loops[loop]
+        return digest(state.shared, self._snapshots.all_personal(state.head.since))
+
+    def erase(self, loop: str, user: str) -> int:
+        """Return how many records were erased; nobody may log anything meanwhile."""
+        self.barrier(loop)
+        self.flush()
+        state = self.learner.loops[loop]
+        events = tuple(entry.event for entry in self._log.of_user(loop, user) if entry.event is not None)
+        base = self._base(state, user)
+        self.learner.erasing = Erasure(loop, user, events)
+        try:
+            n_erased = self._store.erase(loop, user, base, state.head.base)
+        finally:
+            self._catch_up()
+            self.learner.erasing = None  # still there if nothing was erased
+            self._publish()
+        self.flush()
+        return n_erased
+
+    def _base(self, state: LoopState, without: str) -> list[Record]:
+        """Return records of the loop's models as they are: those of users first, the shared one last."""
+        loop, head = state.head.name, state.head
+        own = self._snapshots.all_personal(head.since, without_base=True)
+        shared = Base(state.shared.to_bytes(), head.version, head.statistics)
+        return [
+            *[Record(loop, BASE, None, user, model) for user, model in own if user != without],
+            Record(loop, BASE, None, None, msgspec.msgpack.encode(shared)),
+        ]
+
+
+def _expected(error: Exception) -> bool:
+    return isinstance(error, StoreUnavailable | sqlite3.Error)
+
+
+def _run_into(future: Future[Answer], function: Callable[[], Answer]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,94 @@
+"""The bodies of the log's records, as JSON that other tools can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK = (
+    "rank",
+    "reward",
+    "activate",
+    "settings",
+    "actions",
+    "model",
+    "base",
+    "erased",
+    "tick",
+)
+NOTHING = b"{}"
+
+
+class Inline(msgspec.Struct):
+    """An action whose features came with the request."""
+
+    id: str
+    features: msgspec.Raw
+
+
+class Registered(msgspec.Struct):
+    """An action of the catalogue, as the record at position ``put`` has it."""
+
+    id: str
+    put: int
+
+
+class Offered(msgspec.Struct):
+    """Either of them, read."""
+
+    id: str
+    features: msgspec.Raw = msgspec.Raw(b"")
+    put: int = 0
+
+
+class RankBody(msgspec.Struct):
+    """A decision as it was made."""
+
+    context: msgspec.Raw
+    actions: Sequence[Any]  # Inline, or what has the same fields, or Registered
+    action: int  # which of them was taken
+    probabilities: list[float]  # of all, as drawn from
+    scores: list[float]
+    version: int  # of the model
+    settings: int  # position of the settings in force
+    exclude: list[str] = []
+    deferred: bool = False
+    wished: int | None = None  # what the policy drew, where the loop is an apprentice and took the first
+
+
+class LoggedRank(msgspec.Struct):
+    """The same, read; actions only as far as needed."""
+
+    context: msgspec.Raw
+    actions: list[msgspec.Raw]
+    action: int
+    probabilities: list[float]
+    scores: list[float]
+    version: int
+    settings: int
+    exclude: list[str] = []
+    deferred: bool = False
+    wished: int | None = None
+
+
+class RewardBody(msgspec.Struct, omit_defaults=True):
+    value: float
+    id: str | None = None
+
+    def key(self) -> str:
+        """Return what tells this reward from others of its event: its id, or else its value."""
+        return f"={self.value!r}" if self.id is None else self.id
+
+
+class ActionsBody(msgspec.Struct):
+    put: list[Inline] = []
+    retire: list[str] = []
+
+
+encode = msgspec.json.encode
+read_rank = msgspec.json.Decoder(LoggedRank).decode
+read_offered = msgspec.json.Decoder(Offered).decode
+read_reward = msgspec.json.Decoder(RewardBody).decode
+read_actions = msgspec.json.Decoder(ActionsBody).decode

@@ -1,0 +1,120 @@
+"""Group commit: while one batch is being synced the next one gathers, so that many records share one fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeAlias
+
+from fedres.checks import whole
+from service.store.log import Log, Record, StoreUnavailable
+
+AnyFuture: TypeAlias = "Future[int] | asyncio.Future[int]"
+Outcome: TypeAlias = int | Exception
+
+
+class GroupCommit:
+    """Appends to ``log`` from a thread of its own, at most ``max_batch`` records to a transaction.
+
+    A future answers with the record's ``seq`` once it is durable, with ``Refused`` if that record cannot be stored, and
+    with ``StoreUnavailable`` if its batch could not; the next batch tries the store again. Futures are answered in the
+    order of submission. A future cancelled before its batch begins takes its record with it.
+    """
+
+    def __init__(self, log: Log, *, max_batch: int = 1_000, max_waiting: int = 10_000) -> None:
+        whole("max_batch", max_batch)
+        whole("max_waiting", max_waiting)
+        self._log = log
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[Record, AnyFuture]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+        self._thread.start()
+
+    def submit(self, record: Record) -> Future[int]:
+        """Return the future ``seq`` of the record, from any thread."""
+        future: Future[int] = Future()
+        self._enqueue(record, future)
+        return future
+
+    def submit_async(self, record: Record) -> asyncio.Future[int]:
+        """Return the same for the running event loop, which is woken once per batch and not once per record."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._enqueue(record, future)
+        return future
+
+    def close(self) -> None:
+        """Take no more records, and return when all that were taken are answered. The log stays open."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def __enter__(self) -> GroupCommit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enqueue(self, record: Record, future: AnyFuture) -> None:
+        with self._changed:
+            if self._closed:
+                raise StoreUnavailable("closed", "the store takes no more records")
+            if len(self._waiting) >= self._max_waiting:
+                raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
+            self._waiting.append((record, future))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            started = [(record, future) for record, future in batch if _starts(future)]
+            if started:
+                _answer([future for _, future in started], self._commit([record for record, _ in started]))
+
+    def _next_batch(self) -> list[tuple[Record, AnyFuture]]:
+        """Return what waits, as soon as anything does; nothing once closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
+
+    def _commit(self, records: list[Record]) -> Sequence[Outcome]:
+        try:
+            return self._log.append(records)
+        except StoreUnavailable as error:
+            return [StoreUnavailable(error.code, error.message) for _ in records]  # one each: a raise marks its error
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            return [StoreUnavailable("failed", repr(error)) for _ in records]
+
+
+def _starts(future: AnyFuture) -> bool:
+    if isinstance(future, Future):
+        return future.set_running_or_notify_cancel()
+    return not future.cancelled()
+
+
+def _answer(futures: list[AnyFuture], outcomes: Sequence[Outcome]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AnyFuture, Outcome]]] = {}
+    for future, outcome in zip(futures, outcomes, strict=True):
+        if isinstance(future, Future):
+            _settle([(future, outcome)])
+        else:
+            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
+    for loop, answers in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, answers)
+
+
+def _settle(answers: list[tuple[AnyFuture, Outcome]]) -> None:
+    for future, outcome in answers:
+        if future.done():  # cancelled while its batch was being written
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

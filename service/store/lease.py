@@ -1,0 +1,89 @@
+"""A lease on a store: one process at a time, freed by the operating system when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+
+from fedres.checks import not_negative
+
+POLL_SECONDS = 0.05  # flock can wait for ever or not at all
+
+
+class LeaseHeld(Exception):  # noqa: N818
+    """Another has the lease; ``pid`` is its process, None if it has not yet said."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        super().__init__(path, pid)
+        self.path, self.pid = path, pid
+
+    def __str__(self) -> str:
+        return f"{self.path} must have one holder, and process {self.pid or 'unknown'} has it"
+
+
+class Lease:
+    """The lease on the store file ``path``: a lock on a file beside it that names its holder's process."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        store = Path(path).resolve()  # one file, one lease, by whatever link it is reached
+        self.path = store.with_name(store.name + "-lease")
+        self._file: int | None = None
+
+    def acquire(self, wait_seconds: float = 0.0) -> None:
+        """Hold the lease from here on; raise ``LeaseHeld`` if another has it for ``wait_seconds`` more."""
+        not_negative("wait_seconds", wait_seconds)
+        deadline = time.monotonic() + wait_seconds
+        while not self._try():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LeaseHeld(self.path, self._holder())
+            time.sleep(min(POLL_SECONDS, left))
+
+    def release(self) -> None:
+        """Give the lease back; without one, do nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            _held.discard(self)
+
+    def __enter__(self) -> Lease:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _try(self) -> bool:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        _held.add(self)
+        return True
+
+    def _holder(self) -> int | None:
+        text = self.path.read_text().strip()
+        return int(text) if text.isdigit() else None
+
+
+_held: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Close a forked child's copies of the locks, which would outlive the parent; the parent keeps its own."""
+    for lease in list(_held):
+        lease.release()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,417 @@
+"""The append-only event log: one SQLite table, and what was acknowledged stays there.
+
+A commit is on the disk before ``append`` returns (WAL, every commit synced). Any failure of the disk or SQLite closes
+the connection; the next call opens the file anew and reads what is really there. A batch whose commit failed was not
+acknowledged and is there as a whole or not at all: a caller who tries again may meet a ``Duplicate``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from fedres.checks import not_negative, whole
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
+
+PRAGMAS = (
+    # FULL, which syncs every commit, and more: without the directory's sync the journal under which a new file turns to
+    # WAL could come back after a power cut, and undo all that was acknowledged since.
+    "synchronous=EXTRA",
+    "fullfsync=ON",  # on macOS a sync that does not stop at the disk's cache; elsewhere nothing
+    "secure_delete=ON",
+)
+
+SCHEMA = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}')",
+    """CREATE TABLE log (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        time INTEGER NOT NULL, -- microseconds since 1970, never less than in the row before
+        loop TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        event TEXT,
+        user TEXT,
+        body NOT NULL -- text where it is UTF-8 (JSON is), else a blob
+    )""",
+    "CREATE INDEX log_by_loop ON log (loop)",  # SQLite appends seq to the key
+    "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
+    # Finds the records of an event and keeps its rank unique (NULLs are distinct): one index to write, not two.
+    """CREATE UNIQUE INDEX log_by_event ON log (loop, event, CASE kind WHEN 'rank' THEN 0 END)
+        WHERE event IS NOT NULL""",
+)
+
+COLUMNS = "seq, time, loop, kind, event, user, body"
+INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+MORE = ", (?, ?, ?, ?, ?, ?, ?)"
+AT_ONCE = 100  # rows to a statement
+LAST = """SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'log'), 0),
+    coalesce((SELECT time FROM log ORDER BY seq DESC LIMIT 1), 0)"""
+RANK_OF = "SELECT seq FROM log WHERE loop = ? AND event = ? AND kind = 'rank'"
+# The user's own records, and those that name no user but one of the user's events (rewards).
+ERASE = """DELETE FROM log WHERE seq IN (
+    SELECT seq FROM log WHERE loop = ?1 AND user = ?2
+    UNION SELECT other.seq FROM log AS own JOIN log AS other ON other.loop = own.loop AND other.event = own.event
+    WHERE own.loop = ?1 AND own.user = ?2 AND other.user IS NULL)"""
+# What a user's records of a kind, from position ?3 on, make needless.
+SUPERSEDED = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND seq < ?3
+    AND user IN (SELECT user FROM log WHERE seq >= ?3 AND kind = ?2 AND user IS NOT NULL)"""
+
+CODES = {
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "busy",
+    sqlite3.SQLITE_READONLY: "readonly",
+    sqlite3.SQLITE_IOERR: "io",
+    sqlite3.SQLITE_CANTOPEN: "io",
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_NOTADB: "foreign",
+}
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """Nothing was acknowledged.
+
+    ``code`` is one of busy, readonly, io, full, damaged (the disk or the file), foreign, version (not a file of ours),
+    overloaded, closed, failed.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+class Refused(ValueError):  # noqa: N818
+    """A record that cannot be stored; the others of its batch are."""
+
+
+class Duplicate(Refused):
+    """A rank whose event the loop already has; ``seq`` is the record that came first."""
+
+    def __init__(self, message: str, seq: int) -> None:
+        super().__init__(message)
+        self.seq = seq
+
+
+class Record(NamedTuple):
+    """What a caller appends; the store does not look into ``body``."""
+
+    loop: str
+    kind: str
+    event: str | None
+    user: str | None
+    body: bytes
+
+
+class Entry(NamedTuple):
+    """A record as the log has it; ``time`` in microseconds since 1970."""
+
+    seq: int
+    time: int
+    loop: str
+    kind: str
+    event: str | None
+    user: str | None
+    body: bytes
+
+
+class Connection(Protocol):
+    """All that the log asks of a connection, which must be in autocommit mode and raise ``sqlite3.Error``."""
+
+    def execute(self, sql: str, parameters: tuple[Any, ...] = ..., /) -> Iterable[Any]: ...
+    def close(self) -> None: ...
+
+
+def sqlite_file(path: str | os.PathLike[str], busy_seconds: float = 5.0) -> Callable[[], Connection]:
+    """Return what opens connections to ``path`` that wait ``busy_seconds`` for a lock of another process."""
+    not_negative("busy_seconds", busy_seconds)
+    return lambda: sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+
+
+def system_clock() -> int:
+    """Return microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+class Log:
+    """The log behind ``connect``, made if it is not there yet.
+
+    Threads may share a ``Log``; they take turns. Who wants to read while others commit opens a second one, but only one
+    should write: SQLite before 3.51.3 can lose pages if one connection writes at the moment another checkpoints.
+    ``check`` reads the whole file once, to find damage before anything is written to it.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Connection], *, clock: Callable[[], int] = system_clock, check: bool = False
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self.appended: Callable[[list[Entry]], None] | None = None  # told what is durable, on the appending thread
+        self._turn = threading.Lock()
+        self._db: Connection | None = None
+        self._closed = False
+        with self._connection() as db:
+            if check:
+                _quick_check(db)
+
+    def append(self, records: Sequence[Record]) -> list[int | Refused]:
+        """Return each record's ``seq`` once all are durable, or why that one was refused; all in one transaction."""
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            seq, now = self._next(db)
+            outcomes: list[int | Refused] = []
+            for start in range(0, len(records), AT_ONCE):
+                outcomes += _insert_all(db, seq, now, records[start : start + AT_ONCE])
+                seq += sum(isinstance(outcome, int) for outcome in outcomes[start:])
+            db.execute("COMMIT")
+        if self.appended is not None:
+            numbered = zip(outcomes, records, strict=True)
+            self.appended([Entry(at, now, *record) for at, record in numbered if isinstance(at, int)])
+        return outcomes
+
+    def erase(self, loop: str, user: str, instead: Sequence[Record] = (), needless: int = 0) -> int:
+        """Return how many records were deleted: the user's, and the rewards of the user's events.
+
+        Their bytes are overwritten and the log says that somebody was erased, but not who. Can be repeated.
+        ``instead`` are records of one kind, appended in the same transaction, that hold what others still need; older
+        ones of that kind and the same users go, and so does the record ``needless``.
+        """
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            seq, now = self._next(db)
+            db.execute(ERASE, (loop, user))
+            [(n_erased,)] = db.execute("SELECT changes()")
+            if needless:
+                db.execute("DELETE FROM log WHERE seq = ?", (needless,))
+            for start in range(0, len(instead), AT_ONCE):
+                _insert_all(db, seq + start, now, instead[start : start + AT_ONCE])
+            if instead:
+                db.execute(SUPERSEDED, (loop, instead[0].kind, seq))
+            seq += len(instead)
+            db.execute(INSERT, (seq, now, loop, "erased", None, None, f'{{"records": {n_erased}}}'))
+            db.execute("COMMIT")
+            _empty_wal(db)
+            return int(n_erased)
+
+    def read(self, after: int = 0, limit: int = 1_000, loop: str | None = None) -> list[Entry]:
+        """Return at most ``limit`` entries with ``seq > after``, oldest first, of one loop or of all."""
+        whole("after", after, least=0)
+        whole("limit", limit)
+        if loop is None:
+            return self._select("seq > ? ORDER BY seq LIMIT ?", after, limit)
+        return self._select("loop = ? AND seq > ? ORDER BY seq LIMIT ?", loop, after, limit)
+
+    def of_event(self, loop: str, event: str) -> list[Entry]:
+        """Return all that was logged about an event, oldest first."""
+        return self._select("loop = ? AND event = ? ORDER BY seq", loop, event)
+
+    def of_events(self, loop: str, events: Sequence[str]) -> list[Entry]:
+        """Return all that was logged about the events, oldest first."""
+        return self._select(
+            "loop = ? AND event IN (SELECT value FROM json_each(?)) ORDER BY seq", loop, json.dumps(list(events))
+        )
+
+    def of_user(self, loop: str, user: str) -> list[Entry]:
+        """Return all records that name the user, oldest first."""
+        return self._select("loop = ? AND user = ? ORDER BY seq", loop, user)
+
+    def last(self) -> int:
+        """Return the highest ``seq``, 0 for an empty log."""
+        with self._connection() as db:
+            [(seq, _)] = db.execute(LAST)
+            return int(seq)
+
+    def close(self) -> None:
+        """Close for good; what was acknowledged needs no closing to be safe."""
+        with self._turn:
+            self._closed = True
+            self._drop()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next(self, db: Connection) -> tuple[int, int]:
+        """Return the next ``seq`` and the time, which is the last entry's if the clock was set back."""
+        [(seq, time)] = db.execute(LAST)
+        return seq + 1, max(time, self._clock())
+
+    def _select(self, where: str, *parameters: object) -> list[Entry]:
+        with self._connection() as db:
+            return [_entry(row) for row in db.execute(f"SELECT {COLUMNS} FROM log WHERE {where}", parameters)]
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Lend the connection; whatever goes wrong with it, the next caller gets a new one."""
+        with self._turn:
+            if self._closed:
+                raise StoreUnavailable("closed", "the log is closed")
+            try:
+                if self._db is None:
+                    self._db = _opened(self._connect)
+                yield self._db
+            except sqlite3.Error as error:
+                self._drop()
+                raise StoreUnavailable(CODES.get(_code(error) & 0xFF, "failed"), str(error)) from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        if self._db is not None:
+            _close(self._db)
+            self._db = None
+
+
+def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -> Sequence[int | Refused]:
+    """Insert all in one statement, which hands the interpreter over once and not once a record; else one by one."""
+    try:
+        rows = [value for at, record in enumerate(records, seq) for value in (at, now, *_row(record))]
+        db.execute(f"{INSERT}{MORE * (len(records) - 1)}", tuple(rows))
+        return range(seq, seq + len(records))
+    except (Refused, UnicodeEncodeError):
+        pass
+    except sqlite3.Error as error:
+        if _code(error) not in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_TOOBIG):
+            raise
+    outcomes: list[int | Refused] = []
+    for record in records:
+        outcomes.append(_insert(db, seq, now, record))
+        seq += outcomes[-1] == seq
+    return outcomes
+
+
+def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused:
+    try:
+        db.execute(INSERT, (seq, now, *_row(record)))
+        return seq
+    except Refused as refused:
+        return refused
+    except UnicodeEncodeError as error:
+        return Refused(f"a record must be valid Unicode: {error}")
+    except sqlite3.Error as error:
+        if _code(error) == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
+            [(first,)] = db.execute(RANK_OF, (record.loop, record.event))
+            message = f"event must be new in loop {record.loop!r}, got {record.event!r}, the event of record {first}"
+            return Duplicate(message, int(first))
+        if _code(error) == sqlite3.SQLITE_TOOBIG:
+            return Refused(f"body must be shorter than SQLite's limit, got {len(record.body)} bytes")
+        raise
+
+
+def _row(record: Record) -> tuple[str, str, str | None, str | None, str | bytes]:
+    """Return the record as SQLite stores it, checked: one caller's mistake must not fail the batch."""
+    for name in ("loop", "kind"):
+        value = getattr(record, name)
+        if not isinstance(value, str) or not value:
+            raise Refused(f"{name} must be a string that is not empty, got {value!r}")
+    for name in ("event", "user"):
+        value = getattr(record, name)
+        if not isinstance(value, str | None):
+            raise Refused(f"{name} must be a string or None, got {value!r}")
+    if not isinstance(record.body, bytes):
+        raise Refused(f"body must be bytes, got {type(record.body).__name__}")
+    return (*record[:4], _readable(record.body))
+
+
+def _readable(body: bytes) -> str | bytes:
+    """Return UTF-8 as text, so that other tools can read it; what is no text stays as it is."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return body
+    return body if "\0" in text else text  # many tools end a text at its first NUL
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    seq, time, loop, kind, event, user, body = row
+    return Entry(seq, time, loop, kind, event, user, body.encode() if isinstance(body, str) else body)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's extended result code, 0 for an error that Python made."""
+    return getattr(error, "sqlite_errorcode", 0)
+
+
+def _opened(connect: Callable[[], Connection]) -> Connection:
+    """Return a connection to a log of ours; another file is refused before anything is written to it."""
+    db = connect()
+    try:
+        _prepare(db)
+    except BaseException:
+        _close(db)
+        raise
+    return db
+
+
+def _close(db: Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        db.close()
+
+
+def _prepare(db: Connection) -> None:
+    for pragma in PRAGMAS:
+        list(db.execute(f"PRAGMA {pragma}"))
+    fresh = _is_empty(db)
+    if not fresh:
+        _check_kind(db)
+    [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
+    if mode != "wal":
+        raise StoreUnavailable("io", f"{_name(db)} must be on a disk that allows WAL mode, got {mode}")
+    if fresh:
+        _create(db)
+
+
+def _is_empty(db: Connection) -> bool:
+    [(n_objects,)] = db.execute("SELECT count(*) FROM sqlite_master")
+    return int(n_objects) == 0
+
+
+def _create(db: Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _is_empty(db):  # else another process was faster
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
+    _check_kind(db)
+
+
+def _check_kind(db: Connection) -> None:
+    [(application,)] = db.execute("PRAGMA application_id")
+    if application != APPLICATION_ID:
+        raise StoreUnavailable("foreign", f"{_name(db)} must be a store of fedres, got another SQLite database")
+    versions = [version for (version,) in db.execute("SELECT value FROM meta WHERE name = 'schema'")]
+    if versions != [str(SCHEMA_VERSION)]:
+        got = versions[0] if versions else "none"
+        raise StoreUnavailable("version", f"{_name(db)} must have schema version {SCHEMA_VERSION}, got {got}")
+
+
+def _quick_check(db: Connection) -> None:
+    found = [line for (line,) in db.execute("PRAGMA quick_check")]
+    if found != ["ok"]:
+        raise StoreUnavailable("damaged", f"{_name(db)} is damaged: {found[0]}")
+
+
+def _empty_wal(db: Connection) -> None:
+    """Move all pages to the database file, so that none with deleted content is left beside it."""
+    [(blocked, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if blocked:
+        raise StoreUnavailable("busy", "the records are deleted, but a reader holds old pages: erase again")
+
+
+def _name(db: Connection) -> str:
+    (_, _, file), *_ = db.execute("PRAGMA database_list")  # main, then temp if there is one
+    return str(file)

@@ -1,0 +1,250 @@
+"""Several processes that answer HTTP for one engine.
+
+Workers take connections, TLS, keys, limits and slow clients; what they let in they hand to the engine's process over a
+Unix socket, and it answers as if it had been asked itself. One process decides, logs and learns, so that the log has one
+writer and the models are the log's alone. A worker that dies is started again; workers whose engine dies end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import socket
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from service.http.gate import Gate
+from service.http.keys import ANYONE, Key, Keys
+from service.http.limits import Limits
+from service.http.metrics import Requests
+from service.http.replies import Receive, Scope, Send
+from service.serve import Server, Tls, _stop_on_signals as stop_on_signals
+
+LENGTH = struct.Struct("<I")
+BROKEN = 0  # the status of an answer that was cut short
+REST = 0.5  # seconds before a worker is started again, so that one that cannot live does not take the processor
+
+log = logging.getLogger("fedres.service")
+
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """A request that a worker let in."""
+
+    number: int
+    method: str
+    path: bytes  # still quoted
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Answered(msgspec.Struct, array_like=True):
+    """A part of the answer; the first has the status and the headers."""
+
+    number: int
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    more: bool
+
+
+class Unlocked(Keys):
+    """Keys of the engine's own process, to which only workers can speak: they have asked for the key already."""
+
+    def identify(self, authorization: bytes | None) -> Key:
+        return ANYONE
+
+
+TRUSTED = Limits(requests_per_second=1e9, body_bytes=2**31, model_bytes=2**31)
+
+
+def _frame(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return await reader.readexactly(size)
+
+
+class Bridge:
+    """The engine's end: plays requests from workers into ``app``."""
+
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
+        self._decode = msgspec.msgpack.Decoder(Asked).decode
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a worker until it goes."""
+        tasks: set[asyncio.Task[None]] = set()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                task = asyncio.ensure_future(self._answer(self._decode(await _read(reader)), writer))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        writer.close()
+
+    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        start: dict[str, Any] = {"status": 500, "headers": []}
+        body: list[bytes] = [asked.body]
+
+        async def receive() -> dict[str, Any]:
+            if not body:
+                await asyncio.Event().wait()  # workers do not tell who has gone
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            more = message.get("more_body", False)
+            answered = Answered(asked.number, start["status"], list(start["headers"]), message.get("body", b""), more)
+            writer.write(_frame(answered))
+            if more:
+                await writer.drain()
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": asked.method,
+            "path": asked.path.decode("latin-1"),
+            "raw_path": asked.path,
+            "query_string": asked.query,
+            "headers": asked.headers,
+            "root_path": "",
+            "client": None,
+            "server": None,
+        }
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # after the answer began: the worker closes the connection
+            log.exception("an answer was cut short")
+            writer.write(_frame(Answered(asked.number, BROKEN, [], b"", more=False)))
+
+
+class Forward:
+    """A worker's end, as an ASGI application behind its gate."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._parts: dict[int, asyncio.Queue[Answered | None]] = {}
+        self._asked = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        self._asked += 1
+        number, parts = self._asked, asyncio.Queue[Answered | None]()
+        self._parts[number] = parts
+        headers = [(name, value) for name, value in scope["headers"] if name == b"content-type"]
+        path = scope["path"].encode("latin-1")
+        asked = Asked(number, scope["method"], path, scope["query_string"], headers, message.get("body", b""))
+        try:
+            self._writer.write(_frame(asked))
+            await self._pass_on(parts, send)
+        finally:
+            del self._parts[number]
+
+    async def _pass_on(self, parts: asyncio.Queue[Answered | None], send: Send) -> None:
+        more, begun = True, False
+        while more:
+            part = await parts.get()
+            if part is None or part.status == BROKEN:
+                raise ConnectionError("the engine's process did not answer to the end")
+            if not begun:
+                await send({"type": "http.response.start", "status": part.status, "headers": part.headers})
+                begun = True
+            more = part.more
+            await send({"type": "http.response.body", "body": part.body, "more_body": more})
+
+    async def listen(self) -> None:
+        """Hand out answers until the engine's process ends."""
+        decode = msgspec.msgpack.Decoder(Answered).decode
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                part = decode(await _read(self._reader))
+                waiting = self._parts.get(part.number)
+                if waiting is not None:
+                    waiting.put_nowait(part)
+        for waiting in self._parts.values():
+            waiting.put_nowait(None)
+
+
+def _work(store: Path, sock: socket.socket, engine_at: str, limits: Limits, tls: Tls | None) -> None:
+    """Be a worker."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_worker(store, sock, engine_at, limits, tls))
+
+
+async def _worker(store: Path, sock: socket.socket, engine_at: str, limits: Limits, tls: Tls | None) -> None:
+    reader, writer = await asyncio.open_unix_connection(engine_at)
+    forward = Forward(reader, writer)
+    gate = Gate(forward, hot={}, keys=Keys(store), limits=limits, requests=Requests())
+    server = Server(gate, sock, limits, tls)
+    stop_on_signals(server)
+    listening = asyncio.ensure_future(forward.listen())
+    listening.add_done_callback(lambda _: server.stop())
+    await server.serve()
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def working(
+    n: int, app: Asgi, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None
+) -> AsyncIterator[list[int]]:
+    """Run ``n`` workers on ``sock`` in front of ``app``; lends their process ids."""
+    with tempfile.TemporaryDirectory(prefix="fedres-") as folder:
+        engine_at = str(Path(folder, "engine"))
+        bridge = await asyncio.start_unix_server(Bridge(app).connected, engine_at)
+        arguments = (store, sock, engine_at, limits, tls)
+        ids: list[int] = []
+        keepers = [asyncio.ensure_future(_keep(arguments, ids)) for _ in range(n)]
+        try:
+            while len(ids) < n:
+                await asyncio.sleep(0.01)
+            yield ids
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            bridge.close()
+
+
+async def _keep(arguments: tuple[Any, ...], ids: list[int]) -> None:
+    """Keep one worker alive; cancelled, let it answer what is under way and end it."""
+    while True:
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=arguments)
+        process.start()
+        assert process.pid is not None
+        ids.append(process.pid)
+        try:
+            await _ended(process)
+        except asyncio.CancelledError:
+            process.terminate()
+            await _ended(process)
+            raise
+        ids.remove(process.pid)
+        await asyncio.sleep(REST)
+
+
+async def _ended(process: BaseProcess) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)

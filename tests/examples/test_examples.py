@@ -1,0 +1,42 @@
+"""The walk-throughs run as they are against a real service."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def url(tmp_path):
+    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["sh", EXAMPLES / "walkthrough.sh"], ['"explanations"', '"results"', '"epsilon":0.2', '"constant:tea"']),
+        ([sys.executable, EXAMPLES / "walkthrough.py"], ["shared by all", "in a batch", "epsilon 0.2", "valued"]),
+    ],
+)
+def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, command, shown):
+    done = subprocess.run([*command, url], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(text in done.stdout for text in shown)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert sum(event["status"] == "rewarded" for event in events) > 20
+    fedres = [Path(sys.executable).with_name("fedres"), "evaluate", "events.jsonl", "--policy", "constant:tea"]
+    valued = subprocess.run(fedres, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "constant:tea" in valued.stdout

@@ -1,0 +1,44 @@
+"""Lets the tests of this folder import what is beside them, and lends them services that may be killed."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SOON = 120  # seconds after which nothing is waited for any more
+
+
+@pytest.fixture(scope="session")
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def nursery(runner):
+    from fault_server import Nursery
+
+    nursery = Nursery()
+    runner.run(nursery.__aenter__())
+    yield nursery
+    runner.run(nursery.__aexit__())
+
+
+@pytest.fixture
+def play(runner, nursery, tmp_path):
+    """Run a scenario, an async function of a service on a new store."""
+    from fault_run import Service
+
+    async def run(scenario):
+        service = Service(nursery, tmp_path / "store.db")
+        try:
+            async with asyncio.timeout(SOON):
+                await scenario(service)
+        finally:
+            service.whereabouts.hang_up()
+            await nursery.clear()
+
+    return lambda scenario: runner.run(run(scenario))

@@ -1,0 +1,202 @@
+"""Clients that outlive the server: they ask again until they are answered, and write down what was acknowledged."""
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+ACTIONS = [{"id": name, "features": {"kind": name, "size": len(name)}} for name in ("tea", "coffee", "water", "juice")]
+EARLIEST, SUMS = "default", "sums"  # two loops: one learns from the first reward of an event, one from their sum
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    def json(self):
+        return json.loads(self.body)
+
+    def lines(self):
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    def code(self):
+        return self.json()["error"]["code"]
+
+
+class Whereabouts:
+    """Where the server is at the moment."""
+
+    def __init__(self):
+        self.connections = []
+        self._address, self._up = None, asyncio.Event()
+
+    def set(self, url):
+        host, port = url.removeprefix("http://").split(":")
+        self._address = host, int(port)
+        self._up.set()
+
+    def unset(self):
+        self._up.clear()
+
+    def hang_up(self):
+        """Close all connections."""
+        for connection in self.connections:
+            connection.close()
+
+    async def get(self):
+        await self._up.wait()
+        return self._address
+
+
+class Connection:
+    """A client's connection: HTTP/1.1 as far as the service speaks it."""
+
+    def __init__(self, whereabouts):
+        self._whereabouts, self._streams = whereabouts, None
+        whereabouts.connections.append(self)
+
+    async def ask(self, method, path, body=None):
+        """Return the answer; raise OSError or EOFError if there is none, and it is not known what was done."""
+        try:
+            await self.send(method, path, body)
+            return await self.receive()
+        except BaseException:
+            self.close()
+            raise
+
+    async def send(self, method, path, body=None):
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*await self._whereabouts.get(), limit=2**20)
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+        self._streams[1].write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+    async def receive(self):
+        return await _read_answer(self._streams[0])
+
+    async def insist(self, method, path, body=None):
+        """Return the answer to a request that is made again until it is acknowledged."""
+        while True:
+            try:
+                answer = await self.ask(method, path, body)
+            except (OSError, EOFError):
+                await asyncio.sleep(0.005)  # a dead server's port may still be believed in
+                continue
+            if answer.status in (200, 201, 204):
+                return answer
+            assert answer.status == 503, answer
+            await asyncio.sleep(0.02)
+
+    def close(self):
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def _read_answer(reader):
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in head[1:] if line)
+    status = int(head[0].split()[1])
+    if "chunked" in headers.get("transfer-encoding", ""):
+        return Answer(status, b"".join([chunk async for chunk in _chunks(reader)]))
+    return Answer(status, await reader.readexactly(int(headers.get("content-length", 0))))
+
+
+async def _chunks(reader):
+    while size := int(await reader.readline(), 16):
+        yield await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+
+
+def path_of(loop, rest):
+    return f"/v1/loops/{loop}/{rest}"
+
+
+def request_for(event, user=0, hour=12):
+    return {"event_id": event, "user": f"user {user}", "context": {"hour": hour, "open": hour > 7}, "actions": ACTIONS}
+
+
+@dataclass
+class Ledger:
+    """All that the server has acknowledged, as its clients remember it."""
+
+    ranks: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))  # loop -> event -> answer
+    rewards: dict[str, dict] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))  # -> id -> value
+    contradictions: list[str] = field(default_factory=list)
+
+    def ranked(self, loop, answer):
+        known = self.ranks[loop].setdefault(answer["event_id"], answer)
+        if known != answer:
+            self.contradictions.append(f"{answer} after {known}")
+
+    def rewarded(self, loop, event, reward):
+        self.rewards[loop][event].setdefault(reward.get("id"), reward["value"])
+
+    async def grows(self, by=50):
+        """Return once so many more are acknowledged."""
+        enough = self.n_acknowledged() + by
+        while self.n_acknowledged() < enough:
+            await asyncio.sleep(0.005)
+
+    def n_acknowledged(self):
+        return sum(map(len, self.ranks.values())) + sum(
+            len(of_event) for of_loop in self.rewards.values() for of_event in of_loop.values()
+        )
+
+
+class Client:
+    """Ranks and rewards, one after the other, now and then the wrong way round or again."""
+
+    def __init__(self, name, whereabouts, ledger, seed):
+        self._name, self._ledger = name, ledger
+        self._connection = Connection(whereabouts)
+        self._rng = random.Random(f"{seed} {name}")
+        self.stopped = False
+
+    async def run(self):
+        for i in count():
+            if self.stopped:
+                break
+            play = self._earliest if self._rng.random() < 0.7 else self._sum
+            await play(f"{self._name}-{i}")
+        self._connection.close()
+
+    async def _earliest(self, event):
+        value = round(self._rng.random(), 3)
+        if self._chance(0.1):  # before its event
+            await self._reward(EARLIEST, event, value)
+            await self._rank(EARLIEST, event)
+            return
+        await self._rank(EARLIEST, event)
+        if self._chance(0.1):  # never
+            return
+        await self._reward(EARLIEST, event, value)
+        if self._chance(0.2):
+            await self._reward(EARLIEST, event, round(1 - value, 3))  # does not count
+
+    async def _sum(self, event):
+        await self._rank(SUMS, event)
+        for i in range(self._rng.randint(1, 3)):
+            await self._reward(SUMS, event, round(self._rng.random(), 3), f"{event}-{i}")
+
+    async def _rank(self, loop, event):
+        request = request_for(event, self._rng.randrange(20), self._rng.randrange(24))
+        for _ in self._times():
+            answer = await self._connection.insist("POST", path_of(loop, "rank"), request)
+            self._ledger.ranked(loop, answer.json())
+
+    async def _reward(self, loop, event, value, name=None):
+        reward = {"value": value} if name is None else {"value": value, "id": name}
+        for _ in self._times():
+            await self._connection.insist("POST", path_of(loop, f"events/{event}/reward"), reward)
+            self._ledger.rewarded(loop, event, reward)
+
+    def _chance(self, probability):
+        return self._rng.random() < probability
+
+    def _times(self):
+        return range(2 if self._chance(0.15) else 1)

@@ -1,0 +1,182 @@
+"""A service under load that is killed again and again, and the judgement: the ledger against what is stored."""
+
+import asyncio
+import math
+import random
+from collections import Counter, defaultdict
+from contextlib import asynccontextmanager
+
+from fault_clients import EARLIEST, SUMS, Client, Connection, Ledger, Whereabouts, path_of
+
+from service.learner import digest_of, replay
+from service.store import Log, sqlite_file
+
+N_CLIENTS = 16
+WAIT_SECONDS = 1.0  # of the loop that sums
+
+
+class Service:
+    """One store, and whichever server runs on it at the moment."""
+
+    def __init__(self, nursery, store):
+        self.store, self.whereabouts = store, Whereabouts()
+        self.server = None
+        self._nursery = nursery
+        self._connection = Connection(self.whereabouts)
+
+    async def start(self, **options):
+        await self.begin(**options)
+        await self.wait_until_up()
+
+    async def begin(self, **options):
+        """Start a server and do not wait for it."""
+        self._connection.close()
+        self.server = await self._nursery.start(self.store, **options)
+
+    async def wait_until_up(self):
+        self.whereabouts.set(await self.server.url())
+
+    async def kill(self):
+        self.whereabouts.unset()
+        await self.server.kill()
+
+    async def stop(self, number):
+        """Ask it to end; return its exit status."""
+        self.whereabouts.unset()
+        self.server.signal(number)
+        return await self.server.ended()
+
+    async def ask(self, method, path, body=None):
+        return await self._connection.ask(method, path, body)
+
+    async def make_loops(self):
+        """Make the loops that the clients use."""
+        settings = {"aggregation": "sum", "wait_time": WAIT_SECONDS, "reward_range": [0, 1]}
+        made = await self.ask("POST", "/v1/loops", {"name": SUMS, "settings": settings})
+        assert made.status == 201, made
+
+    async def settle(self):
+        """Return the status once no sum waits for more rewards."""
+        while True:
+            status = (await self.ask("GET", "/v1/status")).json()
+            if status["loops"][SUMS]["waiting_events"] == 0 and status["learned_position"] >= status["position"]:
+                return status
+            await asyncio.sleep(0.05)
+
+    def rebuilt_digests(self):
+        """Return the SHA-256 of each loop's models, made from the log alone."""
+        with Log(sqlite_file(self.store)) as log:
+            return {name: digest_of(state) for name, state in replay(_entries(log)).loops.items()}
+
+
+def _entries(log):
+    after = 0
+    while entries := log.read(after):
+        yield from entries
+        after = entries[-1].seq
+
+
+@asynccontextmanager
+async def load(service, ledger, seed, n_clients=N_CLIENTS):
+    """Run clients; at the end each finishes what it has begun."""
+    clients = [Client(f"c{seed}-{i}", service.whereabouts, ledger, seed) for i in range(n_clients)]
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(client.run())
+        yield
+        for client in clients:
+            client.stopped = True
+
+
+async def kill_often(service, n_kills, seed, options=({"snapshot_seconds": 0.0}, {"snapshot_seconds": 0.1}, {})):
+    """Kill the server under load, one time in four while it starts; return how often it had acknowledged anything."""
+    rng, ledger, productive = random.Random(seed), Ledger(), 0
+    await service.start()
+    await service.make_loops()
+    async with load(service, ledger, seed):
+        for _ in range(n_kills):
+            before = ledger.n_acknowledged()
+            if rng.random() < 0.75:
+                await service.wait_until_up()
+                await asyncio.sleep(rng.uniform(0.01, 0.5))
+            else:
+                await asyncio.sleep(rng.uniform(0.0, 0.2))
+            await service.kill()
+            productive += ledger.n_acknowledged() > before
+            await service.begin(**rng.choice(options))
+        await service.wait_until_up()
+    return ledger, productive
+
+
+async def judge(service, ledger):
+    """Return all that contradicts the ledger, none if nothing does."""
+    status = await service.settle()
+    found = list(ledger.contradictions)
+    if status["rebuilt"]:
+        found.append("a snapshot was found damaged")
+    for loop in (EARLIEST, SUMS):
+        events = (await service.ask("GET", path_of(loop, "events"))).lines()
+        late = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
+        expected = _expected(loop, ledger, late)
+        found += _judge_events(loop, ledger, events, expected) + _judge_sums(status["loops"][loop], expected, loop)
+    return found
+
+
+def _expected(loop, ledger, late):
+    """Return the reward that each event must have, None where none counts; what was late counts no more."""
+    is_late = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in late)
+    assert max(is_late.values(), default=1) == 1, "a reward is listed twice"
+    counted = defaultdict(list)
+    for event, rewards in ledger.rewards[loop].items():
+        counted[event] = [value for name, value in rewards.items() if not is_late[event, name, value]]
+    return {event: math.fsum(counted[event]) if counted[event] else None for event in ledger.ranks[loop]}
+
+
+def _judge_events(loop, ledger, events, expected):
+    known, found = ledger.ranks[loop], []
+    times = Counter(event["event_id"] for event in events)
+    found += [f"{loop}: {event} is there {times[event]} times" for event in known if times[event] != 1]
+    found += [f"{loop}: {event} was never acknowledged" for event in times if event not in known]
+    for event in events:
+        name = event["event_id"]
+        told = known.get(name, event)
+        for key in ("action", "probability", "model_version"):
+            if event[key] != told[key]:
+                found.append(f"{loop}: {name} has the {key} {event[key]}, and {told[key]} was told")
+        if not _same(event["reward"], _shown(expected.get(name), loop)):
+            found.append(f"{loop}: {name} has the reward {event['reward']}, and {expected.get(name)} was acknowledged")
+    return found
+
+
+def _shown(reward, loop):
+    """Return what the export says of it: where no reward came in time, the loop that sums has learned the default."""
+    return 0.0 if reward is None and loop == SUMS else reward
+
+
+def _same(left, right):
+    return left == right if left is None or right is None else math.isclose(left, right, abs_tol=1e-9)
+
+
+def _judge_sums(gauges, expected, loop):
+    """The model has learned from each event once, if numbers and sums of what it learned are those of the ledger."""
+    rewards = [reward for reward in expected.values() if reward is not None]
+    n_learned = len(expected) if loop == SUMS else len(rewards)
+    wanted = {"ranks": len(expected), "rewarded_events": len(rewards), "learned_events": n_learned}
+    found = [f"{loop}: {gauges[name]} {name}, not {n}" for name, n in wanted.items() if gauges[name] != n]
+    if not math.isclose(gauges["reward_sum"], math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-9):
+        found.append(f"{loop}: rewards of {gauges['reward_sum']} were learned, not {math.fsum(rewards)}")
+    return found
+
+
+async def digests_after_every_way_to_start(service):
+    """Return the models' SHA-256 of the live server, of the log, and of servers with and without a snapshot."""
+    live = await service.server.digests()
+    await service.kill()
+    rebuilt = service.rebuilt_digests()
+    await service.start()
+    restored = await service.server.digests()
+    await service.kill()
+    for path in service.store.parent.glob(service.store.name + "-models*"):
+        path.unlink()
+    await service.start()
+    return live, rebuilt, restored, await service.server.digests()

@@ -1,0 +1,91 @@
+"""One server to a store; one that is told to stop finishes what it has begun."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+from fault_clients import Connection, Ledger, request_for
+from fault_run import digests_after_every_way_to_start, judge, load
+from fault_server import locked
+
+from service.snapshots import Snapshots
+from service.store import Log, sqlite_file
+
+COMMAND = [sys.executable, "-c", "import service.cli; service.cli.app()", "serve", "--port", "0"]
+
+
+def fedres_serve(store):
+    """Return how ``fedres serve`` ends that cannot start."""
+    return subprocess.run([*COMMAND, "--store", f"sqlite:///{store}"], capture_output=True, text=True, timeout=100)
+
+
+def test_a_second_server_on_a_store_says_who_has_it_in_one_line_and_ends(play):
+    @play
+    async def _(service):
+        await service.start()
+        second = await asyncio.to_thread(fedres_serve, service.store)
+        assert second.returncode != 0
+        assert second.stdout == ""
+        [line] = second.stderr.splitlines()
+        assert f"process {service.server.pid} has it" in line
+        assert (await service.ask("GET", "/readyz")).status == 200
+
+
+def test_a_server_that_cannot_open_its_store_says_why_in_one_line(tmp_path):
+    store = tmp_path / "store.db"
+    store.write_text("a letter to a friend" * 1_000)
+    ended = fedres_serve(store)
+    assert (ended.returncode != 0, ended.stdout) == (True, "")
+    assert len(ended.stderr.splitlines()) == 1
+    assert store.read_text().startswith("a letter")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_told_to_stop_under_load_answers_saves_all_and_ends_well(play, number):
+    @play
+    async def _(service):
+        ledger = Ledger()
+        await service.start()
+        await service.make_loops()
+        async with load(service, ledger, seed=4):
+            await ledger.grows()
+            assert await service.stop(number) == 0
+            assert service.server.errors() == ""
+            assert saved_position(service.store) == last_position(service.store)
+            await service.start()
+        assert await judge(service, ledger) == []
+        live, *others = await digests_after_every_way_to_start(service)
+        assert others == [live] * 3
+
+
+def last_position(store):
+    with Log(sqlite_file(store)) as log:
+        return log.last()
+
+
+def saved_position(store):
+    snapshots = Snapshots(store.with_name(store.name + "-models"))
+    state = snapshots.load()
+    snapshots.close()
+    return state.position
+
+
+def test_requests_that_a_stopping_server_has_read_are_answered(play):
+    @play
+    async def _(service):
+        await service.start(busy_seconds=60.0)
+        connections = [Connection(service.whereabouts) for _ in range(8)]
+        with locked(service.store):
+            for i, connection in enumerate(connections):
+                await connection.send("POST", "/v1/rank", request_for(f"e{i}"))
+            await service.ask("GET", "/healthz")  # it has read what came before
+            service.server.signal(signal.SIGTERM)
+        answers = [await connection.receive() for connection in connections]
+        assert [answer.status for answer in answers] == [200] * 8
+        assert await service.server.ended() == 0
+        await service.start()
+        events = (await service.ask("GET", "/v1/events")).lines()
+        told = {answer.json()["event_id"]: answer.json()["action"] for answer in answers}
+        assert {event["event_id"]: event["action"] for event in events} == told

@@ -1,0 +1,99 @@
+"""Who may do what: every route, every role, a key for all loops, for this loop, for another loop, and none."""
+
+import re
+
+import pytest
+
+from service.http.table import ROUTES
+
+OPEN_TO = {  # what each role may do; admin may do everything
+    "rank": {
+        "POST /rank",
+        "POST /rank/batch",
+        "POST /events/{event_id}/reward",
+        "POST /events/{event_id}/activate",
+    },
+    "device": {"GET /model"},
+}
+NO_KEY = {"GET /", "GET /docs", "GET /openapi.json", "GET /healthz", "GET /readyz"}
+ADMIN_OF_A_LOOP = {
+    "GET /events",
+    "GET /rewards/unmatched",
+    "GET /actions",
+    "PUT /actions",
+    "GET /settings",
+    "PUT /settings",
+    "PUT /model",
+    "DELETE /users/{user}",
+    "GET /users/{user}/model",
+    "POST /evaluations",
+}
+ADMIN_OF_THE_SERVICE = {"GET /v1/loops", "POST /v1/loops", "GET /v1/status", "GET /metrics"}
+ADMIN_OF_ITSELF = {"DELETE /v1/loops/{loop}"}
+
+OPERATIONS = [(method, path) for path, methods in ROUTES.items() for method in methods]
+WHO = ["none", *(f"{role} of {loops}" for role in ("rank", "device", "admin") for loops in ("all", "this", "other"))]
+
+
+def below(path):
+    """Return a path without its loop, None if it is not a loop's."""
+    match = re.fullmatch(r"/v1(?:/loops/\{loop\})?(/(?!loops|status).*)", path)
+    return match and match[1]
+
+
+def expected(method, path, who):
+    """Return 401, 403 or 0, which is neither."""
+    if f"{method} {path}" in NO_KEY:
+        return 0
+    if who == "none":
+        return 401
+    role, loops = who.split(" of ")
+    of_loop = below(path)
+    if of_loop is None and f"{method} {path}" not in ADMIN_OF_ITSELF:
+        assert f"{method} {path}" in ADMIN_OF_THE_SERVICE
+        return 0 if (role, loops) == ("admin", "all") else 403
+    if loops == "other":
+        return 403
+    return 0 if role == "admin" or f"{method} {of_loop}" in OPEN_TO[role] else 403
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory, live_service):
+    """A service, and a key of every kind; "this" is the loop that the path names."""
+    with live_service(tmp_path_factory.mktemp("access")) as live:
+        with live.client() as client:
+            for name in ("shop", "other"):
+                client.post("/v1/loops", json={"name": name})
+        keys = {}
+        for who in WHO[1:]:
+            role, loops = who.split(" of ")
+            for loop in ("shop", "default"):
+                keys[who, loop] = live.keys.add(role, {"all": None, "this": loop, "other": "other"}[loops])
+        with live.client() as client:
+            yield client, keys
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_a_key_opens_what_its_role_and_loop_allow(keyed, method, path, who):
+    client, keys = keyed
+    loop = "shop" if "{loop}" in path else "default"
+    headers = {} if who == "none" else {"Authorization": f"Bearer {keys[who, loop]}"}
+    real = path.replace("{loop}", "shop").replace("{event_id}", "e").replace("{user}", "u")
+    reply = client.request(method, real, headers=headers)
+    assert (reply.status_code if reply.status_code in (401, 403) else 0) == expected(method, path, who)
+    if reply.status_code == 401:
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_every_route_has_a_row_and_every_row_a_route(client):
+    of_loops = {f"{method} {below(path)}" for method, path in OPERATIONS if below(path)}
+    others = {f"{method} {path}" for method, path in OPERATIONS if not below(path)}
+    assert of_loops == OPEN_TO["rank"] | OPEN_TO["device"] | ADMIN_OF_A_LOOP
+    assert others == NO_KEY | ADMIN_OF_THE_SERVICE | ADMIN_OF_ITSELF
+    documented = {
+        (method.upper(), path)
+        for path, methods in client.get("/openapi.json").json()["paths"].items()
+        for method in methods
+    }
+    assert documented == set(OPERATIONS) - {("GET", "/docs"), ("GET", "/openapi.json")}

@@ -1,0 +1,128 @@
+"""Bodies: limits before and after decompression, types, and JSON that is refused."""
+
+import asyncio
+import gzip
+import tracemalloc
+
+import msgspec
+import pytest
+
+from service.errors import ApiError
+from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.strict import decode_strictly
+
+
+def receiving(*chunks):
+    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages[-1]["more_body"] = False
+    waiting = iter(messages)
+
+    async def receive():
+        return next(waiting, {"type": "http.disconnect"})
+
+    return receive
+
+
+def read(head, *chunks, limit=1000):
+    return asyncio.run(read_body(receiving(*chunks), head, limit))
+
+
+def refused(call):
+    with pytest.raises(ApiError) as caught:
+        call()
+    return caught.value.status, caught.value.code
+
+
+def test_a_body_comes_back_whole_however_it_is_cut():
+    assert read(Head(), b"abc") == b"abc"
+    assert read(Head(length=b"3"), b"a", b"", b"bc") == b"abc"
+    assert read(Head(encoding=b"gzip"), gzip.compress(b"abc")) == b"abc"
+
+
+def test_a_declared_length_is_refused_before_anything_is_read():
+    async def nothing():
+        raise AssertionError("read")
+
+    for length in (b"1001", b"9" * 5000, b"-1", b"x"):
+        assert refused(lambda n=length: asyncio.run(read_body(nothing, Head(length=n), 1000)))[0] == 413
+
+
+def test_an_undeclared_body_is_refused_as_soon_as_it_is_too_long():
+    receive = receiving(b"x" * 600, b"x" * 600, b"never read")
+    assert refused(lambda: asyncio.run(read_body(receive, Head(), 1000))) == (413, "body_too_large")
+    assert asyncio.run(receive())["body"] == b"never read"
+
+
+def test_a_gzip_bomb_is_refused_at_the_limit():
+    bomb = gzip.compress(bytes(20_000_000))
+    tracemalloc.start()
+    try:
+        assert refused(lambda: read(Head(encoding=b"gzip"), bomb, limit=100_000)) == (413, "body_too_large")
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"plain", gzip.compress(b"abc")[:-1], gzip.compress(b"a") + b"more", gzip.compress(b"a") * 2]
+)
+def test_what_is_no_whole_gzip_is_refused(body):
+    assert refused(lambda: read(Head(encoding=b"gzip"), body)) == (400, "invalid_gzip")
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"deflate", b"gzip, gzip", b"zstd"])
+def test_other_encodings_are_refused(encoding):
+    assert refused(lambda: read(Head(encoding=encoding), b"abc")) == (415, "unsupported_encoding")
+
+
+def test_a_client_that_goes_away_is_no_request():
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(Disconnected):
+        asyncio.run(read_body(gone, Head(), 1000))
+
+
+def test_the_type_of_a_body_must_be_said():
+    json = b"application/json"
+    for given in (json, b"Application/JSON; charset=utf-8"):
+        check_media_type(Head(media_type=given), json)
+    for given in (None, b"", b"text/plain", b"application/x-www-form-urlencoded"):
+        assert refused(lambda g=given: check_media_type(Head(media_type=g), json)) == (415, "unsupported_media_type")
+
+
+def test_the_head_has_what_is_looked_at():
+    headers = [(b"host", b"a"), (b"content-type", b"b"), (b"content-length", b"1"), (b"authorization", b"c")]
+    assert read_head(headers) == Head(b"c", b"1", b"b", None)
+
+
+ANY = msgspec.json.Decoder()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b'{"a": NaN}', 400, "invalid_json"),
+        (b'{"a": -Infinity}', 400, "invalid_json"),
+        (b'{"a": 1e400}', 422, "invalid_request"),
+        (b'{"a": "\\ud800"}', 400, "invalid_json"),
+        (b'{"a": "\\ud800 and more"}', 400, "invalid_json"),
+        (b'{"a": "\xff"}', 400, "invalid_json"),
+        (b"[" * 100_000 + b"]" * 100_000, 400, "nesting_too_deep"),
+        (b'{"a": 1, "b": {"c": 1, "\\u0063": 2}}', 400, "repeated_name"),
+        (b'{"a": 1} {}', 400, "invalid_json"),
+        (b"\xef\xbb\xbf{}", 400, "invalid_json"),
+    ],
+)
+def test_json_is_read_strictly(body, status, code):
+    assert refused(lambda: decode_strictly(ANY, body)) == (status, code)
+
+
+def test_json_that_is_right_is_read():
+    assert decode_strictly(ANY, b'{"a": [1, 2.5, "\xc3\xa9", {"a": null}]}') == {"a": [1, 2.5, "é", {"a": None}]}
+
+
+def test_many_names_and_one_repeated_take_no_longer_than_reading_them():
+    names = ",".join(f'"{i}":1' for i in range(100_000))
+    assert refused(lambda: decode_strictly(ANY, f'{{{names},"99999":1}}'.encode())) == (400, "repeated_name")

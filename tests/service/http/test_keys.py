@@ -1,0 +1,131 @@
+"""Keys: what is kept of them, whom they let in, and what becomes of those who are revoked."""
+
+import json
+import threading
+
+import pytest
+
+from service.errors import ApiError
+from service.http.keys import ANYONE, Keys
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def bearer(key):
+    return f"Bearer {key}".encode()
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return Keys(tmp_path / "store.db")
+
+
+def refused(keys, authorization):
+    with pytest.raises(ApiError) as caught:
+        keys.identify(authorization)
+    assert (caught.value.status, caught.value.code) == (401, "unauthenticated")
+    return caught.value.message
+
+
+def test_without_any_key_everyone_may_do_everything(keys):
+    assert keys.identify(None) is ANYONE
+    assert len(keys) == 0
+
+
+def test_a_key_is_known_by_its_role_and_loop(keys):
+    key = keys.add("rank", loop="shop")
+    found = keys.identify(bearer(key))
+    assert (found.role, found.loop) == ("rank", "shop")
+    assert found.id == key.split("_")[1]
+
+
+def test_the_file_holds_no_secret_and_is_its_owners_alone(keys):
+    secret = keys.add("admin").split("_", 2)[2]
+    assert secret not in keys.path.read_text()
+    assert keys.path.name == "store.db-keys"
+    assert keys.path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda key: None,
+        lambda key: b"",
+        lambda key: b"Bearer",
+        lambda key: b"Bearer " + key[:-1],
+        lambda key: b"Bearer " + key[:-1] + b"\xff",
+        lambda key: b"Basic " + key,
+        lambda key: b"Bearer " + key.replace(b"fedres_", b"other_"),
+        lambda key: b"Bearer fedres_" + b"0" * 12 + b"_" + key.split(b"_", 2)[2],
+    ],
+)
+def test_what_is_not_exactly_the_key_is_refused(keys, spoil):
+    key = keys.add("admin").encode()
+    refused(keys, spoil(key))
+
+
+def test_a_revoked_key_is_refused_within_a_second_and_the_service_stays_closed(keys):
+    key = keys.add("admin")
+    clock = Clock()
+    running = Keys(keys.path.with_name("store.db"), clock)
+    assert running.identify(bearer(key)).role == "admin"
+    keys.revoke(key.split("_")[1])
+    clock.now = 1.0
+    assert "revoked" in refused(running, bearer(key))
+    refused(running, None)
+
+
+def test_a_running_service_sees_a_first_key_and_does_not_forget_it_with_the_file(keys):
+    clock = Clock()
+    running = Keys(keys.path.with_name("store.db"), clock)
+    assert running.identify(None) is ANYONE
+    keys.add("rank")
+    clock.now = 1.0
+    refused(running, None)
+    keys.path.unlink()
+    clock.now = 2.0
+    refused(running, None)
+
+
+def test_a_damaged_file_lets_nobody_in(keys):
+    keys.add("rank")
+    keys.path.write_text("[{]")
+    keys = Keys(keys.path.with_name("store.db"))
+    with pytest.raises(ApiError) as caught:
+        keys.identify(None)
+    assert (caught.value.status, caught.value.code) == (503, "keys_unavailable")
+
+
+def test_the_list_shows_every_key_and_when_it_was_revoked(keys):
+    first, second = keys.add("rank"), keys.add("device", loop="a")
+    keys.revoke(first.split("_")[1])
+    listed = keys.list()
+    assert [(key.role, key.loop, key.revoked is None) for key in listed] == [
+        ("rank", None, False),
+        ("device", "a", True),
+    ]
+    assert [key.id for key in listed] == [first.split("_")[1], second.split("_")[1]]
+
+
+def test_role_and_id_must_be_known(keys):
+    with pytest.raises(ValueError, match="role must be one of admin, device, rank, got 'root'"):
+        keys.add("root")
+    with pytest.raises(ValueError, match="id must be that of a key, got 'abc'"):
+        keys.revoke("abc")
+
+
+def test_keys_added_at_once_are_all_kept(tmp_path):
+    def add():
+        Keys(tmp_path / "store.db").add("rank")
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(json.loads((tmp_path / "store.db-keys").read_text())) == 8

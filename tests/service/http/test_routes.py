@@ -1,0 +1,196 @@
+"""Every route does what it says, over real HTTP on a real engine."""
+
+import gzip
+import json
+from urllib.parse import quote
+
+import pytest
+
+ACTIONS = [{"id": "a", "features": {"topic": "sport"}}, {"id": "b", "features": {"topic": "news"}}]
+
+
+def ranked(client, path="/v1/rank", **fields):
+    return client.post(path, json={"actions": ACTIONS, **fields})
+
+
+def test_a_decision_has_an_action_its_probability_and_all_scores(client):
+    decision = ranked(client, user="u", context={"hour": 9}).json()
+    assert decision.keys() == {"event_id", "action", "probability", "ranking", "model_version"}
+    assert {place["id"] for place in decision["ranking"]} == {"a", "b"}
+    chances = {place["id"]: place["probability"] for place in decision["ranking"]}
+    assert chances[decision["action"]] == decision["probability"]
+    assert sum(chances.values()) == pytest.approx(1)
+
+
+def test_a_decision_is_explained_if_asked(client):
+    decision = ranked(client, explain=True).json()
+    assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
+    assert decision["explanations"][0]["strongest"]
+
+
+def test_a_repeated_event_has_the_same_answer_and_another_request_with_its_id_is_refused(client):
+    first, again = ranked(client, event_id="once"), ranked(client, event_id="once")
+    assert first.json() == again.json()
+    other = ranked(client, event_id="once", context={"hour": 1})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "event_exists")
+
+
+def test_a_batch_answers_or_refuses_each_request(client):
+    requests = [{"actions": ACTIONS}, {"actions": ACTIONS, "exclude": ["a", "b"]}, {"actions": ACTIONS[:1]}]
+    results = client.post("/v1/rank/batch", json={"requests": requests}).json()["results"]
+    assert results[0]["action"] in ("a", "b")
+    assert results[1]["error"]["target"] == "exclude"
+    assert results[2]["action"] == "a"
+
+
+def test_a_reward_is_taken_twice_and_exported_once(client):
+    event = ranked(client).json()["event_id"]
+    for _ in range(2):
+        assert client.post(f"/v1/events/{event}/reward", json={"value": 1}).status_code == 204
+    [line] = [line for line in export(client) if line["event_id"] == event]
+    assert (line["reward"], line["status"]) == (1.0, "rewarded")
+
+
+def export(client, path="/v1/events", **query):
+    reply = client.get(path, params=query)
+    assert reply.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_an_export_can_be_read_in_parts(client):
+    for _ in range(3):
+        ranked(client)
+    whole = export(client)
+    first = export(client, limit=2)
+    assert first == whole[:2]
+    assert export(client, after=first[-1]["position"], limit=1) == whole[2:3]
+
+
+def test_a_deferred_event_waits_for_its_activation(client):
+    event = ranked(client, defer=True).json()["event_id"]
+    assert [line["status"] for line in export(client) if line["event_id"] == event] == ["deferred"]
+    assert client.post(f"/v1/events/{event}/activate").status_code == 204
+    assert [line["status"] for line in export(client) if line["event_id"] == event] == ["waiting"]
+
+
+@pytest.mark.parametrize("event_id", ["a/b", "..", "a b?c#d", "é\N{SNOWMAN}", "%2F", "x" * 200, "a%", "a+b&c=d;e"])
+def test_any_text_can_be_the_id_of_an_event(client, event_id):
+    assert ranked(client, event_id=event_id).json()["event_id"] == event_id
+    path = f"/v1/events/{quote(event_id, safe='').replace('.', '%2E')}/reward"
+    assert client.post(path, json={"value": 0.5}).status_code == 204
+    assert [line["reward"] for line in export(client) if line["event_id"] == event_id] == [0.5]
+
+
+def test_registered_actions_can_be_named_by_id_alone(client):
+    assert client.put("/v1/actions", json={"put": ACTIONS}).status_code == 204
+    assert client.get("/v1/actions").json() == {"actions": ACTIONS}
+    named = client.post("/v1/rank", json={"actions": [{"id": "a"}, {"id": "b"}]})
+    assert named.json()["action"] in ("a", "b")
+    assert client.put("/v1/actions", json={"retire": ["a"]}).status_code == 204
+    unknown = client.post("/v1/rank", json={"actions": [{"id": "a"}]})
+    assert (unknown.status_code, unknown.json()["error"]["target"]) == (422, "actions")
+
+
+def test_a_loop_is_made_used_changed_and_deleted(client):
+    made = client.post("/v1/loops", json={"name": "shop", "settings": {"epsilon": 0.5}})
+    assert (made.status_code, made.json()["settings"]["epsilon"]) == (201, 0.5)
+    assert client.post("/v1/loops", json={"name": "shop"}).status_code == 409
+    assert client.get("/v1/loops").json() == {"loops": ["default", "shop"]}
+    ranked(client, "/v1/loops/shop/rank", event_id="in the shop")
+    changed = client.put("/v1/loops/shop/settings", json={"policy": "greedy"}).json()
+    assert changed["version"] > made.json()["version"]
+    assert client.get("/v1/loops/shop/settings").json() == changed
+    assert [line["event_id"] for line in export(client, "/v1/loops/shop/events")] == ["in the shop"]
+    assert client.delete("/v1/loops/shop").status_code == 204
+    gone = ranked(client, "/v1/loops/shop/rank")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_loop")
+
+
+def test_settings_that_break_a_rule_are_refused_and_change_nothing(client):
+    before = client.get("/v1/settings").json()
+    for wrong in ({"epsilon": 2}, {"colour": "red"}, {"policy": "best"}, {"reward_range": [1, 0]}):
+        refused = client.put("/v1/settings", json=wrong)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_settings")
+    assert client.get("/v1/settings").json() == before
+
+
+def test_a_model_can_be_taken_out_and_put_back(client):
+    model = client.get("/v1/model")
+    assert model.headers["content-type"] == "application/octet-stream"
+    binary = {"Content-Type": "application/octet-stream"}
+    assert client.put("/v1/model", content=model.content, headers=binary).status_code == 204
+    assert client.get("/v1/model").content == model.content
+    damaged = client.put("/v1/model", content=model.content[:-1] + b"x", headers=binary)
+    assert (damaged.status_code, damaged.json()["error"]["code"]) == (422, "invalid_model")
+    assert client.put("/v1/model", json={}).status_code == 415
+
+
+def test_a_user_has_a_model_and_can_be_erased(client):
+    event = ranked(client, user="ann/é").json()["event_id"]
+    client.post(f"/v1/events/{event}/reward", json={"value": 1})
+    client.get("/v1/model")  # returns once all is learned
+    model = client.get("/v1/users/ann%2F%C3%A9/model").json()
+    assert model["user"] == "ann/é"
+    assert model["weights"]
+    assert client.delete("/v1/users/ann%2F%C3%A9").status_code == 204
+    assert client.get("/v1/users/ann%2F%C3%A9/model").status_code == 404
+    assert event not in [line["event_id"] for line in export(client)]
+
+
+def test_policies_are_valued_on_the_stored_events(client):
+    client.post("/v1/loops", json={"name": "valued"})
+    for _ in range(20):
+        event = ranked(client, "/v1/loops/valued/rank").json()["event_id"]
+        client.post(f"/v1/loops/valued/events/{event}/reward", json={"value": 1})
+    report = client.post("/v1/loops/valued/evaluations", json={"policies": ["uniform"], "estimators": ["ips"]}).json()
+    assert report["n"] == 20
+    assert report["rows"][0]["value"] == 1.0
+    unknown = client.post("/v1/loops/valued/evaluations", json={"policies": ["best"]})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "invalid_evaluation")
+
+
+def test_late_and_unmatched_rewards_are_listed(client):
+    assert client.post("/v1/loops", json={"name": "late", "settings": {"wait_time": 0.001}}).status_code == 201
+    event = ranked(client, "/v1/loops/late/rank").json()["event_id"]
+    client.get("/v1/loops/late/model")
+    while export(client, "/v1/loops/late/events")[0]["status"] == "waiting":
+        ranked(client, "/v1/loops/late/rank")
+    assert client.post(f"/v1/loops/late/events/{event}/reward", json={"value": 1}).status_code == 204
+    [late] = client.get("/v1/loops/late/rewards/unmatched").json()["rewards"]
+    assert (late["event_id"], late["value"], late["status"]) == (event, 1.0, "late")
+
+
+def test_figures_for_prometheus_count_what_happened(client):
+    ranked(client)
+    client.get("/nowhere")
+    text = client.get("/metrics").text
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(figures['fedres_requests_total{path="/v1/rank",method="POST",status="200"}']) >= 1
+    assert float(figures['fedres_requests_total{path="unknown",method="any",status="404"}']) >= 1
+    assert float(figures['fedres_request_seconds_count{path="/v1/rank"}']) >= 1
+    for name in ("waiting_events", "reward_lag_seconds", "learner_lag_seconds", "model_version"):
+        assert f'fedres_{name}{{loop="default"}}' in figures
+    for name in ("policy_reward", "baseline_reward"):
+        assert f'fedres_{name}{{loop="default"}}' in figures
+
+
+def test_health_readiness_status_page_and_docs_answer(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.get("/v1/status").json()["loops"]["default"]["model_version"] >= 0
+    assert client.get("/").headers["content-type"].startswith("text/html")
+    assert "openapi.json" in client.get("/docs").text
+
+
+def test_head_is_get_without_a_body_and_options_lists_methods(client):
+    head = client.head("/v1/model")
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) == len(client.get("/v1/model").content)
+    options = client.options("/v1/model")
+    assert (options.status_code, options.headers["allow"]) == (204, "GET, PUT, HEAD, OPTIONS")
+
+
+def test_a_compressed_request_is_read(client):
+    body = gzip.compress(json.dumps({"actions": ACTIONS}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert client.post("/v1/rank", content=body, headers=headers).status_code == 200

@@ -1,0 +1,127 @@
+"""The OpenAPI document: what it says of the hot routes is what they take, and no route does what it does not say."""
+
+import json
+
+import jsonschema_rs
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from service.errors import ApiError
+from service.http.strict import decode_strictly
+from service.http.table import ROUTES
+from service.http.wire import Batch, Rank, Reward
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+NOT_DESCRIBED = ("/docs", "/openapi.json")
+TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a request
+RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+OPERATIONS = [(method, path) for path, methods in ROUTES.items() for method in methods if path not in NOT_DESCRIBED]
+
+
+@pytest.fixture(scope="module")
+def described(live):
+    return schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+
+
+def statuses(described, method, path, mode, n):
+    """Return the statuses of ``n`` generated requests, each checked; where the request is right, the loop exists."""
+    seen = set()
+
+    @settings(max_examples=n, suppress_health_check=list(HealthCheck))
+    @given(case=described[path][method].as_strategy(generation_mode=mode))
+    def answers(case):
+        if mode is RIGHT and "{loop}" in path:
+            case.path_parameters["loop"] = "default"
+        seen.add(case.call_and_validate(checks=CHECKS).status_code)
+
+    answers()
+    return seen
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_what_is_asked_by_the_document_is_answered_by_it(described, method, path):
+    seen = statuses(described, method, path, RIGHT, n=20)
+    assert seen & {200, 201, 204} or path.endswith(("/model", "/evaluations", "/loops/{loop}")), seen
+
+
+@pytest.mark.parametrize(("method", "path"), [(m, p) for m, p in OPERATIONS if p not in TAKE_NOTHING])
+def test_what_is_wrong_by_the_document_is_answered_by_it(described, method, path):
+    assert not statuses(described, method, path, WRONG, n=10) & {500, 501, 502, 504}
+
+
+FEATURES = st.sampled_from([{}, {"x": 1}, None])
+ANYTHING = st.sampled_from([None, True, 0, 1.5, "", "x", "x" * 200, "x" * 201, [], ["x"], [""], [1], {}])
+ACTIONS = st.lists(
+    st.fixed_dictionaries({}, optional={"id": ANYTHING, "features": FEATURES, "other": ANYTHING}), max_size=3
+)
+RANKS = st.fixed_dictionaries(
+    {},
+    optional={
+        "actions": ACTIONS | ANYTHING,
+        "context": FEATURES,
+        **dict.fromkeys(["user", "exclude", "event_id", "defer", "explain", "other"], ANYTHING),
+    },
+)
+RIGHT_RANKS = st.fixed_dictionaries(
+    {"actions": st.just([{"id": "a", "features": {}}])},
+    optional={"context": FEATURES, "user": st.just("u"), "exclude": st.just(["b"]), "defer": st.booleans()},
+)
+BATCHES = st.fixed_dictionaries({}, optional={"requests": st.lists(RANKS | RIGHT_RANKS, max_size=2) | ANYTHING})
+REWARDS = st.fixed_dictionaries({}, optional={"value": ANYTHING, "id": ANYTHING, "other": ANYTHING})
+
+
+@pytest.mark.parametrize(
+    ("kind", "bodies"),
+    [(Rank, RANKS | RIGHT_RANKS), (Batch, BATCHES), (Reward, REWARDS)],
+    ids=["Rank", "Batch", "Reward"],
+)
+def test_the_document_allows_exactly_what_is_read(client, kind, bodies):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    validator = jsonschema_rs.validator_for(
+        {"$ref": f"#/components/schemas/{kind.__name__}", "components": {"schemas": schemas}}
+    )
+    decoder = msgspec.json.Decoder(kind)
+    seen = set()
+
+    @settings(max_examples=400)
+    @given(bodies | ANYTHING)
+    def agrees(body):
+        allowed = validator.is_valid(body)
+        seen.add(allowed)
+        assert allowed == is_read(decoder, body)
+
+    agrees()
+    assert seen == {True, False}
+
+
+def is_read(decoder, body):
+    try:
+        decode_strictly(decoder, json.dumps(body).encode())
+    except ApiError:
+        return False
+    return True
+
+
+def test_hot_routes_refer_to_the_types_they_read(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    for prefix in ("/v1", "/v1/loops/{loop}"):
+        for path, kind in (("/rank", Rank), ("/rank/batch", Batch), ("/events/{event_id}/reward", Reward)):
+            body = paths[prefix + path]["post"]["requestBody"]["content"]["application/json"]
+            assert body == {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}

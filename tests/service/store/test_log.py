@@ -1,0 +1,223 @@
+"""The log: what goes in comes out, in order, once; other tools can read it; other files stay as they are."""
+
+import random
+import sqlite3
+import threading
+from contextlib import closing
+
+import pytest
+
+from service.store import Duplicate, Log, Record, Refused, StoreUnavailable, sqlite_file
+
+
+def rank(event, user="u", loop="shop", body=b"{}"):
+    return Record(loop, "rank", event, user, body)
+
+
+def reward(event, loop="shop", body=b"1.0"):
+    return Record(loop, "reward", event, None, body)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "log.db"
+
+
+@pytest.fixture
+def log(file):
+    with Log(sqlite_file(file)) as log:
+        yield log
+
+
+def test_a_record_comes_back_as_it_went_in(log):
+    bodies = [b'{"a": 1}', '{"a": "ö"}'.encode(), b"", b"\xff\x00", b"text\x00", bytes(100_000), b"null"]
+    records = [rank(f"e{i}", body=body) for i, body in enumerate(bodies)]
+    assert log.append(records) == [1, 2, 3, 4, 5, 6, 7]
+    assert [Record(*entry[2:]) for entry in log.read()] == records
+    assert [entry.seq for entry in log.read()] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_other_tools_can_read_the_log_while_it_is_in_use(log, file):
+    log.append([rank("e", body=b'{"context": {"hour": 7}}')])
+    with closing(sqlite3.connect(file)) as tool:
+        row = tool.execute(
+            "SELECT seq, loop, kind, event, user, json_extract(body, '$.context.hour') FROM log"
+        ).fetchone()
+        assert row == (1, "shop", "rank", "e", "u", 7)
+        assert tool.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("1",)
+        log.append([reward("e")])
+        assert tool.execute("SELECT count(*) FROM log").fetchone() == (2,)
+
+
+def test_time_in_the_log_never_goes_back_even_if_the_clock_does(file):
+    for times in ([50, 70, 60], [10, 80]):  # and the log was opened anew in between
+        with Log(sqlite_file(file), clock=iter(times).__next__) as log:
+            for _ in times:
+                log.append([reward("e"), reward("e")])
+    with Log(sqlite_file(file)) as log:
+        assert [entry.time for entry in log.read()] == [50, 50, 70, 70, 70, 70, 70, 70, 80, 80]
+
+
+def test_the_second_rank_of_an_event_is_refused_and_all_others_are_stored(log):
+    log.append([rank("a")])
+    outcomes = log.append([rank("b"), rank("a"), reward("a"), rank("b"), rank("a", loop="news"), reward("a")])
+    assert [type(outcome) for outcome in outcomes] == [int, Duplicate, int, Duplicate, int, int]
+    assert [outcomes[1].seq, outcomes[3].seq] == [1, outcomes[0]]
+    assert [entry.seq for entry in log.read(after=1)] == [outcome for outcome in outcomes if isinstance(outcome, int)]
+    assert "event must be new in loop 'shop', got 'a'" in str(outcomes[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"loop": ""}, "loop must be a string that is not empty, got ''"),
+        ({"kind": None}, "kind must be a string that is not empty, got None"),
+        ({"event": 7}, "event must be a string or None, got 7"),
+        ({"user": b"u"}, "user must be a string or None, got b'u'"),
+        ({"body": "{}"}, "body must be bytes, got str"),
+        ({"user": "\ud800"}, "valid Unicode"),
+    ],
+)
+def test_a_record_that_cannot_be_stored_does_not_harm_its_neighbours(log, wrong, message):
+    first, refused, last = log.append([rank("a"), rank("b")._replace(**wrong), rank("c")])
+    assert isinstance(refused, Refused)
+    assert message in str(refused)
+    assert [(entry.seq, entry.event) for entry in log.read()] == [(first, "a"), (last, "c")]
+
+
+def test_a_body_too_long_for_sqlite_does_not_harm_its_neighbours(file):
+    def connect():
+        connection = sqlite_file(file)()
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+        return connection
+
+    with Log(connect) as log:
+        first, refused, last = log.append([rank("a"), rank("b", body=bytes(60_000)), rank("c")])
+        assert "got 60000 bytes" in str(refused)
+        assert [entry.seq for entry in log.read()] == [first, last]
+
+
+def test_the_log_is_read_by_position_loop_event_and_user(log):
+    log.append([rank("a"), rank("b", "v"), rank("a", loop="news"), reward("a"), reward("b", "news")])
+    assert [entry.seq for entry in log.read(after=1, limit=3)] == [2, 3, 4]
+    assert [entry.seq for entry in log.read(after=1, loop="shop")] == [2, 4]
+    assert [entry.seq for entry in log.of_event("shop", "a")] == [1, 4]
+    assert [entry.seq for entry in log.of_user("shop", "v")] == [2]
+    assert log.last() == 5
+    with pytest.raises(ValueError, match="limit must be an integer of at least 1, got 0"):
+        log.read(limit=0)
+
+
+def test_no_question_makes_sqlite_walk_the_whole_log(file):
+    asked = []
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        log = Log(lambda: connection)
+        log.append([rank("a")])
+        connection.set_trace_callback(asked.append)
+        assert log.read(after=3) + log.read(loop="news") + log.of_event("shop", "b") + log.of_user("shop", "v") == []
+        assert isinstance(log.append([rank("a")])[0], Duplicate)
+        assert log.erase("shop", "u") == 1
+        connection.set_trace_callback(None)
+        questions = [sql for sql in asked if " WHERE " in sql and "FROM log" in sql and "LIMIT 1)" not in sql]
+        plans = [str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in questions]
+    assert len(plans) == 6
+    assert [plan for plan in plans if "SCAN" in plan] == []
+
+
+def fill(log, rng, n_users):
+    """Append shuffled ranks and rewards, so that pages split in their middle, and return the users."""
+    users = [f"user-{rng.getrandbits(64):016x}" for _ in range(n_users)]
+    for _ in range(20):
+        ranks = [rank(f"event-{rng.getrandbits(40)}-of-{user}", user) for user in rng.sample(users, n_users)]
+        log.append([record._replace(body=record.user.encode() * rng.choice((1, 10, 400))) for record in ranks])
+        log.append([reward(record.event) for record in ranks])
+    return users
+
+
+def test_erasing_leaves_nothing_of_the_user_in_any_file(tmp_path):
+    rng = random.Random(0)
+    with Log(sqlite_file(tmp_path / "log.db")) as log:
+        users = fill(log, rng, 30)
+        for user in users[:10]:
+            assert log.erase("shop", user) == 40
+            assert log.of_user("shop", user) == []
+        bytes_left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+        assert [user for user in users if user.encode() in bytes_left] == users[10:]
+
+
+def test_erasing_is_logged_without_a_name_and_spares_everybody_else(log):
+    log.append([rank("a", "ann"), rank("b", "bob"), rank("c", "ann", loop="news"), reward("a"), reward("b")])
+    log.append([Record("shop", "note", "a", "bob", b"bob's own, about ann's event")])
+    assert log.erase("shop", "ann") == 2
+    assert [entry.seq for entry in log.read()] == [2, 3, 5, 6, 7]
+    assert log.read(after=6)[0][2:] == ("shop", "erased", None, None, b'{"records": 2}')
+    assert log.erase("shop", "ann") == 0
+    assert log.append([rank("a", "ann")]) == [9]
+
+
+def test_erasing_says_so_when_a_reader_keeps_the_old_pages(file):
+    with Log(sqlite_file(file, busy_seconds=0)) as log, closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        log.append([rank("a")])
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM log").fetchall()
+        with pytest.raises(StoreUnavailable, match="erase again"):
+            log.erase("shop", "u")
+        reader.execute("COMMIT")
+        assert log.erase("shop", "u") == 0
+        assert log.of_user("shop", "u") == []
+
+
+def other_database(file):
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE meta (name, value)")
+
+
+def newer_log(file):
+    Log(sqlite_file(file)).close()
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("UPDATE meta SET value = '2'")
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "message"),
+    [
+        (other_database, "foreign", r"log\.db must be a store of fedres, got another SQLite database"),
+        (newer_log, "version", r"log\.db must have schema version 1, got 2"),
+        (lambda file: file.write_text("dear diary " * 100), "foreign", "not a database"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(file, make, code, message):
+    make(file)
+    before = file.read_bytes()
+    with pytest.raises(StoreUnavailable, match=message) as raised:
+        Log(sqlite_file(file))
+    assert raised.value.code == code
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(StoreUnavailable, match="unable to open database file"):
+        Log(sqlite_file(tmp_path / "missing" / "log.db"))
+
+
+def test_many_can_make_and_fill_the_same_log_at_once(file):
+    start, outcomes = threading.Barrier(8), []
+
+    def make_and_append(name):
+        start.wait()
+        with Log(sqlite_file(file, busy_seconds=30)) as log:
+            outcomes.extend(log.append([rank(name)]))
+
+    threads = [threading.Thread(target=make_and_append, args=[f"e{i}"]) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_closed_log_says_so(log):
+    log.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        log.append([rank("a")])

@@ -1,0 +1,121 @@
+"""`fedres serve --demo`, the page, and the commands around them, as a newcomer meets them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from service.cli import app
+from service.demo import ARTICLES, TOPICS, chance
+from service.page import PAGE
+
+FEDRES = Path(sys.executable).with_name("fedres")
+
+
+@contextmanager
+def served(folder, *words):
+    """Yield the address, and the lines that follow it."""
+    command = [FEDRES, "serve", "--port", "0", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        try:
+            found = (re.search(r"page +(http://\S+)/", line) for line in process.stdout)
+            yield next(match[1] for match in found if match), process.stdout
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+    assert process.returncode == 0
+
+
+def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
+    with served(tmp_path, "--demo") as (url, lines), httpx.Client(base_url=url, trust_env=False) as client:
+        shown = (re.search(r"([\d,]+) decisions .*: ([\d.]+) +\(uniform ([\d.]+), best", line) for line in lines)
+        n, *rewards = next(match for match in shown if match and int(match[1].replace(",", "")) >= 280).groups()
+        policy, uniform = map(float, rewards)
+        assert policy > uniform + 0.05, n
+        page = client.get("/")
+        assert (page.headers["content-type"].partition(";")[0], page.text) == ("text/html", PAGE)
+        loops = client.get("/v1/status").json()["loops"]
+        assert loops["demo-uniform"]["policy_reward"] < loops["demo-best"]["policy_reward"]
+        used = set(re.findall(r"gauges\.(\w+)", PAGE)) | {"policy_reward", "learned_events", "reward_sum"}
+        assert used <= loops["demo"].keys()
+        events = client.get("/v1/loops/demo/events", params={"after": 0}).text.splitlines()
+        assert {0.0, 1.0} <= {json.loads(line)["reward"] for line in events}
+
+
+def test_the_printed_curl_line_works(tmp_path):
+    with served(tmp_path) as (_, lines):
+        line = next(line for line in lines if "curl" in line)
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["action"] in ("tea", "juice")
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    assert re.findall(r"""(?:src|href)=["']?(?!/)|https?://|@import|url\(""", PAGE) == []
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_is_best_for_a_reader_depends_on_the_reader_and_the_time(topic):
+    for when, length in (("morning", "short"), ("evening", "long")):
+        best = max(ARTICLES, key=lambda article: chance(topic, when, article))
+        assert best["id"] == f"{length}-{topic}"
+
+
+def fedres(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--store", "postgresql://host/db"], "PostgreSQL is not built yet"),
+        (["serve", "--store", "mysql://x"], "store must be sqlite:///PATH, got 'mysql://x'"),
+        (["serve", "--port", "70000"], "port must be in [0, 65535], got 70000"),
+        (["serve", "--workers", "0"], "workers must be"),
+        (["serve", "--host", "0.0.0.0"], "host must be a loopback address"),
+        (["serve", "--tls-key", "key.pem"], "tls-key must come with --tls-cert"),
+        (["keys", "add", "king"], "role must be one of admin, device, rank, got 'king'"),
+        (["keys", "revoke", "nobody"], "id must be that of a key, got 'nobody'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    result = fedres(*words)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert message in line
+
+
+def test_a_second_service_on_a_store_is_refused_in_one_line(tmp_path):
+    with served(tmp_path):
+        again = subprocess.run(
+            [FEDRES, "serve", "--port", "0"], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+    assert again.returncode == 2
+    assert "must have one holder" in again.stderr
+
+
+def test_keys_are_made_listed_and_revoked_while_the_service_runs(tmp_path):
+    store = ["--store", f"sqlite:///{tmp_path}/fedres.db"]
+    key = fedres("keys", "add", "admin", *store).stdout.strip()
+    with served(tmp_path) as (url, _):
+        ask = urllib.request.Request(f"{url}/v1/status", headers={"Authorization": f"Bearer {key}"})
+        assert urllib.request.urlopen(ask).status == 200
+        [row] = listed(tmp_path, store)
+        assert (row["role"], row["loop"], row["revoked"]) == ("admin", None, None)
+        assert fedres("keys", "revoke", row["id"], *store).exit_code == 0
+        assert httpx.get(f"{url}/v1/status", headers=dict(ask.header_items()), trust_env=False).status_code == 401
+    assert listed(tmp_path, store)[0]["revoked"] is not None
+    assert "demo must have a store without keys" in fedres("serve", "--demo", *store).stderr
+
+
+def listed(folder, store):
+    assert fedres("keys", "list", *store, "--json", folder / "keys.json").exit_code == 0
+    return json.loads((folder / "keys.json").read_text())

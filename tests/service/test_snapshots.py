@@ -1,0 +1,164 @@
+import sqlite3
+
+import msgspec
+import numpy as np
+import pytest
+
+from service.joining import Slot, Unmatched
+from service.learner import CatalogueAction, LoopHead, Statistics
+from service.model import PersonalModel, SharedModel
+from service.settings import Settings
+from service.snapshots import Changes, Damaged, LoopPart, Snapshots, State
+
+EXAMPLE = (np.arange(1, 40, dtype=np.uint32) * np.uint32(2654435761), np.ones(39, dtype=np.float32))
+LOOP = 7
+
+
+def taught(reward):
+    model = PersonalModel()
+    model.learn(EXAMPLE, reward, 0.0, (0.0, 1.0))
+    return model
+
+
+def head(position):
+    catalogue = {"a": CatalogueAction(3, b'{"x": 1}')}
+    return LoopHead("default", LOOP, Settings(epsilon=0.2), 2, position, Statistics(ranks=5), catalogue)
+
+
+def changes(position=9, users=("u",), slots=("e",), reward=0.5, **more):
+    part = LoopPart(head(position), [Unmatched("x", 1, 0.5, "id", "late")], len(slots))
+    state = State(position, 100, 42, 0, [msgspec.Raw(msgspec.msgpack.encode(part))])
+    return Changes(
+        state,
+        {LOOP: SharedModel(4).to_bytes()},
+        {(LOOP, user): taught(reward) for user in users},
+        {(LOOP, event): msgspec.msgpack.encode(Slot(1, "waiting", 12)) for event in slots},
+        **more,
+    )
+
+
+def contents(snapshots):
+    """Return all that can be read from the file."""
+    state = snapshots.load()
+    parts = [msgspec.msgpack.decode(raw, type=LoopPart) for raw in state.loops]
+    slots = snapshots.slots(LOOP, parts[0].n_slots)
+    found = {user: snapshots.personal((LOOP, user)).to_bytes() for user, _ in snapshots.all_personal(LOOP)}
+    return (state.position, state.mark, parts, snapshots.shared(LOOP), slots, found)
+
+
+def test_what_was_written_is_read(tmp_path):
+    snapshots = Snapshots(tmp_path / "models")
+    assert snapshots.load() is None
+    assert snapshots.personal((LOOP, "u")) is None
+    snapshots.write(changes(users=("u", "ü"), slots=("e", "f")))
+    before = contents(snapshots)
+    assert before[0] == 9
+    assert before[2][0].head == head(9)
+    assert list(before[4]) == ["e", "f"]
+    assert before[5] == {"u": taught(0.5).to_bytes(), "ü": taught(0.5).to_bytes()}
+    snapshots.close()
+    snapshots = Snapshots(tmp_path / "models")
+    assert contents(snapshots) == before
+    snapshots.close()
+
+
+def test_a_later_snapshot_changes_and_removes(tmp_path):
+    snapshots = Snapshots(tmp_path / "models")
+    snapshots.write(changes(users=("u", "v"), slots=("e", "f")))
+    later = changes(10, users=("u",), slots=("f",), reward=1.0, erased=[(LOOP, "v")])
+    later.slots[LOOP, "e"] = None
+    snapshots.write(later)
+    assert contents(snapshots)[5] == {"u": taught(1.0).to_bytes()}
+    snapshots.write(Changes(State(11, 100, 42, 0, []), dropped=[LOOP]))
+    assert list(snapshots.all_personal(LOOP)) == []
+    with pytest.raises(Damaged):
+        snapshots.shared(LOOP)
+    snapshots.close()
+
+
+def test_models_changed_since_the_base_are_known(tmp_path):
+    snapshots = Snapshots(tmp_path / "models")
+    snapshots.write(changes(users=("u", "v")))
+    assert [user for user, _ in snapshots.all_personal(LOOP, without_base=True)] == ["u", "v"]
+    snapshots.write(changes(users=("v",), based=[LOOP]))
+    assert [user for user, _ in snapshots.all_personal(LOOP, without_base=True)] == ["v"]
+    snapshots.close()
+
+
+def test_changes_that_could_not_be_written_are_part_of_the_next():
+    first, second = changes(users=("u", "v"), erased=[(LOOP, "w")]), changes(10, users=("u",), reward=1.0)
+    both = second.after(first)
+    assert both.state.position == 10
+    assert {user: model.to_bytes() for (_, user), model in both.personal.items()} == {
+        "u": taught(1.0).to_bytes(),
+        "v": taught(0.5).to_bytes(),
+    }
+    assert both.erased == [(LOOP, "w")]
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
+    snapshots = Snapshots(tmp_path / "models")
+    snapshots.write(changes())
+    before = contents(snapshots)
+    broken = changes(10)
+    broken.slots[LOOP, "\ud800"] = b"x"
+    with pytest.raises(UnicodeEncodeError):
+        snapshots.write(broken)
+    assert contents(snapshots) == before
+    snapshots.write(changes(11))
+    assert contents(snapshots)[0] == 11
+    snapshots.close()
+
+
+def test_whatever_byte_is_changed_the_damage_is_found_or_does_no_harm(tmp_path):
+    path, rng = tmp_path / "models", np.random.default_rng(0)
+    snapshots = Snapshots(path)
+    snapshots.write(changes(users=[f"user {k}" for k in range(30)], slots=[f"event {k}" for k in range(40)]))
+    before = contents(snapshots)
+    snapshots.close()
+    good, n_found = path.read_bytes(), 0
+    for at in rng.choice(len(good), size=300, replace=False):
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.integers(8))]) + good[at + 1 :])
+        snapshots = Snapshots(path)
+        try:
+            assert snapshots.load() is None or contents(snapshots) == before
+        except Damaged:
+            n_found += 1
+        snapshots.close()
+        path.with_name("models-wal").unlink(missing_ok=True)
+    assert n_found > 80  # the others hit free space
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 50, bytes(8192)])
+def test_a_file_that_is_none_of_ours_is_replaced_by_an_empty_one(tmp_path, content):
+    (tmp_path / "models").write_bytes(content)
+    snapshots = Snapshots(tmp_path / "models")
+    assert snapshots.load() is None
+    snapshots.write(changes())
+    assert contents(snapshots)[0] == 9
+    snapshots.close()
+
+
+def test_a_file_of_another_format_is_replaced(tmp_path):
+    Snapshots(tmp_path / "models").close()
+    with sqlite3.connect(tmp_path / "models") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    snapshots = Snapshots(tmp_path / "models")
+    assert snapshots.load() is None
+    snapshots.close()
+
+
+def test_nothing_is_left_of_what_was_erased(tmp_path):
+    path = tmp_path / "models"
+    snapshots = Snapshots(path)
+    names = [f"{k:02}-{'somebody' if k == 20 else 'other'}" for k in np.random.default_rng(1).permutation(60)]
+    for name in names:  # one by one, so that rows move between pages
+        snapshots.write(changes(users=(name,), slots=(f"event of {name}",)))
+    gone = changes(10, users=(), slots=(), erased=[(LOOP, "20-somebody")])
+    gone.slots = {(LOOP, "event of 20-somebody"): None}
+    snapshots.write(gone)
+    files = [file.read_bytes() for file in tmp_path.iterdir()]
+    assert not any(b"somebody" in content for content in files)
+    assert any(b"21-other" in content for content in files)
+    snapshots.close()
