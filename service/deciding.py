@@ -106,9 +106,10 @@ def draw(event_id: str) -> float:
 
 
 def probabilities(scores: Array, allowed: Array, settings: Settings, n_learned: int) -> Array:
-    """Return what each action is drawn with. No prediction counts as less than the least reward: actions that are not
-    expected to earn anything tie, or a greedy policy would stay with one of them for ever. The gaps that squarecb weighs
-    are between rewards within their range.
+    """Return what each action is drawn with.
+
+    No prediction counts as less than the least reward: actions that are expected to earn nothing tie, or a greedy
+    policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
     """
     out = np.empty(scores.size)
     if settings.policy == "squarecb":

@@ -1,8 +1,8 @@
 """Several processes that answer HTTP for one engine.
 
 Workers take connections, TLS, keys, limits and slow clients; what they let in they hand to the engine's process over a
-Unix socket, and it answers as if it had been asked itself. One process decides, logs and learns, so that the log has one
-writer and the models are the log's alone. A worker that dies is started again; workers whose engine dies end.
+Unix socket, and it answers as if it had been asked itself. One process decides, logs and learns, so that the log has
+one writer and the models are the log's alone. A worker that dies is started again; workers whose engine dies end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Limits
 from service.http.metrics import Requests
 from service.http.replies import Receive, Scope, Send
-from service.serve import Server, Tls, _stop_on_signals as stop_on_signals
+from service.http.server import Server, Tls, stop_on_signals
 
 LENGTH = struct.Struct("<I")
 BROKEN = 0  # the status of an answer that was cut short
@@ -195,7 +195,7 @@ async def _worker(store: Path, sock: socket.socket, engine_at: str, limits: Limi
     forward = Forward(reader, writer)
     gate = Gate(forward, hot={}, keys=Keys(store), limits=limits, requests=Requests())
     server = Server(gate, sock, limits, tls)
-    stop_on_signals(server)
+    stop_on_signals(server.stop)
     listening = asyncio.ensure_future(forward.listen())
     listening.add_done_callback(lambda _: server.stop())
     await server.serve()
@@ -206,7 +206,7 @@ async def _worker(store: Path, sock: socket.socket, engine_at: str, limits: Limi
 async def working(
     n: int, app: Asgi, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None
 ) -> AsyncIterator[list[int]]:
-    """Run ``n`` workers on ``sock`` in front of ``app``; lends their process ids."""
+    """Run ``n`` workers on ``sock`` in front of ``app``; lends the ids of the processes there are."""
     with tempfile.TemporaryDirectory(prefix="fedres-") as folder:
         engine_at = str(Path(folder, "engine"))
         bridge = await asyncio.start_unix_server(Bridge(app).connected, engine_at)
@@ -214,8 +214,6 @@ async def working(
         ids: list[int] = []
         keepers = [asyncio.ensure_future(_keep(arguments, ids)) for _ in range(n)]
         try:
-            while len(ids) < n:
-                await asyncio.sleep(0.01)
             yield ids
         finally:
             for keeper in keepers:

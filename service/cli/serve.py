@@ -31,7 +31,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8000,
     store: Store = DEFAULT_STORE,
-    workers: Annotated[int, typer.Option(help="Processes that answer requests.")] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Processes that answer requests; with several, one more decides and learns.")
+    ] = 1,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen to other machines without a key.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
@@ -40,13 +42,11 @@ def serve(
     """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C ends it and loses nothing."""
     from service.errors import ApiError
     from service.http.keys import Keys
-    from service.serve import Tls
+    from service.http.server import Tls
     from service.serve import serve as run
     from service.store import LeaseHeld, StoreUnavailable
 
     path = store_path(store)
-    if workers != 1:
-        raise ValueError(f"workers must be 1, got {workers}")
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
     if tls_key is not None and tls_cert is None:
@@ -55,7 +55,16 @@ def serve(
         raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
     tls = None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key)
     try:
-        run(path, host=host, port=port, insecure=insecure, tls=tls, beside=_beside(demo), say=typer.echo)
+        run(
+            path,
+            host=host,
+            port=port,
+            workers=workers,
+            insecure=insecure,
+            tls=tls,
+            beside=_beside(demo),
+            say=typer.echo,
+        )
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
 

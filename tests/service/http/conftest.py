@@ -13,7 +13,7 @@ from service.app import create_app
 from service.engine import Engine
 from service.http.keys import Keys
 from service.http.limits import Limits
-from service.serve import Server, bound
+from service.http.server import Server, bound
 
 
 class Live:

@@ -16,7 +16,8 @@ import pytest
 
 from service.http.keys import Keys
 from service.http.limits import Limits
-from service.serve import Tls, bound, check_exposure, is_loopback, serve
+from service.http.server import Tls, bound
+from service.serve import check_exposure, is_loopback, serve
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----

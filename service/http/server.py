@@ -1,0 +1,105 @@
+"""uvicorn on a socket of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from service.http.limits import Limits
+from service.http.protocol import protocol
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files of a certificate and its private key, as uvicorn takes them."""
+
+    certificate: str | os.PathLike[str]
+    private_key: str | os.PathLike[str] | None = None  # None if the certificate's file has it
+    password: str | None = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn on a socket that is already bound; it leaves signals to its caller."""
+
+    def __init__(self, app: Any, sock: socket.socket, limits: Limits, tls: Tls | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            http=protocol(limits.request_seconds),
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(limits.request_seconds) + 5,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.private_key if tls else None,
+            ssl_keyfile_password=tls.password if tls else None,
+        )
+        super().__init__(config)
+        self._socket, self._handshake_seconds = sock, limits.request_seconds
+        self.url = f"{'https' if tls else 'http'}://{shown(sock)}"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with an end to the patience for TLS handshakes as well."""
+        ssl = self.config.ssl
+        server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=self._socket,
+            backlog=BACKLOG,
+            ssl=ssl,
+            ssl_handshake_timeout=self._handshake_seconds if ssl else None,
+        )
+        self.servers = [server]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Take no more connections, answer what is under way, then let ``serve`` return."""
+        self.should_exit = True
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return made
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Call ``stop`` on SIGTERM and Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Lend a socket bound to ``host`` and ``port``; port 0 is any that is free."""
+    family, kind, number, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
+    )[0]
+    with socket.socket(family, kind, number) as sock:  # without its number asyncio would not set TCP_NODELAY
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)  # connections that come while the store is being opened wait
+        yield sock
+
+
+def shown(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # all addresses: the one that works on this machine
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
