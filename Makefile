@@ -1,5 +1,6 @@
-# make serve   a first look: starts what the project can show
+# make serve   starts the service, with simulated readers to watch
 # make test    everything CI runs
+# make faults  kills the service a hundred times, and looks for what is missing
 # Each makes its own .venv and installs what it needs.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: serve test check clean
+.PHONY: serve test check faults clean
 
 test: check
 
@@ -19,7 +20,10 @@ check: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal
 
 serve: .venv/installed
-	$(BIN)/fedres replay digits
+	$(BIN)/fedres serve --demo
+
+faults: .venv/installed
+	$(BIN)/python tests/service/faults --kills 100
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -181,7 +181,7 @@ def _seconds(play: Replay, n_rounds: int) -> float:
     return time.process_time() - start
 
 
-def measure_all(progress: Progress | None = None, seconds: float = 1.0) -> list[dict[str, Any]]:
+def measure_all(progress: Progress | None = None, seconds: float = 0.5) -> list[dict[str, Any]]:
     """Return ``measure`` of everybody on one stream, with timings of about ``seconds`` each."""
     stream, contestants = make_stream(), [*ours(), *peers()]
     rows = []

@@ -253,7 +253,7 @@ class Engine(Core):
         learning = self._learning
         return {
             "store": self.store.name,
-            "position": self._last,
+            "position": max(self._last, learning.position),  # the learner logs ticks itself
             "learned_position": learning.position,
             "trouble": None if learning.trouble is None else str(learning.trouble),
             "rebuilt": learning.rebuilt,

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from service.errors import ApiError
 from service.http.gate import Gate
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Limits
@@ -144,9 +145,12 @@ class Forward:
         self._reader, self._writer = reader, writer
         self._parts: dict[int, asyncio.Queue[Answered | None]] = {}
         self._asked = 0
+        self._gone = False  # the engine's process, and it does not come back to this worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
+        if self._gone:
+            raise _engine_gone()
         self._asked += 1
         number, parts = self._asked, asyncio.Queue[Answered | None]()
         self._parts[number] = parts
@@ -163,6 +167,8 @@ class Forward:
         more, begun = True, False
         while more:
             part = await parts.get()
+            if part is None and not begun:
+                raise _engine_gone()
             if part is None or part.status == BROKEN:
                 raise ConnectionError("the engine's process did not answer to the end")
             if not begun:
@@ -180,8 +186,13 @@ class Forward:
                 waiting = self._parts.get(part.number)
                 if waiting is not None:
                     waiting.put_nowait(part)
+        self._gone = True
         for waiting in self._parts.values():
             waiting.put_nowait(None)
+
+
+def _engine_gone() -> ApiError:
+    return ApiError(503, "engine_gone", "the engine's process has ended, and it is not known what it stored: ask again")
 
 
 def _work(store: Path, sock: socket.socket, engine_at: str, limits: Limits, tls: Tls | None) -> None:

@@ -78,3 +78,27 @@ def test_its_fedres_lines_run_one_after_the_other(lines, tmp_path, monkeypatch):
         for word in words:
             if word.endswith((".json", ".png", ".jsonl")):
                 assert (tmp_path / word).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_its_curl_lines_work_as_printed(tmp_path):
+    lines = [line for lang, code in BLOCKS if lang == "sh" for line in code.splitlines() if line.startswith("curl")]
+    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            said = iter(server.stdout.readline, "")
+            url = next(found[0] for line in said if (found := re.search(r"http://[\d.]+:\d+", line)))
+            answers = [
+                subprocess.run(
+                    [*shlex.split(line.replace("http://127.0.0.1:8000", url)), "--fail-with-body"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+                for line in lines
+            ]
+        finally:
+            server.terminate()
+    assert '"action":' in answers[0]
+    assert answers[1] == ""
+    assert '"event_id":"first"' in answers[-1].replace(" ", "")

@@ -7,37 +7,52 @@ import tempfile
 import time
 from pathlib import Path
 
-from fault_run import Service, digests_after_every_way_to_start, judge, kill_often
+from fault_run import Service, digests_after_every_way_to_start, judge, kill_often, kill_workers_often
 from fault_server import Nursery
 
 
-async def run(n_kills, seed, folder):
-    """Return all that went wrong."""
+async def kill_servers(nursery, store, n_kills, seed):
+    service, began = Service(nursery, store), time.monotonic()
+    ledger, productive = await kill_often(service, n_kills, seed)
+    print(f"{n_kills} kills of the server in {time.monotonic() - began:.0f} s, {productive} after acknowledgements")
+    return await verdict(service, ledger)
+
+
+async def kill_workers(nursery, store, n_kills, seed):
+    service, began = Service(nursery, store), time.monotonic()
+    ledger = await kill_workers_often(service, n_kills, seed)
+    print(f"{n_kills} kills of a worker and 1 of their engine in {time.monotonic() - began:.0f} s")
+    return await verdict(service, ledger)
+
+
+async def verdict(service, ledger):
+    """Print and return all that went wrong."""
+    found = await judge(service, ledger)
+    live, *others = await digests_after_every_way_to_start(service)
+    service.whereabouts.hang_up()
+    await service.kill()
+    if others != [live] * 3:
+        found.append("the models differ: live, made from the log, restarted with and without a snapshot")
+    print(f"  {ledger.n_acknowledged()} decisions and rewards acknowledged; wrong: {len(found)}")
+    for contradiction in found[:20]:
+        print(f"    {contradiction}")
+    return found
+
+
+async def run(n_kills, n_worker_kills, seed, folder):
     async with Nursery() as nursery:
-        service = Service(nursery, Path(folder, "store.db"))
-        began = time.monotonic()
-        ledger, productive = await kill_often(service, n_kills, seed)
-        print(
-            f"{n_kills} kills in {time.monotonic() - began:.0f} s, {productive} of them after acknowledgements; "
-            f"{ledger.n_acknowledged()} decisions and rewards acknowledged"
-        )
-        found = await judge(service, ledger)
-        print(f"lost, changed or counted twice: {len(found)}", *found[:20], sep="\n  ")
-        live, *others = await digests_after_every_way_to_start(service)
-        same = others == [live] * 3
-        print(f"models live, from the log, with and without a snapshot: {'the same' if same else 'DIFFERENT'}")
-        for loop, digest in live.items():
-            print(f"  {loop:8} {digest}")
-        return [*found, *([] if same else ["models differ"])]
+        found = await kill_servers(nursery, Path(folder, "servers.db"), n_kills, seed)
+        return found + await kill_workers(nursery, Path(folder, "workers.db"), n_worker_kills, seed)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python tests/service/faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--worker-kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(bool(asyncio.run(run(options.kills, options.seed, folder))))
+        sys.exit(bool(asyncio.run(run(options.kills, options.worker_kills, options.seed, folder))))
 
 
 if __name__ == "__main__":

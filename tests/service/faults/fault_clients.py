@@ -70,8 +70,9 @@ class Connection:
     async def send(self, method, path, body=None):
         if self._streams is None:
             self._streams = await asyncio.open_connection(*await self._whereabouts.get(), limit=2**20)
-        content = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+        kind = "octet-stream" if isinstance(body, bytes) else "json"
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/{kind}\r\n"
         self._streams[1].write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
     async def receive(self):
@@ -126,6 +127,7 @@ class Ledger:
 
     ranks: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))  # loop -> event -> answer
     rewards: dict[str, dict] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))  # -> id -> value
+    refused: list[dict] = field(default_factory=list)  # requests to rank of which it is not known if they are stored
     contradictions: list[str] = field(default_factory=list)
 
     def ranked(self, loop, answer):

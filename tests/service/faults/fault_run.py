@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import os
 import random
+import signal
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 
@@ -77,53 +79,111 @@ def _entries(log):
 
 
 @asynccontextmanager
-async def load(service, ledger, seed, n_clients=N_CLIENTS):
-    """Run clients; at the end each finishes what it has begun."""
+async def load(service, ledger, seed, *others, n_clients=N_CLIENTS):
+    """Run clients, and others that run like them; at the end each finishes what it has begun."""
     clients = [Client(f"c{seed}-{i}", service.whereabouts, ledger, seed) for i in range(n_clients)]
     async with asyncio.TaskGroup() as tasks:
-        for client in clients:
+        for client in [*clients, *others]:
             tasks.create_task(client.run())
         yield
-        for client in clients:
+        for client in [*clients, *others]:
             client.stopped = True
 
 
-async def kill_often(service, n_kills, seed, options=({"snapshot_seconds": 0.0}, {"snapshot_seconds": 0.1}, {})):
-    """Kill the server under load, one time in four while it starts; return how often it had acknowledged anything."""
+async def kill_often(service, n_kills, seed, beside=None):
+    """Kill the server under load, one time in four while it starts; return the ledger and how often it had grown."""
     rng, ledger, productive = random.Random(seed), Ledger(), 0
     await service.start()
     await service.make_loops()
-    async with load(service, ledger, seed):
+    async with load(service, ledger, seed, *([] if beside is None else [beside])):
         for _ in range(n_kills):
             before = ledger.n_acknowledged()
-            if rng.random() < 0.75:
-                await service.wait_until_up()
-                await asyncio.sleep(rng.uniform(0.01, 0.5))
-            else:
-                await asyncio.sleep(rng.uniform(0.0, 0.2))
+            await _a_moment(service, rng)
             await service.kill()
             productive += ledger.n_acknowledged() > before
-            await service.begin(**rng.choice(options))
+            await service.begin(snapshot_seconds=rng.choice([0.0, 0.1, 10.0]))
         await service.wait_until_up()
     return ledger, productive
+
+
+async def _a_moment(service, rng):
+    if rng.random() < 0.25:
+        await asyncio.sleep(rng.uniform(0.0, 0.2))
+        return
+    await service.wait_until_up()
+    await asyncio.sleep(rng.uniform(0.01, 0.5))
+
+
+async def kill_workers_often(service, n_kills, seed):
+    """Kill one of two workers under load, and once their engine's process in between; return the ledger."""
+    rng, ledger = random.Random(seed), Ledger()
+    await service.start(workers=2)
+    await service.make_loops()
+    async with load(service, ledger, seed):
+        for i in range(n_kills):
+            await ledger.grows()
+            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            pid = rng.choice(await service.server.workers())
+            os.kill(pid, signal.SIGKILL)
+            await ledger.grows()
+            await _replaced(service, pid)
+            if i == n_kills // 2:
+                await _restart(service, workers=2)
+    return ledger
+
+
+async def _replaced(service, pid):
+    """Return once another worker has come for one that was killed."""
+    workers = await service.server.workers()
+    while len(workers) < 2 or pid in workers:
+        await asyncio.sleep(0.05)
+        workers = await service.server.workers()
+
+
+async def _restart(service, **options):
+    """Kill the engine's process, wait until its workers have noticed, and start another."""
+    url = await service.server.url()
+    await service.kill()
+    await nobody_at(url)
+    await service.start(**options)
+
+
+async def nobody_at(url):
+    """Return once nobody listens there any more."""
+    host, port = url.removeprefix("http://").split(":")
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return
+        writer.close()
+        await asyncio.sleep(0.02)
 
 
 async def judge(service, ledger):
     """Return all that contradicts the ledger, none if nothing does."""
     status = await service.settle()
-    found = list(ledger.contradictions)
+    found = await judge_events(service, ledger)
     if status["rebuilt"]:
         found.append("a snapshot was found damaged")
     for loop in (EARLIEST, SUMS):
-        events = (await service.ask("GET", path_of(loop, "events"))).lines()
-        late = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
-        expected = _expected(loop, ledger, late)
-        found += _judge_events(loop, ledger, events, expected) + _judge_sums(status["loops"][loop], expected, loop)
+        found += _judge_sums(status["loops"][loop], await _expected(service, loop, ledger), loop)
     return found
 
 
-def _expected(loop, ledger, late):
+async def judge_events(service, ledger):
+    """Return what in the export contradicts the ledger."""
+    await service.settle()
+    found = list(ledger.contradictions)
+    for loop in (EARLIEST, SUMS):
+        events = (await service.ask("GET", path_of(loop, "events"))).lines()
+        found += _judge_events(loop, ledger, events, await _expected(service, loop, ledger))
+    return found
+
+
+async def _expected(service, loop, ledger):
     """Return the reward that each event must have, None where none counts; what was late counts no more."""
+    late = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
     is_late = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in late)
     assert max(is_late.values(), default=1) == 1, "a reward is listed twice"
     counted = defaultdict(list)

@@ -6,10 +6,12 @@ one server at a time. Run as a script this file is that process; what it does is
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -46,12 +48,12 @@ def next_order():
     return os.read(0, 65_536)
 
 
-def run(store, errors, **options):
+def run(store, errors, workers=1, **options):
     """Serve until told to stop; return the exit status."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     try:
         service.serve.Engine = SimpleNamespace(open=partial(open_engine, **options))
-        service.serve.serve(Path(store), port=0, beside=obey, say=lambda text: None)
+        service.serve.serve(Path(store), port=0, workers=workers, beside=obey, say=lambda text: None)
         return 0
     except Exception as error:
         os.write(2, f"{error!r}\n".encode())
@@ -59,12 +61,15 @@ def run(store, errors, **options):
 
 
 async def obey(engine, url):
-    """Say where the server listens; then, at each order, what its models hash to. Without a master, end."""
+    """Say where the server listens; then, when asked, what its models hash to or who works for it. Unasked, end."""
     running, orders = asyncio.get_running_loop(), asyncio.Queue()
     running.add_reader(0, lambda: orders.put_nowait(os.read(0, 100)))
     tell("listening", url)
-    while await orders.get():
-        tell("digests", {loop: await asyncio.to_thread(engine.digest, loop) for loop in engine.loops()})
+    while order := await orders.get():
+        if json.loads(order) == "digests":
+            tell("digests", {loop: await asyncio.to_thread(engine.digest, loop) for loop in engine.loops()})
+        else:
+            tell("workers", [process.pid for process in multiprocessing.active_children()])
     os._exit(1)
 
 
@@ -103,8 +108,12 @@ class Nursery:
     """``async with``: the process that servers are forked from."""
 
     async def __aenter__(self):
+        self._folder = tempfile.TemporaryDirectory()  # for all that a killed server could not clear away
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *(sys.executable, __file__),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "TMPDIR": self._folder.name},
         )
         self._told = defaultdict(asyncio.Future)
         self._reading = asyncio.create_task(self._read())
@@ -117,10 +126,11 @@ class Nursery:
         self._process.stdin.close()
         await self._reading
         await self._process.wait()
+        self._folder.cleanup()
 
     async def start(self, store, **options):
         """Return a server on its way up."""
-        for kind in ("started", "listening", "digests", "ended"):
+        for kind in ("started", "listening", "ended"):
             self._told.pop(kind, None)
         self.order({"store": str(store), "errors": f"{store}-errors", **options})
         self._server = RunningServer(self, await self.told("started"), Path(f"{store}-errors"))
@@ -131,8 +141,18 @@ class Nursery:
         if self._server is not None:
             await self._server.kill()
 
+    def is_empty(self):
+        """Return whether it is known that no server runs."""
+        return self._told["ended"].done()
+
     def order(self, order):
         self._process.stdin.write(json.dumps(order).encode())
+
+    async def asked(self, kind):
+        """Return what the server answers to an order."""
+        self._told.pop(kind, None)
+        self.order(kind)
+        return await self.told(kind)
 
     async def told(self, kind):
         """Return what was said, or raise if the server ended and never said it."""
@@ -147,9 +167,6 @@ class Nursery:
             kind, value = json.loads(line)
             self._told[kind].set_result(value)
 
-    def forget(self, kind):
-        self._told.pop(kind, None)
-
 
 class RunningServer:
     def __init__(self, nursery, pid, errors):
@@ -161,12 +178,15 @@ class RunningServer:
 
     async def digests(self):
         """Return the SHA-256 of each loop's models."""
-        self._nursery.forget("digests")
-        self._nursery.order("digest")
-        return await self._nursery.told("digests")
+        return await self._nursery.asked("digests")
+
+    async def workers(self):
+        """Return the ids of the processes that answer requests in front of it."""
+        return await self._nursery.asked("workers")
 
     def signal(self, number):
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it has ended this moment
+            os.kill(self.pid, number)
 
     async def ended(self):
         """Return its exit status, once it has ended."""
@@ -174,8 +194,8 @@ class RunningServer:
 
     async def kill(self):
         """End it this very moment."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if not self._nursery.is_empty():
+            self.signal(signal.SIGKILL)
         return await self.ended()
 
     def errors(self):
