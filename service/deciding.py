@@ -6,17 +6,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
 from service.errors import ApiError, invalid
 from service.event_ids import new_event_id
-from service.features import FeatureError, Preparer
+from service.features import FeatureError, Prepared, Preparer
 from service.learner import CatalogueAction, Statistics
-from service.model import PersonalModel, SharedModel, explain, learn, score
+from service.model import PersonalModel, SharedModel, arrays, explain, learn, score_kernel
 from service.records import LoggedRank, RankBody, Registered, read_offered
 from service.settings import Settings
 from service.store import Entry
@@ -24,14 +26,14 @@ from service.store import Entry
 LONGEST_ID = 200  # characters of an id: of an event, a user, an action, a loop
 
 
-class Action(msgspec.Struct, forbid_unknown_fields=True):
+class Action(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An action on offer; without features it is looked up in the catalogue."""
 
     id: str
     features: msgspec.Raw = msgspec.Raw(b"")
 
 
-class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     actions: list[Action]
     context: msgspec.Raw = msgspec.Raw(b"{}")
     user: str | None = None
@@ -41,7 +43,19 @@ class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     explain: bool = False
 
 
-class Ranked(msgspec.Struct):
+class Offer(list[Action]):
+    """A list of actions, checked, that may come again and is never changed."""
+
+    __slots__ = ("given",)
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        check_actions(actions)
+        super().__init__(actions)
+        complete = all(map(_has_features, self))
+        self.given = tuple([(action.id, bytes(action.features)) for action in self]) if complete else None
+
+
+class Ranked(msgspec.Struct, gc=False):
     id: str
     probability: float
     score: float
@@ -63,7 +77,7 @@ class Explained(msgspec.Struct):
     strongest: list[Strongest]
 
 
-class RankResult(msgspec.Struct, omit_defaults=True):
+class RankResult(msgspec.Struct, omit_defaults=True, gc=False):
     """The answer, as it goes out: ``action_id`` is called ``action`` in JSON."""
 
     event_id: str
@@ -105,19 +119,52 @@ def draw(event_id: str) -> float:
     return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
 
 
-def probabilities(scores: Array, allowed: Array, settings: Settings, n_learned: int) -> Array:
-    """Return what each action is drawn with.
+@kernel
+def _choose(
+    prepared: Any, models: Any, allowed: Array, square: bool, amount: float, span: Any, u: float, out: Array
+) -> Any:
+    """Return the action that ``u`` falls on; fill in two rows of ``out``: the scores and the probabilities of all."""
+    weights, shift, table, own = models
+    parts = score_kernel(prepared, weights, shift, table, own)
+    for k in range(allowed.size):
+        out[0, k] = parts[k, 0] + parts[k, 1]
+    _probabilities(out[0], allowed, square, amount, span, out[1])
+    return pick(out[1], u)
 
-    No prediction counts as less than the least reward: actions that are expected to earn nothing tie, or a greedy
+
+@kernel
+def _probabilities(scores: Array, allowed: Array, square: bool, amount: float, span: Any, out: Array) -> None:
+    """Fill in what each action is drawn with.
+
+    No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
     policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
     """
-    out = np.empty(scores.size)
-    if settings.policy == "squarecb":
-        squarecb(np.clip(scores, *settings.reward_range), allowed, settings.gamma * max(n_learned, 1) ** 0.5, out)
+    within = np.maximum(scores, span[0])
+    if square:
+        squarecb(np.minimum(within, span[1]), allowed, amount, out)
     else:
-        share = settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
-        epsilon_greedy(np.maximum(scores, settings.reward_range[0]), allowed, share, out)
-    return out
+        epsilon_greedy(within, allowed, amount, out)
+
+
+def _amount(settings: Settings, n_learned: int) -> float:
+    """Return γ_t of squarecb, ε of the others."""
+    if settings.policy == "squarecb":
+        return float(settings.gamma * max(n_learned, 1) ** 0.5)
+    return float(settings.epsilon) if settings.policy == "epsilon-greedy" else 0.0
+
+
+def choose(
+    prepared: Prepared, allowed: Array, view: View, personal: PersonalModel | None, u: float
+) -> tuple[int, list[float], list[float]]:
+    """Return the action that ``u`` falls on, and the scores and the probabilities of all."""
+    settings = view.settings
+    amount, square = _amount(settings, view.statistics.settled), settings.policy == "squarecb"
+    low, high = settings.reward_range
+    span = (float(low), float(high))
+    out = np.empty((2, allowed.size))
+    action = _choose(prepared, arrays(view.weights, personal), allowed, square, amount, span, u, out)
+    scores, chances = out.tolist()
+    return action, scores, chances
 
 
 def decide(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Decision:
@@ -129,22 +176,18 @@ def decide(request: RankRequest, view: View, personal: PersonalModel | None, pre
     except FeatureError as error:
         target = str(error).split(":", 1)[0]
         raise ApiError(422, "invalid_features", str(error), target) from None
-    shared, own = score(prepared, view.weights, personal)
-    scores = (shared + own).astype(np.float64)
     allowed = _allowed(request)
-    chances = probabilities(scores, allowed, view.settings, view.statistics.settled)
-    event_id = request.event_id or new_event_id()
-    action, wished = int(pick(chances, draw(event_id))), None
+    event_id, wished = request.event_id or new_event_id(), None
+    action, scores, chances = choose(prepared, allowed, view, personal, draw(event_id))
     if view.settings.apprentice:
         wished, action = action, int(allowed.argmax())
-        chances = np.zeros(scores.size)
-        chances[action] = 1.0
+        chances = [float(k == action) for k in range(len(scores))]
     body = RankBody(
         msgspec.Raw(context),
         _logged(request, view),
         action,
-        chances.tolist(),
-        scores.tolist(),
+        chances,
+        scores,
         view.version,
         view.settings_version,
         request.exclude,
@@ -159,7 +202,20 @@ def decide(request: RankRequest, view: View, personal: PersonalModel | None, pre
 
 def check_request(request: RankRequest) -> None:
     """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
-    ids = [action.id for action in request.actions]
+    if not isinstance(request.actions, Offer):
+        check_actions(request.actions)
+    if request.user is not None:
+        check_id("user", request.user)
+    if request.event_id is not None:
+        check_id("event_id", request.event_id)
+    if request.exclude and {action.id for action in request.actions} <= set(request.exclude):
+        n = len(request.actions)
+        raise invalid(f"exclude must leave at least one action, got all {n} of them", "exclude")
+
+
+def check_actions(actions: Sequence[Action]) -> None:
+    """Refuse actions whose ids are too long or come twice."""
+    ids = [action.id for action in actions]
     if not ids:
         raise invalid("actions must hold at least one action, got none", "actions")
     if len(set(ids)) < len(ids):
@@ -167,12 +223,6 @@ def check_request(request: RankRequest) -> None:
         raise invalid(f"actions must have different ids, got {twice!r} twice", "actions")
     longest = max(ids, key=len)
     check_id("actions", longest if len(longest) > LONGEST_ID else min(ids, key=len))
-    if request.user is not None:
-        check_id("user", request.user)
-    if request.event_id is not None:
-        check_id("event_id", request.event_id)
-    if request.exclude and set(ids) <= set(request.exclude):
-        raise invalid(f"exclude must leave at least one action, got all {len(ids)} of them", "exclude")
 
 
 def check_id(target: str, name: str) -> None:
@@ -204,7 +254,9 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
     return _result(entry.event, [action.id for action in offered], stored)
 
 
-def _offered(request: RankRequest, view: View) -> list[tuple[str, bytes]]:
+def _offered(request: RankRequest, view: View) -> Sequence[tuple[str, bytes]]:
+    if isinstance(request.actions, Offer) and request.actions.given is not None:
+        return request.actions.given
     return [(action.id, bytes(action.features) or _known(action.id, view).features) for action in request.actions]
 
 
@@ -216,6 +268,8 @@ def _known(name: str, view: View) -> CatalogueAction:
 
 
 def _logged(request: RankRequest, view: View) -> Sequence[Action | Registered]:
+    if isinstance(request.actions, Offer) and request.actions.given is not None:
+        return request.actions
     if all(map(_has_features, request.actions)):
         return request.actions
     return [
@@ -247,7 +301,7 @@ def _result(event_id: str, ids: list[str], body: RankBody | LoggedRank) -> RankR
 
 
 def _explanations(
-    context: bytes, offered: list[tuple[str, bytes]], view: View, personal: PersonalModel | None
+    context: bytes, offered: Sequence[tuple[str, bytes]], view: View, personal: PersonalModel | None
 ) -> list[Explained]:
     found = [explain(context, action, view.weights, personal, crosses=view.settings.crosses) for action in offered]
     return [
@@ -262,6 +316,6 @@ def warm_up() -> None:
     shared, personal = SharedModel(bits=1), PersonalModel()
     learn(prepared, 0, 1.0, shared, personal)
     learn(prepared, 0, 1.0, shared)
-    scores = np.add(*score(prepared, shared.weights.copy(), personal)).astype(np.float64)
-    probabilities(scores, _all(2), Settings(policy="squarecb"), 1)
-    pick(probabilities(scores, _all(2), Settings(), 1), draw(""))
+    weights = shared.weights.copy()
+    for own in (None, personal):
+        _choose(prepared, arrays(weights, own), _all(2), False, 0.1, (0.0, 1.0), draw(""), np.empty((2, 2)))

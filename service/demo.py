@@ -52,19 +52,18 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._connection = HTTPConnection(urlsplit(url).netloc, timeout=30)
+        self._connection.connect()
+        self._connection.auto_open = 0  # once it is closed, the service is gone: a new one would wait for ever
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Return the JSON of the answer, None where it has none; a refusal other than 404 is an error."""
+        """Return the JSON of the answer, None where it has none; a refusal is an error."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         self._connection.request(method, path, None if body is None else json.dumps(body), headers)
         reply = self._connection.getresponse()
         content = reply.read()
-        if reply.status >= 400 and reply.status != 404:
+        if reply.status >= 400:
             raise ValueError(f"{method} {path} was answered {reply.status}: {content.decode()}")
         return json.loads(content) if content else None
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class Demo:
@@ -79,8 +78,10 @@ class Demo:
 
     def begin(self) -> None:
         """Make the loops, new ones where there were some."""
+        there = self._client.ask("GET", "/v1/loops")["loops"]
         for name, settings in LOOPS.items():
-            self._client.ask("DELETE", f"/v1/loops/{name}")
+            if name in there:
+                self._client.ask("DELETE", f"/v1/loops/{name}")
             self._client.ask("POST", "/v1/loops", {"name": name, "settings": settings})
 
     def play(self) -> None:
@@ -114,9 +115,8 @@ class Demo:
 
 def simulate(url: str, say: Say, stop: threading.Event) -> None:
     """Play until told to stop, or until the service is gone, and say every second how it goes."""
-    client = Client(url)
     try:
-        demo = Demo(client)
+        demo = Demo(Client(url))
         demo.begin()
         for seconds in _paced(stop):
             demo.play()
@@ -126,8 +126,6 @@ def simulate(url: str, say: Say, stop: threading.Event) -> None:
         return  # the service has ended, and the demo with it
     except Exception as error:
         say(f"the demo has ended: {error}")
-    finally:
-        client.close()
 
 
 def _paced(stop: threading.Event) -> Iterator[float | None]:
@@ -142,9 +140,10 @@ def _paced(stop: threading.Event) -> Iterator[float | None]:
 
 
 async def run_beside(url: str, say: Say) -> None:
-    """Simulate on a thread until cancelled."""
+    """Simulate on a thread until cancelled; nobody waits for a request of it that the service will not answer."""
     stop = threading.Event()
+    threading.Thread(target=simulate, args=(url, say, stop), name="demo", daemon=True).start()
     try:
-        await asyncio.to_thread(simulate, url, say, stop)
+        await asyncio.get_running_loop().create_future()
     finally:
         stop.set()

@@ -93,11 +93,12 @@ class Preparer:
         self._offers: OrderedDict[tuple[tuple[str, bytes], ...], _Offer] = OrderedDict()
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
-        """Return the features of a context and of (id, features) actions, given as JSON objects, hashed."""
-        row, offer = (
-            self._look_up((None, bytes(context)), 0),
-            self._offer(tuple([(name, bytes(features)) for name, features in actions])),
-        )
+        """Return the features of a context and of (id, features) actions, given as JSON objects, hashed.
+
+        A tuple of actions is looked up as it is: one that comes again is found without reading its bytes.
+        """
+        key = actions if type(actions) is tuple else tuple([(name, bytes(features)) for name, features in actions])
+        row, offer = self._look_up((None, bytes(context)), 0), self._offer(key)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
@@ -168,26 +169,28 @@ def feature_hash(name: str) -> int:
 
 def action_features(action: str, features: bytes, limits: Limits) -> list[tuple[str, float]]:
     """Return an action's features, the first of them its id: `_id=<id>`, which no name in JSON can be."""
-    named = [(_short(f"_id={action}", limits), 1.0), *flatten(features, limits)]
-    if len(named) > limits.features:
-        raise FeatureError(f"features must be at most {limits.features}, got {len(named)}")
+    named: list[tuple[str, float]] = []
+    _add(named, f"_id={action}", 1.0, limits)
+    _flatten_text(features, limits, named)
     return named
 
 
 def flatten(features: bytes, limits: Limits) -> list[tuple[str, float]]:
     """Return the names and values of the features in a JSON object; nothing or null is an object without any."""
+    named: list[tuple[str, float]] = []
+    _flatten_text(features, limits, named)
+    return named
+
+
+def _flatten_text(features: bytes, limits: Limits, named: list[tuple[str, float]]) -> None:
     tree = _parse(features) if features else None
     if tree is None:
-        return []
+        return
     if not isinstance(tree, dict):
         raise FeatureError(f"features must be an object, got {_shown(tree)}")
-    named: list[tuple[str, float]] = []
     n_keys = _flatten_object("", tree, 1, limits, named)
     if features.count(b":") != n_keys:  # a colon inside a string, an ignored object, or a key that came twice
         _parse_strictly(features)
-    if len(named) > limits.features:
-        raise FeatureError(f"features must be at most {limits.features}, got {len(named)}")
-    return named
 
 
 def _parse(features: bytes) -> Any:
@@ -209,16 +212,16 @@ def _parse_strictly(features: bytes) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FeatureError(f"a name must come once in an object, got {twice!a} twice")
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise FeatureError(f"a name must come once in an object, got {name[:100]!a} twice")
+        made[name] = value
     return made
 
 
 def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Any]) -> int:
-    """Append what ``tree`` holds to ``named``; return how many keys were looked at."""
+    """Add what ``tree`` holds to ``named``; return how many keys were looked at."""
     if depth > limits.depth:
         raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
     n_keys = len(tree)
@@ -230,37 +233,42 @@ def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limit
         name = prefix + key
         kind = type(value)
         if kind is str:
-            named.append((_short(f"{name}={value}", limits), 1.0))
+            _add(named, f"{name}={value}", 1.0, limits)
         elif kind is dict:
             n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
         elif kind is list:
-            named.extend(_array(name, value, limits))
+            _flatten_array(name, value, limits, named)
         elif value:  # a number but 0, or true
-            named.append((_short(name, limits), _number(name, value)))
+            _add(named, name, _number(name, value), limits)
     return n_keys
 
 
-def _array(name: str, items: list[Any], limits: Limits) -> list[tuple[str, float]]:
-    kinds = {type(item) for item in items}
-    if kinds <= {str}:
-        return [(_short(f"{name}={item}", limits), 1.0) for item in items]
-    if kinds <= {int, float}:
-        numbered = ((_short(f"{name}[{i}]", limits), item) for i, item in enumerate(items))
-        return [(at, _number(at, item)) for at, item in numbered if item]
-    other = next(item for item in items if type(item) not in (str, int, float) or type(item) is not type(items[0]))
-    raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(other)} in it")
+def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Any]) -> None:
+    strings = bool(items) and type(items[0]) is str
+    kinds = (str,) if strings else (int, float)
+    for i, item in enumerate(items):
+        if type(item) not in kinds:
+            raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
+        if strings:
+            _add(named, f"{name}={item}", 1.0, limits)
+        elif item:
+            at = f"{name}[{i}]"
+            _add(named, at, _number(at, item), limits)
+
+
+def _add(named: list[tuple[str, float]], name: str, value: float, limits: Limits) -> None:
+    """Append a feature; refuse the first that is too many, whatever follows."""
+    if len(name) > limits.name:
+        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
+    if len(named) >= limits.features:
+        raise FeatureError(f"features must be at most {limits.features}, got more")
+    named.append((name, value))
 
 
 def _number(name: str, value: float) -> float:
     if not -LARGEST <= value <= LARGEST:
         raise FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
     return float(value)
-
-
-def _short(name: str, limits: Limits) -> str:
-    if len(name) > limits.name:
-        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
-    return name
 
 
 def _shown(value: object) -> str:

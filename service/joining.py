@@ -28,7 +28,7 @@ class Rules(NamedTuple):
     summed: bool  # all rewards until the deadline, else the earliest
 
 
-class Case(msgspec.Struct, frozen=True, array_like=True):
+class Case(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the learner needs of a decision once its reward is known."""
 
     user: str | None
@@ -38,7 +38,7 @@ class Case(msgspec.Struct, frozen=True, array_like=True):
     baseline_weight: float  # 1/p where the action taken was the first one offered, else 0
 
 
-class Slot(msgspec.Struct, array_like=True):
+class Slot(msgspec.Struct, array_like=True, gc=False):
     """One event on its way, or that it is finished."""
 
     order: int  # position in the log of its rank, of the first record about it before that
@@ -62,7 +62,7 @@ class Settled(NamedTuple):
     delay: int | None  # microseconds from the decision, or its activation, to the reward; None without one
 
 
-class Unmatched(msgspec.Struct, frozen=True, array_like=True):
+class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A reward that counts for nothing: late, or of an event that never came."""
 
     event_id: str

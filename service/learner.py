@@ -95,6 +95,7 @@ class LoopState:
         self.working: dict[str, PersonalModel] = {}
         self._preparer = preparer
         self._stored = stored
+        self._rules = (head.settings, rules_of(head.settings))
 
     def apply(self, entry: Entry) -> None:
         if entry.kind == BASE:  # holds the state just before it, so nothing may be settled in between
@@ -116,7 +117,9 @@ class LoopState:
         return model
 
     def rules(self) -> Rules:
-        return rules_of(self.head.settings)
+        if self._rules[0] is not self.head.settings:
+            self._rules = (self.head.settings, rules_of(self.head.settings))
+        return self._rules[1]
 
     def _learn(self, settled: Settled, seq: int) -> None:
         _, case, reward, delay = settled

@@ -134,7 +134,7 @@ def _add_row(parts: Array, models: Any, hashes: Array, xs: Array, context_hash: 
 
 
 @kernel
-def _score(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
+def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
     """Return what ``_part`` of ``_expand`` is for every action, without making the arrays."""
     models = (weights, shift, table, own)
     n, starts = prepared.starts[0], prepared.starts
@@ -430,11 +430,17 @@ def expand(prepared: Prepared, action: int) -> Example:
     return keys, values
 
 
+def arrays(weights: Array, personal: PersonalModel | None) -> tuple[Array, int, Array, Array]:
+    """Return what ``score_kernel`` takes of the models: shared weights, shift, personal table, personal weights."""
+    shift = 33 - (weights.size - 1).bit_length()
+    if personal is None:
+        return weights, shift, _NO_KEYS, _NO_WEIGHTS
+    return weights, shift, personal._table, personal._weights
+
+
 def score(prepared: Prepared, weights: Array, personal: PersonalModel | None = None) -> tuple[Array, Array]:
     """Return the shared and the personal part of every action's score; ``weights`` are those of a ``SharedModel``."""
-    shift = 33 - (weights.size - 1).bit_length()
-    table, own = (_NO_KEYS, _NO_WEIGHTS) if personal is None else (personal._table, personal._weights)
-    parts: Array = _score(prepared, weights, shift, table, own)
+    parts: Array = score_kernel(prepared, *arrays(weights, personal))
     return parts[:, 0], parts[:, 1]
 
 

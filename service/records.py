@@ -35,7 +35,7 @@ class Registered(msgspec.Struct):
     put: int
 
 
-class Offered(msgspec.Struct):
+class Offered(msgspec.Struct, gc=False):
     """Either of them, read."""
 
     id: str
@@ -43,7 +43,7 @@ class Offered(msgspec.Struct):
     put: int = 0
 
 
-class RankBody(msgspec.Struct):
+class RankBody(msgspec.Struct, gc=False):
     """A decision as it was made."""
 
     context: msgspec.Raw
@@ -58,7 +58,7 @@ class RankBody(msgspec.Struct):
     wished: int | None = None  # what the policy drew, where the loop is an apprentice and took the first
 
 
-class LoggedRank(msgspec.Struct):
+class LoggedRank(msgspec.Struct, gc=False):
     """The same, read; actions only as far as needed."""
 
     context: msgspec.Raw
@@ -73,7 +73,7 @@ class LoggedRank(msgspec.Struct):
     wished: int | None = None
 
 
-class RewardBody(msgspec.Struct, omit_defaults=True):
+class RewardBody(msgspec.Struct, omit_defaults=True, gc=False):
     value: float
     id: str | None = None
 

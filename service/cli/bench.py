@@ -8,7 +8,7 @@ import typer
 
 from service.cli.base import JsonFile, app, console, one_line_errors, progress_bar, write_json
 
-KINDS = ("engine", "learners", "bandit")
+KINDS = ("engine", "learners", "bandit", "service")
 
 
 @app.command()
@@ -20,13 +20,15 @@ def bench(
     """Measure speed side by side in one run, on one core: ours and what one would use instead."""
     from fedres import checks
     from libsvm_tasks import bench_bandit, bench_engine, bench_learners
+    from service import bench as bench_service
 
     checks.one_of("what", what, (*KINDS, "all"))
-    modules: dict[str, Any] = dict(zip(KINDS, (bench_engine, bench_learners, bench_bandit), strict=True))
+    modules = (bench_engine, bench_learners, bench_bandit, bench_service)
     results: dict[str, Any] = {}
-    for name, module in modules.items():
+    for name, module in zip(KINDS, modules, strict=True):
         if what in (name, "all"):
             with progress_bar(f"measuring {name}") as progress:
-                results[name] = module.measure_all(progress)
-            console().print(module.table(results[name]))
+                rows = module.measure_all(progress)
+            console().print(module.table(rows))
+            results[name] = rows
     write_json(json_file, results)

@@ -9,6 +9,7 @@ from service.engine import Engine
 from service.errors import ApiError
 from service.http.gate import Call, Handler
 from service.http.limits import Limits
+from service.http.offers import Offers, shortest_rest
 from service.http.openapi import Json, operation
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.strict import decode, refuse_repeats
@@ -33,6 +34,7 @@ class Hot:
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
+        self._offers = Offers()
 
     def handlers(self) -> dict[str, Handler]:
         """Return each hot path's handler."""
@@ -45,10 +47,7 @@ class Hot:
         return {path: handle for below, handle in of.items() for path in of_a_loop(below)}
 
     async def rank(self, call: Call) -> Reply:
-        request = decode(_rank, call.body)
-        if not _surely_once(call.body, request):
-            refuse_repeats(call.body)
-        self._check(request)
+        request = self._offers.read(call.body) or self._read(call.body)
         return json_reply(_encode(await self._engine.rank(call.loop, request)))
 
     async def rank_many(self, call: Call) -> Reply:
@@ -72,6 +71,14 @@ class Hot:
         await self._engine.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT
 
+    def _read(self, body: bytes) -> Rank:
+        request = decode(_rank, body)
+        if not _surely_once(body, request):
+            refuse_repeats(body)
+        self._check(request)
+        self._offers.keep(body, request)
+        return request
+
     def _check(self, request: Rank) -> None:
         _at_most("actions", "too_many_actions", len(request.actions), self._limits.actions)
         _at_most("exclude", "too_many_excluded", len(request.exclude), self._limits.actions)
@@ -87,24 +94,15 @@ def _surely_once(body: bytes, request: Rank) -> bool:
 
 
 _WITH_FEATURES, _WITHOUT = len('{"id":"","features":},'), len('{"id":""},')
-_NAMES = {name: len(f',"{name}":') for name in ("context", "user", "event_id", "exclude", "defer", "explain")}
 
 
 def _shortest(request: Rank) -> int:
     """Return the least length of a body with these values; characters that take more bytes are counted as one."""
-    size = 13  # {"actions":[]} less the comma after the last action
+    size = 1  # [] less the comma after the last action
     for action in request.actions:
         n_features = len(action.features)
         size += len(action.id) + (n_features + _WITH_FEATURES if n_features else _WITHOUT)
-    if len(request.context) > 2:
-        size += _NAMES["context"] + len(request.context)
-    if request.user is not None:
-        size += _NAMES["user"] + len(request.user) + 2
-    if request.event_id is not None:
-        size += _NAMES["event_id"] + len(request.event_id) + 2
-    if request.exclude:
-        size += _NAMES["exclude"] + sum(map(len, request.exclude)) + 3 * len(request.exclude) + 1
-    return size + request.defer * (_NAMES["defer"] + 4) + request.explain * (_NAMES["explain"] + 4)
+    return size + shortest_rest(request)
 
 
 def _colons(request: Rank) -> int:

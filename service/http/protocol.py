@@ -15,6 +15,36 @@ from service.errors import ApiError
 from service.http.replies import refusal
 
 HEAD_BYTES = 65_536
+FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
+
+
+class Joined:
+    """A transport that holds the head of a reply until what follows, so that both go out at once.
+
+    Only what begins like the head of a final reply is held, until the next write, ``flush`` or ``close``.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._held = transport, b""
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held and data.startswith(FINAL):
+            self._held = data
+        else:
+            held, self._held = self._held, b""
+            self._transport.write(held + data if held else data)
+
+    def flush(self) -> None:
+        if self._held:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class Protocol(HttpToolsProtocol):
@@ -31,6 +61,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = Joined(transport)  # type: ignore[assignment]  # has all of a transport's methods
         self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -66,6 +97,10 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._whole, self._head_bytes = True, 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))

@@ -36,6 +36,15 @@ class Rank(RankRequest, kw_only=True, forbid_unknown_fields=True):
     event_id: Id | None = None
 
 
+class UnreadRank(RankRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same, the list of actions still as it came."""
+
+    actions: Raw  # type: ignore[assignment]
+    user: Id | None = None
+    exclude: list[Id] = field(default_factory=list)
+    event_id: Id | None = None
+
+
 class Batch(Struct, forbid_unknown_fields=True):
     """Many requests at once, each decided or refused on its own."""
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.features import FeatureError, Limits, Preparer, action_features, feature_hash, flatten
+from service.features import FeatureError, Limits, Preparer, _each_once, action_features, feature_hash, flatten
 from service.model import expand, pair_key
 
 DOC = (Path(__file__).parents[2] / "docs" / "hashing.md").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def test_what_is_no_feature_is_refused_with_its_place(features, message):
 @pytest.mark.parametrize(
     ("limits", "features", "message"),
     [
-        ({"features": 2}, {"a": [1, 2, 3]}, "features must be at most 2, got 3"),
+        ({"features": 2}, {"a": [1, 2, 3]}, "features must be at most 2, got more"),
         ({"depth": 2}, {"a": {"b": {"c": 1}}}, "a.b must be nested at most 2 deep, got 3"),
         ({"name": 5}, {"a": {"bcde": 1}}, "names must have at most 5 characters, got 6"),
         ({"name": 5}, {"a": "bcde"}, "names must have at most 5 characters, got 6"),
@@ -100,6 +100,49 @@ def test_limits_hold_and_name_themselves(limits, features, message):
     with pytest.raises(FeatureError, match=re.escape(message)):
         named(features, **limits)
     named(features, **{name: value + 1 for name, value in limits.items()})
+
+
+BAD = "y" * 1_001  # a name that would be refused if anybody looked at it
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {**dict.fromkeys(map(str, range(1_001)), 1), BAD: 1},
+        {"a": [1] * 1_001, BAD: 1},
+        {"a": ["x"] * 1_001 + [[]]},
+        {"a": [0, 1] * 1_001 + [[]]},
+        {"a": {"b": [1] * 1_001}, BAD: 1},
+    ],
+)
+def test_too_many_features_are_refused_before_the_rest_is_looked_at(features):
+    with pytest.raises(FeatureError, match=r"^features must be at most 1000, got more$"):
+        named(features)
+
+
+def test_the_id_of_an_action_counts_as_one_of_its_features():
+    limits = Limits(features=2)
+    assert len(action_features("x", b'{"a": 1}', limits)) == 2
+    with pytest.raises(FeatureError, match="features must be at most 2, got more"):
+        action_features("x", b'{"a": 1, "b": 1}', limits)
+
+
+class Compared(str):
+    """A name that counts how often it is compared."""
+
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+def test_a_repeated_name_is_found_without_comparing_all_names_with_each_other():
+    pairs = [(Compared(f"n{k}"), 1) for k in range(2_000)]
+    with pytest.raises(FeatureError, match="got 'n1999' twice"):
+        _each_once([*pairs, (Compared("n1999"), 2)])
+    assert Compared.times < 2_000
 
 
 def test_errors_say_which_part_of_the_request_they_are_about():

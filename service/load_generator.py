@@ -1,0 +1,138 @@
+"""A load generator: as many connections as wanted, each with one request under way, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple, cast
+
+import numpy as np
+import uvloop
+
+USER = "u%08d"  # names of one length, so that all requests made from a template have one too
+
+
+class Load(NamedTuple):
+    """What to send, and how."""
+
+    port: int
+    path: str
+    templates: Sequence[bytes]  # bodies with the user USER % 0
+    n_users: int  # one of them, at random, in each request
+    n_connections: int
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    n: int  # requests answered
+    per_second: float
+    p50: float  # milliseconds
+    p99: float
+    cpu_share: float  # of one processor, taken by the generator
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: sends a request when it has the whole answer to the one before."""
+
+    def __init__(self, load: Load, requests: list[tuple[bytes, bytes]], rng: Random, seconds: list[float]) -> None:
+        self._load, self._requests, self._rng, self._seconds = load, requests, rng, seconds
+        self._turn = rng.randrange(len(requests))
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        self._send()
+
+    def _send(self) -> None:
+        before, after = self._requests[self._turn]
+        self._turn = (self._turn + 1) % len(self._requests)
+        user = USER % self._rng.randrange(self._load.n_users)
+        self._began = time.perf_counter()
+        self._transport.write(before + user.encode() + after)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        if not _whole(data):
+            self._rest = data
+            return
+        self._rest = b""
+        if not data.startswith(b"HTTP/1.1 2"):
+            raise RuntimeError(f"the service refused: {data[:500]!r}")
+        self._seconds.append(time.perf_counter() - self._began)
+        self._send()
+
+
+def generate(load: Load) -> Outcome:
+    """Return how fast the service answered; for a process of its own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_generate(load))
+
+
+async def _generate(load: Load) -> Outcome:
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: _fail(failed, context))
+    seconds: list[float] = []
+    requests = [_request(load, body) for body in load.templates]
+    began, cpu = time.perf_counter(), time.process_time()
+    transports = [await _connect(load, requests, seed, seconds) for seed in range(load.n_connections)]
+    await asyncio.wait([failed], timeout=load.seconds)
+    took, used = time.perf_counter() - began, time.process_time() - cpu
+    for transport in transports:
+        transport.abort()
+    if failed.done():
+        failed.result()
+    p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e3
+    return Outcome(len(seconds), len(seconds) / took, float(p50), float(p99), used / took)
+
+
+async def _connect(
+    load: Load, requests: list[tuple[bytes, bytes]], seed: int, seconds: list[float]
+) -> asyncio.Transport:
+    made, _ = await asyncio.get_running_loop().create_connection(
+        lambda: _Connection(load, requests, Random(seed), seconds), "127.0.0.1", load.port
+    )
+    return made
+
+
+def _fail(failed: asyncio.Future[None], context: dict[str, object]) -> None:
+    if not failed.done():
+        failed.set_exception(RuntimeError(str(context.get("exception") or context.get("message"))))
+
+
+def _request(load: Load, body: bytes) -> tuple[bytes, bytes]:
+    """Return a request in two parts, what comes before the user's name and what comes after it."""
+    head = f"POST {load.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    before, after = body.split((USER % 0).encode())
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + before, after
+
+
+def _whole(data: bytes) -> bool:
+    end = data.find(b"\r\n\r\n")
+    at = data.find(b"content-length: ", 0, end)
+    return end >= 0 and len(data) >= end + 4 + int(data[at + 16 : data.index(b"\r", at)])
+
+
+def rank_bodies(n: int, seed: int = 0) -> list[bytes]:
+    """Return rank requests of about 4 KB: 10 of 200 actions with 20 features each, and 10 features of the context."""
+    rng = np.random.default_rng(seed)
+    actions = [{"id": f"article-{k}", "features": _features(rng, 20)} for k in range(200)]
+    return [
+        json.dumps(
+            {
+                "user": USER % 0,
+                "context": _features(rng, 10),
+                "actions": [actions[k] for k in rng.choice(len(actions), 10, replace=False)],
+            },
+            separators=(",", ":"),
+        ).encode()
+        for _ in range(n)
+    ]
+
+
+def _features(rng: np.random.Generator, n: int) -> dict[str, float]:
+    return {f"feature{k:02d}": round(float(rng.random()), 3) for k in range(n)}

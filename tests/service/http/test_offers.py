@@ -1,0 +1,142 @@
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from service.deciding import Action, Offer, RankRequest
+from service.engine import Engine
+from service.errors import ApiError
+from service.http import offers
+from service.http.offers import Offers
+from service.http.protocol import Joined
+from service.http.wire import Rank
+
+ACTIONS = '[{"id":"a","features":{"x":1}},{"id":"b"}]'
+
+
+def body(more=""):
+    return f'{{"actions":{ACTIONS}{more}}}'.encode()
+
+
+@pytest.fixture
+def known():
+    known = Offers()
+    known.keep(body(), msgspec.json.decode(body(), type=Rank))
+    return known
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["", ',"user":"u"', ',"context":{"h":9},"event_id":"e","exclude":["a","c"]', ',"defer":true,"explain":true'],
+)
+def test_known_actions_give_the_same_request_as_reading_all_of_it(known, more):
+    fast, whole = known.read(body(more)), msgspec.json.decode(body(more), type=Rank)
+    assert isinstance(fast.actions, Offer)
+    assert list(fast.actions) == whole.actions
+    fields = ("context", "user", "exclude", "event_id", "defer", "explain")
+    assert [getattr(fast, name) for name in fields] == [getattr(whole, name) for name in fields]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ',"user":"u","user":"v"',
+        ',"user":"u","user":"u"',
+        ',"actions":' + ACTIONS,
+        ',"user":7',
+        ',"unknown":1',
+        ',"user":""',
+        ',"defer":false',
+        ',"context":"\\ud800" ',
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_careful_way(known, more):
+    assert known.read(body(more)) is None
+
+
+def test_actions_that_are_not_known_byte_for_byte_are_left_to_the_careful_way(known):
+    assert known.read(body().replace(b'"x":1', b'"x":2')) is None
+    assert known.read(b'{"actions":[]}') is None
+    assert known.read(b"[") is None
+
+
+def test_lists_are_forgotten_in_the_order_of_their_last_use(known, monkeypatch):
+    monkeypatch.setattr(offers, "KEPT", 2)
+    second, third = (body().replace(b'"x":1', b'"x":%d' % k) for k in (2, 3))
+    known.keep(second, msgspec.json.decode(second, type=Rank))
+    assert known.read(body()) is not None
+    known.keep(third, msgspec.json.decode(third, type=Rank))
+    assert known.read(second) is None
+    assert known.read(body()) is not None
+
+
+def test_an_offer_is_checked_as_any_list_of_actions_is():
+    twice = msgspec.json.decode(b'{"actions":[{"id":"a"},{"id":"a"}]}', type=RankRequest)
+    with pytest.raises(ApiError, match="actions must have different ids, got 'a' twice"):
+        Offer(twice.actions)
+
+
+def test_a_known_offer_is_decided_and_logged_as_an_unknown_one(tmp_path, known):
+    async def rank_both():
+        engine = Engine.open(tmp_path / "store.db")
+        await engine.put_actions("default", [Action("b", msgspec.Raw(b'{"y":2}'))])
+        for request in (known.read(body()), msgspec.json.decode(body(), type=Rank)):
+            await engine.rank("default", request)
+        logged = [json.loads(entry.body) for entry in engine._log.read() if entry.kind == "rank"]
+        await engine.close()
+        return logged
+
+    first, second = asyncio.run(rank_both())
+    assert [first[name] for name in ("actions", "scores", "probabilities")] == [
+        second[name] for name in ("actions", "scores", "probabilities")
+    ]
+
+
+class Wire:
+    """A transport that notes what was written to it."""
+
+    def __init__(self):
+        self.written = []
+        self.closed = False
+
+    def write(self, data):
+        self.written.append(data)
+
+    def is_closing(self):
+        return self.closed
+
+    def close(self):
+        self.closed = True
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("writes", "written"),
+    [
+        ([HEAD, b"body"], [HEAD + b"body"]),
+        ([HEAD, b""], [HEAD]),
+        ([HEAD, b"one", b"two"], [HEAD + b"one", b"two"]),
+        ([HEAD, HEAD], [HEAD + HEAD]),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n"], [b"HTTP/1.1 100 Continue\r\n\r\n"]),
+        ([HEAD], []),
+    ],
+)
+def test_a_head_goes_out_with_what_follows_it(writes, written):
+    wire = Wire()
+    joined = Joined(wire)
+    for data in writes:
+        joined.write(data)
+    assert wire.written == written
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_head_that_nothing_follows_goes_out_at_the_end(end):
+    wire = Wire()
+    joined = Joined(wire)
+    joined.write(HEAD)
+    getattr(joined, end)()
+    assert wire.written == [HEAD]
+    assert wire.closed == joined.is_closing() == (end == "close")
