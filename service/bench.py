@@ -28,13 +28,13 @@ from rich.table import Table
 
 from service.app import create_app
 from service.engine import Engine
+from service.engine.snapshots import Changes, Snapshots
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, bound, stop_on_signals
 from service.http.table import DEFAULT_LOOP
 from service.load_generator import USER, Load, Outcome, generate, rank_bodies
-from service.model import PersonalModel
-from service.snapshots import Changes, Snapshots
+from service.scoring.model import PersonalModel
 
 KINDS = ("bare", "fastapi", "rank")
 PATH = "/v1/rank"

@@ -66,7 +66,7 @@ class Scored(ABC):
     def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array, rule: Rule) -> Choice:
         scores, probabilities = self.scores(slot, shared, private), np.empty(shared.n)
         if not np.isfinite(scores).all():
-            raise ValueError("predictions are no longer finite: the shared model has diverged, give a smaller step_size")
+            raise ValueError("predictions are no longer finite: the shared model diverged, give it a smaller step_size")
         code, setting, n, seed, client = rule
         action = choose(code, setting, scores, allowed, n, seed, client, probabilities)
         return action, float(probabilities[action]), scores

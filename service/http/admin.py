@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from service.engine import Engine
+from service.engine.settings import Settings
 from service.errors import ApiError
 from service.http.figures import figures
 from service.http.metrics import Requests
@@ -20,7 +21,6 @@ from service.http.strict import decode_strictly
 from service.http.table import DEFAULT_LOOP
 from service.http.wire import Catalogue, CatalogueChange, Evaluate, Health, LoopMade, Loops, SettingsInForce, Unmatched
 from service.page import PAGE
-from service.settings import Settings
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from service.deciding import RankResult
 from service.engine import Engine
+from service.engine.deciding import RankResult
 from service.errors import ApiError
 from service.http.gate import Call, Handler
 from service.http.limits import Limits

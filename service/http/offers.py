@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from service.deciding import Offer
+from service.engine.deciding import Offer
 from service.http.wire import Rank, UnreadRank
 
 KEPT = 100  # lists

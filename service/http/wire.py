@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct, field
 
-from service import deciding
-from service.deciding import LONGEST_ID, RankRequest, RankResult
-from service.settings import Settings
+from service.engine import deciding
+from service.engine.deciding import LONGEST_ID, RankRequest, RankResult
+from service.engine.settings import Settings
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]

@@ -413,6 +413,10 @@ def test_a_shared_model_that_diverges_is_an_error_and_no_arbitrary_choice():
         hyperparameters={"step_size": 1e200},
         capacity=1,
     )
-    with pytest.raises(ValueError, match="finite"), np.errstate(all="ignore"):
+
+    def go_on():
         for _ in range(10):
             bandit.reward(bandit.decide("a", arms([1.0, 2.0], 2)).id, 1.0)
+
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="finite"):
+        go_on()

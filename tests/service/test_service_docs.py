@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from service.deciding import LONGEST_ID
-from service.features import Limits as FeatureLimits
+from service.engine.deciding import LONGEST_ID
+from service.engine.settings import Settings
 from service.http.limits import Limits
-from service.settings import Settings
+from service.scoring.features import Limits as FeatureLimits
 
 DOCS = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS, flags=re.DOTALL)

@@ -95,7 +95,7 @@ def test_workers_ask_for_keys_and_keep_limits(tmp_path):
     fedres = Path(sys.executable).with_name("fedres")
     made = subprocess.run([fedres, "keys", "add", "rank"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    key = re.search(r"fedres_\w+", made.stdout)[0]
+    key = re.search(r"fedres_[\w-]+", made.stdout)[0]
     with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
         assert client.post("/v1/rank", json={"actions": ACTIONS}).status_code == 401
         allowed = {"Authorization": f"Bearer {key}"}

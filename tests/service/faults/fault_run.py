@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from fault_clients import EARLIEST, SUMS, Client, Connection, Ledger, Whereabouts, path_of
 
-from service.learner import digest_of, replay
+from service.engine.learner import digest_of, replay
 from service.store import Log, sqlite_file
 
 N_CLIENTS = 16

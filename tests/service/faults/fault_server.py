@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import service.serve
-from service.deciding import warm_up
 from service.engine import Engine
+from service.engine.deciding import warm_up
 from service.store import sqlite_file
 from service.store.log import system_clock
 

@@ -10,7 +10,7 @@ from fault_clients import Connection, Ledger, request_for
 from fault_run import digests_after_every_way_to_start, judge, load
 from fault_server import locked
 
-from service.snapshots import Snapshots
+from service.engine.snapshots import Snapshots
 from service.store import Log, sqlite_file
 
 COMMAND = [sys.executable, "-c", "import service.cli; service.cli.app()", "serve", "--port", "0"]

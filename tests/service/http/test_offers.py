@@ -4,8 +4,8 @@ import json
 import msgspec
 import pytest
 
-from service.deciding import Action, Offer, RankRequest
 from service.engine import Engine
+from service.engine.deciding import Action, Offer, RankRequest
 from service.errors import ApiError
 from service.http import offers
 from service.http.offers import Offers

@@ -10,21 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
 
-from service.deciding import (
+from service.engine.deciding import (
     View,
     warm_up,
 )
-from service.errors import ApiError, invalid, unavailable
-from service.exporting import Exporter
-from service.features import Limits, Preparer
-from service.learning import Learning
-from service.personal import PersonalModels
-from service.records import (
+from service.engine.exporting import Exporter
+from service.engine.learning import Learning
+from service.engine.personal import PersonalModels
+from service.engine.records import (
     SETTINGS,
     encode,
 )
-from service.settings import Settings
-from service.snapshots import Snapshots
+from service.engine.settings import Settings
+from service.engine.snapshots import Snapshots
+from service.errors import ApiError, invalid, unavailable
+from service.scoring.features import Limits, Preparer
 from service.store import Duplicate, GroupCommit, Lease, Log, Record, Refused, StoreUnavailable, sqlite_file
 from service.store.log import Connection, system_clock
 

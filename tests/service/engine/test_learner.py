@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from service.learner import Erasure, Learner, digest_of, replay
-from service.model import PersonalModel, SharedModel, score
-from service.records import RankBody, encode
-from service.settings import Settings
+from service.engine.learner import Erasure, Learner, digest_of, replay
+from service.engine.records import RankBody, encode
+from service.engine.settings import Settings
+from service.scoring.model import PersonalModel, SharedModel, score
 from service.store import Entry
 
 SECOND = 1_000_000

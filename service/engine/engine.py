@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from service import reports
-from service.core import DEFAULT, Answer, Core
-from service.deciding import (
+from service.engine import reports
+from service.engine.core import DEFAULT, Answer, Core
+from service.engine.deciding import (
     Action,
     Decision,
     RankRequest,
@@ -20,10 +20,7 @@ from service.deciding import (
     decide,
     repeated,
 )
-from service.errors import ApiError, invalid, unavailable
-from service.features import FeatureError, action_features
-from service.model import PersonalModel, SharedModel
-from service.records import (
+from service.engine.records import (
     ACTIONS,
     ACTIVATE,
     MODEL,
@@ -36,8 +33,11 @@ from service.records import (
     RewardBody,
     encode,
 )
-from service.settings import Settings, read_settings
-from service.snapshots import Damaged
+from service.engine.settings import Settings, read_settings
+from service.engine.snapshots import Damaged
+from service.errors import ApiError, invalid, unavailable
+from service.scoring.features import FeatureError, action_features
+from service.scoring.model import PersonalModel, SharedModel
 from service.store import Duplicate, Record, StoreUnavailable
 
 DELETED = b'{"deleted":true}'

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from service.deciding import View
-from service.joining import Join
-from service.learner import Base, Erasure, Learner, LoopState, digest
-from service.model import SharedModel
-from service.personal import PersonalModels
-from service.records import BASE, ERASED, NOTHING, TICK
-from service.saving import MOST_UNSAVED, Saver, mark
-from service.snapshots import Damaged, LoopPart, Snapshots
+from service.engine.deciding import View
+from service.engine.joining import Join
+from service.engine.learner import Base, Erasure, Learner, LoopState, digest
+from service.engine.personal import PersonalModels
+from service.engine.records import BASE, ERASED, NOTHING, TICK
+from service.engine.saving import MOST_UNSAVED, Saver, mark
+from service.engine.snapshots import Damaged, LoopPart, Snapshots
+from service.scoring.model import SharedModel
 from service.store import Entry, GroupCommit, Log, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once

@@ -14,13 +14,13 @@ import numpy as np
 from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
+from service.engine.event_ids import new_event_id
+from service.engine.learner import CatalogueAction, Statistics
+from service.engine.records import LoggedRank, RankBody, Registered, read_offered
+from service.engine.settings import Settings
 from service.errors import ApiError, invalid
-from service.event_ids import new_event_id
-from service.features import FeatureError, Prepared, Preparer
-from service.learner import CatalogueAction, Statistics
-from service.model import PersonalModel, SharedModel, arrays, explain, learn, score_kernel
-from service.records import LoggedRank, RankBody, Registered, read_offered
-from service.settings import Settings
+from service.scoring.features import FeatureError, Prepared, Preparer
+from service.scoring.model import PersonalModel, SharedModel, arrays, explain, learn, score_kernel
 from service.store import Entry
 
 LONGEST_ID = 200  # characters of an id: of an event, a user, an action, a loop

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from service.joining import Case, Join, Rules
-from service.learner import rules_of
-from service.records import RANK, REWARD, LoggedRank, read_actions, read_offered, read_rank, read_reward
-from service.settings import Settings
+from service.engine.joining import Case, Join, Rules
+from service.engine.learner import rules_of
+from service.engine.records import RANK, REWARD, LoggedRank, read_actions, read_offered, read_rank, read_reward
+from service.engine.settings import Settings
 from service.store import Entry, Log
 
 CHUNK = 500

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import bandits
-from service.deciding import View
+from service.engine.deciding import View
+from service.engine.joining import Unmatched
+from service.engine.records import encode
 from service.errors import ApiError, invalid
-from service.joining import Unmatched
-from service.records import encode
 
 
 def gauges(view: View, lag_records: int, lag_seconds: float) -> dict[str, float]:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import bandits
-from service.deciding import decide, draw
 from service.engine import Action, Engine, RankRequest
+from service.engine.deciding import decide, draw
+from service.engine.event_ids import new_event_id
+from service.engine.learner import digest_of, replay
 from service.errors import ApiError
-from service.event_ids import new_event_id
-from service.learner import digest_of, replay
 from service.store import LeaseHeld, Log, sqlite_file
 
 SECOND = 1_000_000

@@ -18,7 +18,7 @@ from fedres import checks
 from fedres.checks import Array
 from fedres.local_learners.adagrad import Real, kernel, multiply_add
 from fedres.local_learners.linear import finite
-from service.features import Limits, Prepared, Preparer, action_features, flatten
+from service.scoring.features import Limits, Prepared, Preparer, action_features, flatten
 
 LEARNING_RATE = 0.1  # η of either side, chosen on users with tastes of their own and users with one taste
 

@@ -12,10 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from service.features import Limits, Prepared, Preparer
-from service.joining import Case, Join, Rules, Settled
-from service.model import PersonalModel, SharedModel, learn
-from service.records import (
+from service.engine.joining import Case, Join, Rules, Settled
+from service.engine.records import (
     ACTIONS,
     ACTIVATE,
     BASE,
@@ -29,7 +27,9 @@ from service.records import (
     read_rank,
     read_reward,
 )
-from service.settings import Settings
+from service.engine.settings import Settings
+from service.scoring.features import Limits, Prepared, Preparer
+from service.scoring.model import PersonalModel, SharedModel, learn
 from service.store import Entry
 
 ANY = Limits(features=2**40, depth=2**20, name=2**40, crosses=2**60)  # what is in the log was within its limits

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from service.joining import Slot, Unmatched
-from service.learner import LoopHead
-from service.model import PersonalModel
+from service.engine.joining import Slot, Unmatched
+from service.engine.learner import LoopHead
+from service.scoring.model import PersonalModel
 
 FORMAT = 1
 YIELD_EVERY = 8  # models, about half a millisecond of work

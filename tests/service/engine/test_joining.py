@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service import joining
-from service.joining import Case, Join, Rules, Slot
+from service.engine import joining
+from service.engine.joining import Case, Join, Rules, Slot
 
 WAIT = 10
 CASE = Case("u", b"", b"", 0, 0.0)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.features import FeatureError, Limits, Preparer, _each_once, action_features, feature_hash, flatten
-from service.model import expand, pair_key
+from service.scoring.features import FeatureError, Limits, Preparer, _each_once, action_features, feature_hash, flatten
+from service.scoring.model import expand, pair_key
 
-DOC = (Path(__file__).parents[2] / "docs" / "hashing.md").read_text(encoding="utf-8")
+DOC = (Path(__file__).parents[3] / "docs" / "hashing.md").read_text(encoding="utf-8")
 
 
 def named(tree, **limits):

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from service.joining import Slot, Unmatched
-from service.learner import CatalogueAction, LoopHead, Statistics
-from service.model import PersonalModel, SharedModel
-from service.settings import Settings
-from service.snapshots import Changes, Damaged, LoopPart, Snapshots, State
+from service.engine.joining import Slot, Unmatched
+from service.engine.learner import CatalogueAction, LoopHead, Statistics
+from service.engine.settings import Settings
+from service.engine.snapshots import Changes, Damaged, LoopPart, Snapshots, State
+from service.scoring.model import PersonalModel, SharedModel
 
 EXAMPLE = (np.arange(1, 40, dtype=np.uint32) * np.uint32(2654435761), np.ones(39, dtype=np.float32))
 LOOP = 7

@@ -9,7 +9,7 @@ import msgspec
 
 from fedres import checks
 from service.errors import ApiError
-from service.model import LEARNING_RATE
+from service.scoring.model import LEARNING_RATE
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0

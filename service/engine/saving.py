@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from service.learner import Learner, LoopState
-from service.personal import PersonalModels
-from service.snapshots import Changes, LoopPart, Snapshots, State
+from service.engine.learner import Learner, LoopState
+from service.engine.personal import PersonalModels
+from service.engine.snapshots import Changes, LoopPart, Snapshots, State
 from service.store import Entry, StoreUnavailable
 
 MOST_UNSAVED = 50_000  # personal models; more of them are written before the snapshot is due
