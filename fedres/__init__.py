@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedres.local_learners.least_squares import LocalLeastSquares
     from fedres.local_learners.linear import LinearLearner
     from fedres.local_learners.sgd import LocalSGD
+    from fedres.local_learners.trusted import Trusted
     from fedres.local_learners.vw import VWLearner
     from fedres.losses import Logistic, Softmax, Squared
     from fedres.messages import Down, Up
@@ -48,6 +49,7 @@ _HOME = {
     "Site": "federation",
     "Softmax": "losses",
     "Squared": "losses",
+    "Trusted": "local_learners.trusted",
     "Uniform": "channels",
     "Up": "messages",
     "VWLearner": "local_learners.vw",
@@ -80,6 +82,7 @@ __all__ = [
     "Site",
     "Softmax",
     "Squared",
+    "Trusted",
     "Uniform",
     "Up",
     "VWLearner",

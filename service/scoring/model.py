@@ -213,12 +213,12 @@ def _missing(table: Array, example: Any) -> int:
 
 @kernel
 def _put(table: Array, keys: Array, count: int) -> Any:
-    """Give every key a slot while three quarters are not full; return the slots, −1 for none, and the new count."""
+    """Give every key a slot while four in five are not full; return the slots, −1 for none, and the new count."""
     slots = _slots(keys, table)
     for k in range(keys.size):
         if slots[k] < 0:
             slot = _find(table, keys[k])  # once more: the key may come twice
-            if slot < 0 and 4 * (count + 1) <= 3 * table.size:
+            if slot < 0 and 5 * (count + 1) <= 4 * table.size:
                 slot = -1 - slot
                 table[slot] = keys[k] if keys[k] != 0 else np.uint32(1)
                 count += 1
@@ -307,10 +307,10 @@ class SharedModel:
 
 
 class PersonalModel:
-    """One user's model: a table of the features met in rewards, at most three quarters of ``max_slots``.
+    """One user's model: a table of the features met in rewards, at most four fifths of ``max_slots``.
 
     Once that many are held, features that are not among them are left out of this user's part; the others go on
-    learning. Memory is 12 bytes a slot, a quarter to three quarters full; ``to_bytes`` writes full slots only.
+    learning. Memory is 12 bytes a slot, two to four fifths of them full; ``to_bytes`` writes full slots only.
     """
 
     __slots__ = ("_count", "_squares", "_table", "_weights", "learning_rate", "max_slots")
@@ -415,9 +415,9 @@ class PersonalModel:
 
 
 def _slots_for(n_features: int) -> int:
-    """Return the least table, a power of two, that ``n_features`` fill to three quarters at most."""
+    """Return the least table, a power of two, that ``n_features`` fill to four fifths at most."""
     n_slots = _SMALLEST_TABLE
-    while 4 * n_features > 3 * n_slots:
+    while 5 * n_features > 4 * n_slots:
         n_slots *= 2
     return n_slots
 

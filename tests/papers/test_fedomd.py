@@ -58,7 +58,7 @@ def test_regret_increases_with_the_period_and_stays_under_its_bound():
 @pytest.mark.slow
 def test_regret_increases_as_fewer_clients_are_averaged():
     """Right half of figure 1: τ = 20 with only K of 20 clients in each average."""
-    final = [np.mean([section_7(seed, 20, k)[-1] for seed in list(SEEDS)[:10]]) for k in (20, 1)]
+    final = [np.mean([section_7(seed, 20, k)[-1] for seed in list(SEEDS)[:n]]) for k, n in ((20, 4), (1, 10))]
     assert final[1] > 1.25 * final[0]
 
 

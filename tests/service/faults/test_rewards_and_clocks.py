@@ -38,7 +38,10 @@ async def at_once(n, service, path, body):
 
 
 def jump(service, microseconds):
-    service.store.with_name(service.store.name + "-ahead").write_text(str(microseconds))
+    """Set the server's clock, which reads the file at any moment: it must never find half of it."""
+    ahead = service.store.with_name(service.store.name + "-ahead")
+    ahead.with_suffix(".part").write_text(str(microseconds))
+    ahead.with_suffix(".part").replace(ahead)
 
 
 def test_clocks_that_jump_lose_nothing_and_never_run_backwards_in_the_log(play):

@@ -161,13 +161,14 @@ def test_a_personal_model_of_100_features_takes_less_than_2_kilobytes():
     model.learn((np.arange(100, dtype=np.uint32), np.ones(100, np.float32)), 1.0, 0.0, (0.0, 1.0))
     assert len(model) == 99  # the keys 0 and 1 are one
     assert len(model.to_bytes()) <= 1_300
+    assert model.nbytes <= 2_200
 
 
 def test_a_full_personal_model_takes_no_more_features_and_goes_on_with_those_it_has():
     model, one = PersonalModel(max_slots=64), np.ones(1, np.float32)
     for key in range(1, 100):
         model.learn((np.array([key], np.uint32), one), 1.0, 0.0, (0.0, 200.0))
-    assert list(model.weights) == list(range(1, 49))
+    assert list(model.weights) == list(range(1, 52))
     old, new = (np.array([5], np.uint32), one), (np.array([99], np.uint32), one)
     before = model.score(old) - model.constant
     model.learn(old, 200.0, 0.0, (0.0, 200.0))
