@@ -4,53 +4,14 @@
 A risk with a regulariser, or with a vector as its target, is a model whose prediction is the risk itself.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
-from scipy.special import expit
+from side_by_side import HalfSquaredDistance, Itself, LogisticRisks
 
 from fedres import Example, Federation, Linear, Logistic, Squared, bounds, global_learner, step_sizes
 from fedres.comparators import best_fixed
-
-
-@dataclass(frozen=True)
-class Itself:
-    """The loss of a model that predicts its own risk."""
-
-    curvature: float = 0.0
-
-    def value(self, prediction, label):
-        return prediction
-
-    def slope(self, prediction, label):
-        return np.ones_like(prediction)
-
-    def bend(self, prediction):
-        return np.zeros_like(prediction)
-
-    def check(self, label):
-        pass
-
-
-@dataclass(frozen=True)
-class HalfSquaredDistance:
-    """½‖w − x‖²."""
-
-    features: int
-    outputs: int = 0
-
-    @property
-    def dim(self):
-        return self.features
-
-    def predict(self, weights, features):
-        return ((weights - features) ** 2).sum(axis=-1) / 2
-
-    def gradient(self, weights, features, slope):
-        return slope[:, None] * (weights - features)
-
 
 # --- quadratic risks, P_k = ½‖w − w_k°‖² ---
 
@@ -206,28 +167,6 @@ def test_the_step_chosen_for_drift_and_noise_beats_a_third_and_three_times_it():
 AGENTS, ACTIVE, SAMPLES, RHO, PASSES = 20, 7, 20, 0.1, 32
 
 
-@dataclass(frozen=True)
-class LogisticRisks:
-    """Σ of ln(1 + exp(−γh·w)) + ρ‖w‖² over PASSES independent problems side by side; x holds each one's γh."""
-
-    features: int = 2 * PASSES
-    outputs: int = 0
-    dim: int = 2 * PASSES
-
-    def predict(self, weights, features):
-        weights, margin = self.parts(weights, features)
-        return (np.logaddexp(0, -margin) + RHO * (weights**2).sum(axis=-1)).sum(axis=-1)
-
-    def gradient(self, weights, features, slope):
-        own, margin = self.parts(weights, features)
-        each = 2 * RHO * own - expit(-margin)[..., None] * features.reshape(-1, PASSES, 2)
-        return slope[:, None] * each.reshape(-1, self.dim)
-
-    def parts(self, weights, features):
-        own = weights.reshape(*weights.shape[:-1], PASSES, 2)
-        return own, (own * features.reshape(-1, PASSES, 2)).sum(axis=-1)
-
-
 def minimisers(samples):
     """Return w° of the mean risk of each problem, (PASSES, 2), from its γh."""
     count = SAMPLES * AGENTS
@@ -262,7 +201,7 @@ def deviations(mu, c_variance, q_variance, *, from_zero=False, n_iterations=60):
     world = World(c_variance)
     start = None if from_zero else minimisers(world.samples()).ravel()
     server = federation(
-        LogisticRisks(), Itself(), AGENTS, buffer=SAMPLES, step_size=mu, participants=ACTIVE,
+        LogisticRisks(PASSES, 2, RHO), Itself(), AGENTS, buffer=SAMPLES, step_size=mu, participants=ACTIVE,
         batch=world.batch, epochs=world.epochs, start=start, seed=6,
     )  # fmt: skip
     found = []

@@ -1,98 +1,158 @@
 """Online Federated Learning: section VII's figures, the rate for convex losses, and both bounds."""
 
+from functools import cache
+
 import numpy as np
 import pytest
+from side_by_side import Balls, HalfSquaredDistance, Itself, LogisticRisks
 
-from fedres import Ball, Federation, Logistic, Simplex, Squared, bounds, comparators, global_learner, regret, step_sizes
+from fedres import (
+    Ball,
+    Federation,
+    Linear,
+    Logistic,
+    Simplex,
+    Squared,
+    bounds,
+    comparators,
+    global_learner,
+    regret,
+    step_sizes,
+)
 from fedres.federation import Example
 
-M, HORIZON, SEEDS = 20, 8192, range(16)
+M, HORIZON, PROBLEMS = 20, 8192, 64
 
 
-def section_7(seed, period, participants=None, n_rounds=HORIZON):
-    """Return the regret after every round: X = [−3, 3], losses ½(x ∓ a)² in turn, a ~ N(2, variance 5)."""
-    rng = np.random.default_rng(seed)
+def targets(n_rounds):
+    """Return ∓a of every round, client and problem: a ~ N(2, variance 5), its sign in turn."""
     sign = np.where(np.arange(1, n_rounds + 1) % 2 == 0, 1.0, -1.0)
-    target = sign[:, None] * rng.normal(2, np.sqrt(5), size=(n_rounds, M))
-    learner = global_learner(
-        "fedomd",
-        dim=1,
-        n_clients=M,
-        loss=Squared(0.5),
-        step_size=step_sizes.fedomd_strongly_convex(1.0),
-        mirror_map=Ball(3.0),
-        sync=period,
-        participants=participants,
-        seed=seed,
+    return sign[:, None, None] * np.random.default_rng(0).normal(2, np.sqrt(5), size=(n_rounds, M, PROBLEMS))
+
+
+def section_7(model, loss, mirror_map, **hyperparameters):
+    """Return the federation of section VII: X = [−3, 3], losses ½(x ∓ a)²."""
+    step_size = step_sizes.fedomd_strongly_convex(1.0)
+    return Federation(
+        global_learner(
+            "fedomd",
+            model=model,
+            loss=loss,
+            mirror_map=mirror_map,
+            n_clients=M,
+            step_size=step_size,
+            **hyperparameters,
+        )
     )
-    federation, one = Federation(learner), np.ones((M, 1))
-    models = np.array([federation.play(Example(one, y)).weights[:, 0] for y in target])
+
+
+@cache
+def regrets(period, participants=None):
+    """Return each problem's regret after every round, (PROBLEMS, HORIZON); the problems share who is averaged."""
+    target, nothing = targets(HORIZON), np.zeros(M)
+    federation = section_7(HalfSquaredDistance(PROBLEMS), Itself(), Balls(3.0), sync=period, participants=participants)
     mean = target.mean(axis=1)  # ℓ_t(x) = ½(x − mean)² + what no x can change
-    paid = np.cumsum(((models - mean[:, None]) ** 2).mean(axis=1) / 2)
-    count, total, squares = np.arange(1, n_rounds + 1), np.cumsum(mean), np.cumsum(mean**2)
+    models = (federation.play(Example(a, nothing)).weights for a in target)
+    paid = np.cumsum([((x - centre) ** 2).mean(axis=0) / 2 for x, centre in zip(models, mean, strict=True)], axis=0)
+    count, total, squares = np.arange(1, HORIZON + 1)[:, None], np.cumsum(mean, axis=0), np.cumsum(mean**2, axis=0)
     best = np.clip(total / count, -3, 3)
-    return paid - (count * best**2 - 2 * best * total + squares) / 2
+    return (paid - (count * best**2 - 2 * best * total + squares) / 2).T
+
+
+def test_problems_side_by_side_are_each_what_they_are_alone():
+    target, common = targets(60), {"sync": 10, "participants": 5}
+    together = section_7(HalfSquaredDistance(PROBLEMS), Itself(), Balls(3.0), **common)
+    alone = section_7(Linear(1), Squared(0.5), Ball(3.0), **common)
+    for a in target:
+        found = together.play(Example(a, np.zeros(M))).weights
+        expected = alone.play(Example(np.ones((M, 1)), a[:, 7])).weights
+        assert found[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
 
 
 @pytest.mark.slow
 def test_regret_grows_with_the_logarithm_of_time_at_the_rate_of_theory():
     """τ = 1: dR/d ln T = ½(4 + 5/m) = 2.125."""
-    curves = np.mean([section_7(seed, 1) for seed in SEEDS], axis=0)
+    curve = regrets(1).mean(axis=0)
     horizons = 2 ** np.arange(6, 14)
-    slope = np.polyfit(np.log(horizons), curves[horizons - 1], 1)[0]
+    slope = np.polyfit(np.log(horizons), curve[horizons - 1], 1)[0]
     assert slope == pytest.approx(2.125, rel=0.05)
-    assert curves[-1] == pytest.approx(22.3, rel=0.05)
+    assert curve[-1] == pytest.approx(22.3, rel=0.05)
 
 
 @pytest.mark.slow
 def test_regret_increases_with_the_period_and_stays_under_its_bound():
     """Left half of figure 1, on the same losses for every τ."""
-    final = {tau: np.mean([section_7(seed, tau)[-1] for seed in list(SEEDS)[:6]]) for tau in (1, 10, 50)}
+    final = {tau: regrets(tau)[:, -1].mean() for tau in (1, 10, 50)}
     assert final[1] < final[10] < final[50]
     assert final[50] == pytest.approx(31.7, rel=0.1)
-    for tau, value in final.items():  # |gradient| ≤ 3 + |a|, and |a| < 14 in all these draws
-        bound = bounds.fedomd_strongly_convex(n_rounds=HORIZON, lipschitz=17, period=tau, strong_convexity=2)
-        assert value < bound
+    steepest = 3 + np.abs(targets(HORIZON)).max()  # |gradient| ≤ 3 + |a|
+    for tau, value in final.items():
+        assert value < bounds.fedomd_strongly_convex(
+            n_rounds=HORIZON, lipschitz=steepest, period=tau, strong_convexity=2
+        )
 
 
 @pytest.mark.slow
 def test_regret_increases_as_fewer_clients_are_averaged():
     """Right half of figure 1: τ = 20 with only K of 20 clients in each average."""
-    final = [np.mean([section_7(seed, 20, k)[-1] for seed in list(SEEDS)[:n]]) for k, n in ((20, 4), (1, 10))]
-    assert final[1] > 1.25 * final[0]
+    everybody, one = regrets(20), regrets(20, 1)
+    assert one[:, -1].mean() > 1.25 * everybody[:, -1].mean()
 
 
-def convex_run(n_rounds, seed, mirror_map, diameter, period=2, n_clients=10, dim=3):
-    """Return regret and bound for separable logistic labels: convex, and the best model is on the boundary."""
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(n_rounds, n_clients, dim))
-    features /= np.linalg.norm(features, axis=2, keepdims=True)
-    label = np.where(features[:, :, 0] > 0, 1.0, -1.0)
-    constants = {"n_rounds": n_rounds, "diameter": diameter, "lipschitz": 1.0, "period": period}
-    eta = step_sizes.fedomd_convex(**constants)
+def constants(n_rounds, diameter):
+    return {"n_rounds": n_rounds, "diameter": diameter, "lipschitz": 1.0, "period": 2}
+
+
+def separable(n_rounds, n_clients, problems, dim=3):
+    """Return features (T, m, problems, dim) of length 1 and the labels that their first component gives."""
+    features = np.random.default_rng(0).normal(size=(n_rounds, n_clients, problems, dim))
+    features /= np.linalg.norm(features, axis=-1, keepdims=True)
+    return features, np.where(features[..., 0] > 0, 1.0, -1.0)
+
+
+def convex_regrets(n_rounds, n_clients=10, problems=4):
+    """Return each problem's regret on separable logistic labels: convex, and the best model is on the boundary."""
+    features, label = separable(n_rounds, n_clients, problems)
     learner = global_learner(
-        "fedomd", dim=dim, n_clients=n_clients, loss="logistic", step_size=eta, sync=period, mirror_map=mirror_map
+        "fedomd",
+        model=LogisticRisks(problems, 3),
+        n_clients=n_clients,
+        loss=Itself(),
+        step_size=step_sizes.fedomd_convex(**constants(n_rounds, 1 / np.sqrt(2))),
+        sync=2,
+        mirror_map=Balls(1.0, 3),
     )
-    federation = Federation(learner)
-    models = np.array([federation.play(Example(x, y)).weights for x, y in zip(features, label, strict=True)])
-    if isinstance(mirror_map, Ball):
-        best = comparators.best_fixed(features.reshape(-1, dim), label.ravel(), Logistic(), radius=mirror_map.radius)
-    else:
-        best = np.eye(dim)[0]  # the vertex of the simplex that the labels follow
-    final = regret.mean_regret(models, features, label, best, Logistic())[-1]
-    return final, bounds.fedomd_convex(**constants, step_size=eta)
+    federation, signed = Federation(learner), (label[..., None] * features).reshape(n_rounds, n_clients, -1)
+    models = np.array([federation.play(Example(x, np.zeros(n_clients))).weights for x in signed])
+    models, found = models.reshape(features.shape), []
+    for p in range(problems):
+        x, y = features[:, :, p], label[:, :, p]
+        best = comparators.best_fixed(x.reshape(-1, 3), y.ravel(), Logistic(), radius=1.0)
+        found.append(regret.mean_regret(models[:, :, p], x, y, best, Logistic())[-1])
+    return np.array(found)
 
 
 @pytest.mark.slow
 def test_regret_of_convex_losses_grows_with_the_square_root_of_time():
     horizons = np.array([512, 1024, 2048, 4096])
-    runs = np.array([[convex_run(n, seed, Ball(1.0), 1 / np.sqrt(2)) for n in horizons] for seed in range(6)])
-    slope, _ = regret.log_log_slope(horizons, runs[:, :, 0].mean(axis=0))
+    runs = np.array([convex_regrets(n) for n in horizons])
+    slope, _ = regret.log_log_slope(horizons, runs.mean(axis=1))
     assert 0.4 < slope < 0.55
-    assert (runs[:, :, 0] < runs[:, :, 1]).all()
+    for n_rounds, measured in zip(horizons, runs, strict=True):
+        common = constants(n_rounds, 1 / np.sqrt(2))
+        assert measured.max() < bounds.fedomd_convex(**common, step_size=step_sizes.fedomd_convex(**common))
 
 
 def test_regret_on_the_simplex_stays_under_the_bound():
     """‖·‖₁ geometry: B(u, x_1) ≤ ln n and |gradient|_∞ ≤ 1."""
-    measured, bound = convex_run(600, 0, Simplex(), np.sqrt(np.log(3)))
-    assert 0 < measured < bound
+    features, label = (values[:, :, 0] for values in separable(600, 10, 1))
+    common = constants(600, np.sqrt(np.log(3)))
+    eta = step_sizes.fedomd_convex(**common)
+    learner = global_learner(
+        "fedomd", dim=3, n_clients=10, loss="logistic", step_size=eta, sync=2, mirror_map=Simplex()
+    )
+    federation = Federation(learner)
+    models = np.array([federation.play(Example(x, y)).weights for x, y in zip(features, label, strict=True)])
+    best = np.eye(3)[0]  # the vertex of the simplex that the labels follow
+    measured = regret.mean_regret(models, features, label, best, Logistic())[-1]
+    assert 0 < measured < bounds.fedomd_convex(**common, step_size=eta)
