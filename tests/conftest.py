@@ -1,13 +1,20 @@
 """Streams and runs that several tests share."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from fedres.federation import Example, Federation
 
 settings.register_profile("fedres", deadline=None, derandomize=True)
 settings.load_profile("fedres")
+
+threadpool_limits(1)  # pytest-xdist has a process for every core already
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # for libraries not loaded yet, and what tests start
+    os.environ.setdefault(name, "1")
 
 
 def make_stream(n_rounds, n_clients, dim, *, seed=0, local_dim=None, loss="squared", outputs=0):
