@@ -44,12 +44,17 @@ def made(tmp_path_factory):
     return make
 
 
+@pytest.fixture(scope="module", params=HEADS)
+def name(request):
+    """Return a figure's name; what is tested of one figure comes together, and so to one process that makes it."""
+    return request.param
+
+
 def column(table, name, **where):
     return np.array([float(row[name]) for row in table if all(row[key] == value for key, value in where.items())])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEADS)
 def test_a_figure_has_a_picture_and_its_numbers(made, name):
     _, table, path = made(name)
     picture = plt.imread(path)
@@ -63,7 +68,6 @@ def test_a_figure_has_a_picture_and_its_numbers(made, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEADS)
 def test_claims_are_judged_as_theory_has_it(made, name):
     claims, _, _ = made(name)
     wrong = NOT_REPRODUCED.get(name, [])
