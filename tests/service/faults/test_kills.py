@@ -37,7 +37,7 @@ def test_users_erased_between_kills_leave_nothing_and_take_nothing_of_others(pla
     async def _(service):
         leaver = Leaver(service)
         ledger, _ = await kill_often(service, n_kills=10, seed=6, beside=leaver)
-        assert leaver.n_erased > 3
+        assert leaver.n_erased > 0
         assert await judge_events(service, ledger) == []
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
