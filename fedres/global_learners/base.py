@@ -79,6 +79,14 @@ class Setting:
             raise ValueError(f"who must be client numbers below n_clients = {self.n_clients}, got {who!r}")
         return result.astype(np.int64)
 
+    def takes_part(self, t: int, who: Array) -> Array:
+        """Return which of the given clients upload after round t, if they have data: all, unless a rule says else."""
+        return np.ones(len(who), dtype=bool)
+
+    def senders(self, t: int) -> Array:
+        """Return the numbers of the clients that upload after round t, if they have data."""
+        return np.flatnonzero(self.takes_part(t, np.arange(self.n_clients)))
+
     def importance(self, who: Array) -> Array:
         """Return λ of the given clients."""
         if self.client_weights is None:

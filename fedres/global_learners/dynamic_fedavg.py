@@ -62,6 +62,11 @@ class DynamicFedAvg(Setting):
             raise ValueError(f"{name} must be one integer or {self.n_clients} of them, got {value!r}")
         return np.broadcast_to(value, (self.n_clients,))
 
+    def takes_part(self, t: int, who: Array) -> Array:
+        if t % self.period:
+            return np.zeros(len(who), dtype=bool)
+        return np.isin(who, draws.subset(self.seed, t, self.n_clients, self.n_participants))
+
     def client(self, who: npt.ArrayLike | None = None) -> DynamicFedAvgClient:
         return DynamicFedAvgClient(self, who)
 
@@ -87,11 +92,10 @@ class DynamicFedAvgClient(Client):
         self.local_prediction[rows, slot] = seen.local_prediction[rows]
         self.label[rows, slot] = seen.label[rows]
         self.count[rows] += 1
-        return self._upload(t) if t % self.learner.period == 0 else None
+        return self._upload(t)
 
     def _upload(self, t: int) -> Up | None:
-        chosen = draws.subset(self.learner.seed, t, self.learner.n_clients, self.learner.n_participants)
-        rows = np.flatnonzero(np.isin(self.who, chosen) & (self.count > 0))
+        rows = np.flatnonzero(self.learner.takes_part(t, self.who) & (self.count > 0))
         if not rows.size:
             return None
         delta = self._progress(t, rows)

@@ -65,6 +65,11 @@ class FedOMD(Setting):
             return np.arange(self.n_clients)
         return draws.subset(self.seed, t, self.n_clients, self.participants)
 
+    def takes_part(self, t: int, who: Array) -> Array:
+        if not self.syncs_after(t):
+            return np.zeros(len(who), dtype=bool)
+        return np.isin(who, self.chosen(t))
+
     def client(self, who: npt.ArrayLike | None = None) -> FedOMDClient:
         return FedOMDClient(self, who)
 
@@ -77,7 +82,7 @@ def _blend(mirror_map: MirrorMap, state: Array) -> Array:
     return state if mirror_map.averages_states else mirror_map.point(state)
 
 
-class _Sent(NamedTuple):
+class Sent(NamedTuple):
     """Progress of n clients up to a sync; who was not chosen uploads none, and drops it for that sync's average."""
 
     t: int
@@ -94,7 +99,7 @@ class FedOMDClient(Observer):
         first = self.map.state(learner.first_weights())
         self.state: Array = np.broadcast_to(first, (len(self.who), first.size))
         self.anchor = _blend(self.map, self.state)  # the model at the last upload or Down
-        self.sent: list[_Sent] = []  # progress made by a sync and not yet inside a Down
+        self.sent: list[Sent] = []  # progress made by a sync and not yet inside a Down
 
     def weights(self, t: int) -> Array:
         return self.map.point(self.state)
@@ -112,8 +117,8 @@ class FedOMDClient(Observer):
     def _upload(self, t: int) -> Up | None:
         model = _blend(self.map, self.state)
         progress, self.anchor = model - self.anchor, model
-        rows = np.isin(self.who, self.learner.chosen(t))
-        self.sent.append(_Sent(t, progress, rows))
+        rows = self.learner.takes_part(t, self.who)
+        self.sent.append(Sent(t, progress, rows))
         if not rows.any():
             return None
         body = progress if rows.all() else progress[rows]

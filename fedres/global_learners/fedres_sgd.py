@@ -44,6 +44,9 @@ class FedResSGD(Setting):
         checks.whole("batch", self.batch)
         Ball(self.radius)
 
+    def takes_part(self, t: int, who: Array) -> Array:
+        return np.full(len(who), t % self.batch == 0)
+
     def client(self, who: npt.ArrayLike | None = None) -> AlignedClient | TripletClient:
         if self.timing == "aligned":
             return AlignedClient(self, who)

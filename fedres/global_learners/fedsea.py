@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import numpy.typing as npt
 
 from fedres import checks
+from fedres.checks import Array
 from fedres.global_learners.base import Setting
 from fedres.global_learners.fedomd import FedOMD, FedOMDClient, FedOMDServer
 from fedres.mirror_maps import Ball
@@ -39,6 +40,9 @@ class FedSEA(Setting):
         """Return the same iterates as an instance of FedOMD."""
         setting = {field.name: getattr(self, field.name) for field in fields(Setting)}
         return FedOMD(**setting, step_size=self.step_size, mirror_map=Ball(self.radius), sync=self.period)
+
+    def takes_part(self, t: int, who: Array) -> Array:
+        return self.as_fedomd().takes_part(t, who)
 
     def client(self, who: npt.ArrayLike | None = None) -> FedOMDClient:
         return self.as_fedomd().client(who)

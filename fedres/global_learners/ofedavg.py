@@ -32,6 +32,9 @@ class OFedAvg(Setting):
         as_schedule(self.step_size)
         self.keep("participation", checked_participation(self.participation, self.n_clients))
 
+    def takes_part(self, t: int, who: Array) -> Array:
+        return heads(self.seed, t, who, self.participation)
+
     def client(self, who: npt.ArrayLike | None = None) -> OFedAvgClient:
         return OFedAvgClient(self, who)
 
@@ -54,6 +57,12 @@ def chances(participation: npt.ArrayLike, who: Array) -> Array:
     return np.full(len(who), each) if each.ndim == 0 else each[who]
 
 
+def heads(seed: int, t: int, who: Array, participation: npt.ArrayLike) -> Array:
+    """Return whose coins of round t say that they take part."""
+    result: Array = draws.uniform(seed, t, who) < chances(participation, who)
+    return result
+
+
 class OFedAvgClient(Client):
     def __init__(self, learner: OFedAvg, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
@@ -61,7 +70,7 @@ class OFedAvgClient(Client):
         self.chance = chances(learner.participation, self.who)
 
     def take_in(self, t: int, seen: Observed) -> Up | None:
-        rows = np.flatnonzero(seen.present & (draws.uniform(self.learner.seed, t, self.who) < self.chance))
+        rows = np.flatnonzero(seen.present & self.learner.takes_part(t, self.who))
         if not rows.size:
             return None
         gradient = self.learner.factors(self.shared, self.who[rows], seen.take(rows)).scaled(1 / self.chance[rows])

@@ -14,7 +14,7 @@ from fedres import checks, draws
 from fedres.checks import Array
 from fedres.global_learners.base import Client, Observed, Setting, body_of
 from fedres.global_learners.fedogd import MeanGradientServer
-from fedres.global_learners.ofedavg import chances, checked_participation
+from fedres.global_learners.ofedavg import chances, checked_participation, heads
 from fedres.messages import BITS_PER_REAL, Up
 from fedres.quantizer import Quantizer
 
@@ -45,6 +45,9 @@ class OFedIQ(Setting):
         checks.whole("period", self.period)
         if self.levels is not None:
             Quantizer(self.levels, self.blocks).bits(self.model.dim)
+
+    def takes_part(self, t: int, who: Array) -> Array:
+        return heads(self.seed, t, who, self.participation) & (t % self.period == 0)
 
     def client(self, who: npt.ArrayLike | None = None) -> OFedIQClient:
         return OFedIQClient(self, who)
@@ -85,7 +88,7 @@ class OFedIQClient(Client):
     def _begin(self, t: int) -> None:
         """Start a period. Its last round's coins are known now, and whoever will not send need not compute."""
         end = t + self.learner.period - 1
-        self.rows = np.flatnonzero(draws.uniform(self.learner.seed, end, self.who) < self.chance)
+        self.rows = np.flatnonzero(self.learner.takes_part(end, self.who))
         self.period_start = self.shared
         self.local = np.broadcast_to(self.shared, (len(self.rows), self.shared.size))
         self.active = np.zeros(len(self.rows), dtype=bool)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedres import Channel, Faults, Fixed, Site, Uniform, global_learner
-from fedres.federation import Example, delayed_sites
+from fedres.federation import Example, Federation, delayed_sites
 from fedres.global_learners import GLOBAL_LEARNERS
 from fedres.global_learners.base import Observed
 from fedres.messages import Down
@@ -21,6 +21,7 @@ EXTRA = {
     "dynamic-fedavg": {"participants": 3, "epochs": 2, "batch": 2, "buffer": 4},
 }
 NAMES = list(GLOBAL_LEARNERS)
+EVERY_ROUND = ("fedres-sgd", "fedres-adagrad", "fedres-erm", "fictitious-play", "fedogd")  # as set up here, all upload
 STEPLESS = ("fedres-adagrad", "fedres-erm", "fictitious-play")  # they have no step_size
 
 
@@ -135,6 +136,37 @@ def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
             if down is not None:
                 client.receive(down)
     assert server.version > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, {}) for name in NAMES),
+        ("fedres-sgd", {"batch": 3}),
+        ("fedres-sgd", {"batch": 3, "timing": "on_arrival"}),
+        ("ofedavg", {"participation": [0.1, 0.3, 0.5, 0.9, 1.0]}),
+        ("fedomd", {"participants": 2}),
+        ("fedomd", {"sync": {3, 4, 11}, "participants": 2}),
+        ("dynamic-fedavg", {"period": 4}),
+    ],
+)
+def test_the_clients_that_upload_after_a_round_are_its_senders(name, change):
+    learner, rng = learner_called(name, **change), np.random.default_rng(4)
+    sites = delayed_sites(K, [0, 2, 2, 1, 0])
+    federation, seen = Federation(learner, sites), set()
+    for t in range(1, 61):
+        federation.play(Example(rng.normal(size=(K, D)), rng.normal(size=K), np.ones((K, LOCAL))))
+        sent = [party.up.who for party in federation.parties if party.up is not None]
+        assert sorted({int(k) for who in sent for k in who}) == learner.senders(t).tolist()
+        seen.add(len(learner.senders(t)))
+    assert (seen == {K}) == (name in EVERY_ROUND and not change)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_takes_part_is_decided_client_by_client(name):
+    learner, who = learner_called(name), np.array([4, 1, 0])
+    for t in range(1, 30):
+        assert learner.takes_part(t, who).tolist() == np.isin(who, learner.senders(t)).tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
