@@ -12,6 +12,8 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.checks import Array
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class Features(NamedTuple):
     """One action's features: ``values[j]`` belongs to weight ``shift + indices[j]``."""
@@ -38,11 +40,19 @@ class Actions(NamedTuple):
     stride: int = 0
 
     def take(self, action: int) -> Features:
-        """Return one action's features, which do not keep the others' in memory."""
+        """Return one action's features."""
         _, _, indices, values, stride = self
-        where = indices[action].copy() if len(indices) > 1 else indices[0]
-        row = values[action].copy() if len(values) > 1 else values[0]
+        where = indices[action] if len(indices) > 1 else indices[0]
+        row = values[action] if len(values) > 1 else values[0]
         return Features(where, action * stride, row)
+
+    def keep(self, action: int) -> Actions:
+        """Return actions of which ``take`` knows this one, and which do not keep the others' features in memory."""
+        n, dim, indices, values, stride = self
+        if len(values) == 1 == len(indices):
+            return self
+        where = indices[action : action + 1].copy() if len(indices) > 1 else indices
+        return Actions(n, dim, where, values[action : action + 1].copy() if len(values) > 1 else values, stride)
 
 
 def arms(context: npt.ArrayLike, n_actions: int) -> Actions:
@@ -97,6 +107,8 @@ def _numbers(name: str, value: npt.ArrayLike, axes: int) -> Array:
         raise ValueError(f"{name} must be numbers: {error}") from None
     if result.ndim != axes:
         raise ValueError(f"{name} must have {axes} axes, got shape {result.shape}")
+    if not (np.abs(result) <= _LARGEST).all():
+        raise ValueError(f"{name} must be finite in 32 bits, got NaN, infinity or more")
     return result
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from bandits.actions import Features
+from bandits.actions import Actions
 from fedres.checks import Array
 
 
@@ -18,14 +19,20 @@ class Decision(NamedTuple):
     model_version: int
 
 
-class Waiting(NamedTuple):
-    """A decision whose reward has not come yet."""
+@dataclass(slots=True, eq=False)
+class Client:
+    """Somebody who decides."""
 
-    slot: int
-    member: int  # which of the clients that ever joined: a slot is used again
-    shared: Features
-    private: Features
-    learns: bool
+    slot: int  # of the model; used again by somebody else after the client left
+    member: int  # which of all that ever joined
+    decisions: int = 0
+    round: int = -1  # of the last decision
+    left: bool = False
+
+
+# A decision whose reward has not come yet: by whom, the action, the features it was chosen by, shared and private, and
+# whether to learn from it.
+Waiting = tuple[Client, int, Actions, Actions, bool]
 
 
 class UnknownDecisionError(ValueError):

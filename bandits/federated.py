@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
 
 from bandits.actions import Actions, as_actions
-from bandits.decisions import Decision, UnknownDecisionError, Waiting
+from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
 from bandits.exploration import check_seed
 from bandits.models.choose import Choice
 from bandits.models.protocol import SCHEMES, Model, Sample
@@ -18,7 +18,11 @@ from bandits.policies import Policy
 from bandits.policies import policy as make_policy
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+
+Layout = tuple[int, int, int, int]  # weights and stride of the shared actions, and of the private ones
+
+# a named tuple in half the time that its own constructor takes
+_new: Callable[[type[Decision], tuple[Any, ...]], Decision] = tuple.__new__
 
 
 class FederatedBandit:
@@ -60,11 +64,12 @@ class FederatedBandit:
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
         self.policy = make_policy(policy, **policy_options)
-        self._code = self.policy.code
+        self._code, self._setting = self.policy.code
         low, high = reward_range
         if not (np.isfinite([low, high, high - low]).all() and low < high):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range!r}")
         self._low, self._width = float(low), float(high - low)
+        self._plain = self._low == 0 and self._width == 1  # rewards are counted as the models count them
         self._choice = Choice(
             self.policy,
             scheme,
@@ -78,16 +83,16 @@ class FederatedBandit:
         )
         self._seed, self._max_waiting = seed, max_waiting
         self._model: Model | None = None
-        self._layout = (0, 0, 0, 0)
-        self._slots: dict[Hashable, int] = {}
-        self._free: list[int] = []
-        self._member: list[int] = []  # by slot, which of all that ever joined
+        self._layout: Layout | None = None
+        self._clients: dict[Hashable, Client] = {}
+        self._free: list[int] = []  # slots that were left
+        self._slots = 0
         self._joined = 0
-        self._counts: list[int] = []  # decisions by slot
-        self._here: set[int] = set()  # who has decided in this round
+        self._round = 0
         self._waiting: dict[int, Waiting] = {}
-        self._arrived: dict[int, deque[Sample]] = {}
-        self._next_id = 0
+        self._arrived: dict[int, Sample] = {}  # by slot, what this round learns from
+        self._later: dict[int, deque[Sample]] = {}  # what rounds to come do
+        self._last_id = -1
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +107,7 @@ class FederatedBandit:
 
     @property
     def clients(self) -> list[Hashable]:
-        return list(self._slots)
+        return list(self._clients)
 
     @property
     def waiting(self) -> list[int]:
@@ -117,21 +122,27 @@ class FederatedBandit:
         """Choose for a client, who joins with the first decision. ``exclude`` names actions not to be chosen."""
         xg = as_actions(shared)
         xl = xg if private is None else as_actions(private)
-        allowed = _allowed(xg.n, exclude)
-        self._check(xg, xl)
-        slot = self._slots.get(client)
-        model = self._model if self._model is not None else self._build(xg, xl)
-        if slot is None:
-            slot = self._join(client, model)
-        elif slot in self._here:
+        allowed = None if len(exclude) == 0 else _allowed(xg.n, exclude)
+        layout = xg.dim, xg.stride, xl.dim, xl.stride
+        if layout != self._layout or xl.n != xg.n:
+            self._check(xg, xl, layout)
+        who = self._clients.get(client)
+        model = self._model if self._model is not None else self._build(xg, xl, layout)
+        if who is None:
+            who = self._join(client, model)
+        elif who.round == self._round:
             self.end_round()
-        self._here.add(slot)
-        n = self._counts[slot] = self._counts[slot] + 1
-        member = self._member[slot]
-        action, probability, scores = model.decide(slot, xg, xl, allowed, (*self._code, n, self._seed, member))
-        x = xg.take(action)
-        waiting = Waiting(slot, member, x, x if xl is xg else xl.take(action), self.policy.learns(n))
-        return Decision(self._wait(waiting), action, probability, self._in_units(scores), model.version)
+        who.round = self._round
+        who.decisions = n = who.decisions + 1
+        rule = self._code, self._setting, n, self._seed, who.member
+        action, probability, scores = model.decide(who.slot, xg, xl, allowed, rule)
+        kept = xg.keep(action)
+        if len(self._waiting) >= self._max_waiting:
+            del self._waiting[next(iter(self._waiting))]
+        self._last_id = number = self._last_id + 1
+        self._waiting[number] = who, action, kept, kept if xl is xg else xl.keep(action), self.policy.learns(n)
+        units = scores if self._plain else self._low + self._width * scores
+        return _new(Decision, (number, action, probability, units, model.version))
 
     def reward(self, decision: int, value: float) -> None:
         """Take the reward of a decision, by its id."""
@@ -150,37 +161,50 @@ class FederatedBandit:
             self._take(decision, unit)
 
     def _take(self, decision: int, unit: float) -> None:
-        slot, member, shared, private, learns = self._waiting.pop(decision)
-        if learns and self._member[slot] == member:
-            self._arrived.setdefault(slot, deque()).append(Sample(slot, shared, private, unit))
+        who, action, shared, private, learns = self._waiting.pop(decision)
+        if learns and not who.left:
+            slot = who.slot
+            sample = slot, action, shared, private, unit
+            if slot in self._arrived:
+                self._later.setdefault(slot, deque()).append(sample)
+            else:
+                self._arrived[slot] = sample
 
     def end_round(self) -> None:
         """Let the models learn from one reward of each client, and move messages on."""
-        self._here.clear()
+        self._round += 1
         if self._model is None:
             return
-        samples = []
-        for slot in sorted(self._arrived):
-            queue = self._arrived[slot]
-            samples.append(queue.popleft())
-            if not queue:
-                del self._arrived[slot]
+        samples = list(self._arrived.values())
+        if len(samples) > 1:
+            samples.sort(key=itemgetter(0))  # by slot
+        self._arrived.clear()
+        if self._later:
+            self._next_arrive()
         self._model.play(samples)
+
+    def _next_arrive(self) -> None:
+        """Move the next reward of each client up to the next round."""
+        for slot, queue in list(self._later.items()):
+            self._arrived[slot] = queue.popleft()
+            if not queue:
+                del self._later[slot]
 
     def leave(self, client: Hashable) -> None:
         """Forget a client: personal model, and rewards still to come."""
-        if client not in self._slots:
+        if client not in self._clients:
             raise ValueError(f"client must have decided before, got {client!r}")
-        slot = self._slots.pop(client)
-        self._member[slot] = -1
+        who = self._clients.pop(client)
+        who.left, slot = True, who.slot
         self._arrived.pop(slot, None)
+        self._later.pop(slot, None)
         if self._model is not None:
             self._model.leave(slot)
             if self._model.reusable:
                 self._free.append(slot)
 
     def _unknown(self, decision: object) -> str:
-        made = isinstance(decision, int) and 0 <= decision < self._next_id
+        made = isinstance(decision, int) and 0 <= decision <= self._last_id
         known = "was rewarded already, or waited too long" if made else "was never made"
         return f"decision must be one that waits for its reward, got {decision!r}: it {known}"
 
@@ -195,59 +219,30 @@ class FederatedBandit:
             raise ValueError(f"reward must be in [{self._low:g}, {high:g}], got {value!r} for decision {decision}")
         return float(unit)
 
-    def _check(self, shared: Actions, private: Actions) -> None:
-        if private is not shared and private.n != shared.n:
+    def _check(self, shared: Actions, private: Actions, layout: Layout) -> None:
+        if private.n != shared.n:
             raise ValueError(f"private must have as many actions as shared, {shared.n}, got {private.n}")
-        if not _finite(shared.values) or (private is not shared and not _finite(private.values)):
-            raise ValueError("features must be finite in 32 bits, got NaN, infinity or more")
-        if self._model is not None and _layout(shared, private) != self._layout:
-            known, given = ("{} by {}, {} by {}".format(*it) for it in (self._layout, _layout(shared, private)))
+        if self._layout is not None and layout != self._layout:
+            known, given = ("{} by {}, {} by {}".format(*it) for it in (self._layout, layout))
             raise ValueError(f"actions must have weights and strides as before, {known}, got {given}")
 
-    def _build(self, shared: Actions, private: Actions) -> Model:
-        self._model = self._choice.model(shared, private)
-        self._layout = _layout(shared, private)
+    def _build(self, shared: Actions, private: Actions, layout: Layout) -> Model:
+        self._model, self._layout = self._choice.model(shared, private), layout
         return self._model
 
-    def _join(self, client: Hashable, model: Model) -> int:
-        slot = self._free[-1] if self._free else len(self._counts)
+    def _join(self, client: Hashable, model: Model) -> Client:
+        slot = self._free[-1] if self._free else self._slots
         model.join(slot)
         if self._free:
             self._free.pop()
-            self._member[slot], self._counts[slot] = self._joined, 0
         else:
-            self._member.append(self._joined)
-            self._counts.append(0)
+            self._slots += 1
+        who = self._clients[client] = Client(slot, self._joined)
         self._joined += 1
-        self._slots[client] = slot
-        return slot
-
-    def _wait(self, waiting: Waiting) -> int:
-        """Keep a decision until its reward comes, and return its id."""
-        decision = self._next_id
-        self._next_id += 1
-        if len(self._waiting) >= self._max_waiting:
-            del self._waiting[next(iter(self._waiting))]
-        self._waiting[decision] = waiting
-        return decision
-
-    def _in_units(self, scores: Array) -> Array:
-        """Return predicted rewards as the caller counts them."""
-        return scores if self._width == 1 and self._low == 0 else self._low + self._width * scores
-
-
-def _layout(shared: Actions, private: Actions) -> tuple[int, int, int, int]:
-    return shared.dim, shared.stride, private.dim, private.stride
-
-
-@lru_cache(maxsize=256)
-def _all(n: int) -> Array:
-    return np.ones(n, dtype=np.bool_)
+        return who
 
 
 def _allowed(n: int, exclude: Collection[int]) -> Array:
-    if len(exclude) == 0:
-        return _all(n)
     allowed = np.ones(n, dtype=np.bool_)
     for action in exclude:
         if not (isinstance(action, int | np.integer) and 0 <= action < n):
@@ -256,12 +251,3 @@ def _allowed(n: int, exclude: Collection[int]) -> Array:
     if not allowed.any():
         raise ValueError(f"exclude must leave an action, got all {n}")
     return allowed
-
-
-@kernel
-def _finite(values: Array) -> bool:
-    """Return whether all are numbers that 32 bits hold."""
-    total = np.float32(0)
-    for value in values.flat:
-        total += np.float32(value) - np.float32(value)
-    return bool(total == 0)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
-from bandits.models.adagrad import AdaGradModel, learn_personal, predict, shared_part
+from bandits.models.adagrad import learn_personal, predict, shared_part
 from bandits.models.choose import default_rates
+from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
 from bandits.models.protocol import SCHEMES
 from bandits.policies import LinUCB, Policy
@@ -105,7 +106,7 @@ class _AdaGrad(_Player):
         dims = [layout.dim(stream.n_actions) for layout in self.layouts]
         model = AdaGradModel(scheme, dims[0], dims[1], self.rates)
         self.shared = model.shared
-        self.personal = np.tile(model.empty, (stream.n_clients, 1))
+        self.personal = np.tile(model.newcomer[: model.own], (stream.n_clients, 1))
         self.evidence = np.zeros((stream.n_clients, 2))
         self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
 

@@ -71,11 +71,12 @@ def loop(make: Callable[[int, int], Runner], stream: Stream) -> Replay:
     rounds = cycle(zip(contexts, stream.rewards.tolist(), strict=True))
 
     def play(n_rounds: int) -> Array:
-        earned = np.empty(n_rounds)
-        for t, (context, rewards) in enumerate(islice(rounds, n_rounds)):
-            earned[t] = reward = rewards[runner.step(context)]
+        earned = []
+        for context, rewards in islice(rounds, n_rounds):
+            reward = rewards[runner.step(context)]
             runner.learn(reward)
-        return earned
+            earned.append(reward)
+        return np.array(earned)
 
     return play
 

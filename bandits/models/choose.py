@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bandits.actions import Actions
-from bandits.models.adagrad import AdaGradModel
+from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel
 from bandits.models.protocol import Model
 from bandits.policies import LinUCB, Policy

@@ -113,11 +113,11 @@ class FederationModel(Scored):
         label = np.zeros(self.capacity)
         width = self.dims[1] if self.make is not None else int(self.brought)
         shared, private = np.zeros((self.capacity, self.dims[0])), np.zeros((self.capacity, width))
-        for sample in samples:
-            present[sample.slot], label[sample.slot] = True, sample.reward
-            sample.shared.add_to(shared[sample.slot])
+        for slot, action, xg, xl, reward in samples:
+            present[slot], label[slot] = True, reward
+            xg.take(action).add_to(shared[slot])
             if self.make is not None:
-                sample.private.add_to(private[sample.slot])
+                xl.take(action).add_to(private[slot])
         self.federation.play(Example(shared, label, private if width else None, present))
 
     def close(self) -> None:
@@ -150,9 +150,9 @@ class AloneModel(Scored):
         return np.clip(personal_scores(self.learners[slot], private), 0.0, 1.0)
 
     def play(self, samples: list[Sample]) -> None:
-        for sample in samples:
-            x = sample.private
-            self.learners[sample.slot].learn((x.indices + x.shift, x.values), sample.reward)
+        for slot, action, _, private, reward in samples:
+            x = private.take(action)
+            self.learners[slot].learn((x.indices + x.shift, x.values), reward)
 
     def close(self) -> None:
         for slot in list(self.learners):

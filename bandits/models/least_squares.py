@@ -188,12 +188,13 @@ class LeastSquaresModel(Scored):
 
     def _eliminate(self, sample: Sample) -> tuple[int, Array, float]:
         """Let the client learn; return its upload."""
-        block, xg = self._dense(sample.shared, self.common)
-        own_block, xl = self._dense(sample.private, self.own)
+        slot, action, shared, private, reward = sample
+        block, xg = self._dense(shared.take(action), self.common)
+        own_block, xl = self._dense(private.take(action), self.own)
         block = block if self.common else own_block
-        inverse, coupling, fitted = (part[block] for part in self.personal[sample.slot])
+        inverse, coupling, fitted = (part[block] for part in self.personal[slot])
         row = np.empty(self.common)
-        target = eliminate(inverse, coupling, fitted, xl, xg, sample.reward, row)
+        target = eliminate(inverse, coupling, fitted, xl, xg, reward, row)
         return block, row, target
 
     def _dense(self, features: Features, width: int) -> tuple[int, Array]:

@@ -52,17 +52,25 @@ def test_no_features_are_allowed():
 
 def test_the_callers_table_may_change_afterwards():
     table = np.ones((2, 3))
-    actions, picked = rows(table), rows(table).take(1)
+    actions = rows(table)
     table[:] = 9
     assert dense(actions).max() == 1
-    assert picked.values.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("actions", [rows(np.ones((9, 4))), sparse([([0, 3], [1.0, 2.0])] * 9, dim=4)])
-def test_one_actions_features_do_not_keep_the_others_in_memory(actions):
-    picked = actions.take(5)
-    assert not np.shares_memory(picked.values, actions.values)
-    assert len(actions.indices) == 1 or not np.shares_memory(picked.indices, actions.indices)
+@pytest.mark.parametrize("actions", [rows(np.eye(9, 4)), sparse([([a % 4], [1.0 + a]) for a in range(9)], dim=4)])
+def test_a_kept_action_does_not_keep_the_others_in_memory(actions):
+    kept = actions.keep(5)
+    one, same = np.zeros(4), np.zeros(4)
+    kept.take(5).add_to(one)
+    actions.take(5).add_to(same)
+    assert one.tolist() == same.tolist()
+    assert not np.shares_memory(kept.values, actions.values)
+    assert len(actions.indices) == 1 or not np.shares_memory(kept.indices, actions.indices)
+
+
+def test_arms_have_one_context_and_are_kept_as_they_are():
+    actions = arms([1.0, 2.0], 3)
+    assert actions.keep(2) is actions
 
 
 @pytest.mark.parametrize(
@@ -72,6 +80,9 @@ def test_one_actions_features_do_not_keep_the_others_in_memory(actions):
         (lambda: arms([1.0], 2.5), "n_actions must be an integer of at least 1, got 2.5"),
         (lambda: arms([[1.0]], 2), r"context must have 1 axes, got shape \(1, 1\)"),
         (lambda: arms(["a"], 2), "context must be numbers"),
+        (lambda: arms([np.nan], 2), "context must be finite in 32 bits, got NaN, infinity or more"),
+        (lambda: rows([[np.inf]]), "actions must be finite in 32 bits"),
+        (lambda: sparse([([0], [-1e39])], 3), "values must be finite in 32 bits"),
         (lambda: rows([1.0, 2.0]), r"actions must have 2 axes, got shape \(2,\)"),
         (lambda: rows([[1.0], [1.0, 2.0]]), "actions must be numbers"),
         (lambda: rows(np.zeros((0, 3))), "actions must hold at least one action, got none"),

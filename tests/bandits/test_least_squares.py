@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bandits.actions import arms, none, rows
 from bandits.models.least_squares import SHRINK, LeastSquaresModel
-from bandits.models.protocol import SCHEMES, Sample
+from bandits.models.protocol import SCHEMES
 
 K, G, L, RIDGE = 3, 3, 2, 0.7
 
@@ -24,7 +24,7 @@ def play(model, data):
     for slot in range(K):
         model.join(slot)
     for slot, xg, xl, y in data:
-        model.play([Sample(slot, rows(xg[None]).take(0), rows(xl[None]).take(0), y)])
+        model.play([(slot, 0, rows(xg[None]), rows(xl[None]), y)])
     return model
 
 
@@ -106,7 +106,7 @@ def test_arms_are_problems_of_their_own():
     for _ in range(40):
         context, slot, a, y = rng.normal(size=2), int(rng.integers(K)), int(rng.integers(n_arms)), rng.random()
         for model, actions in ((blocks, arms(context, n_arms)), (whole, unrolled(context))):
-            model.play([Sample(slot, actions.take(a), actions.take(a), y)])
+            model.play([(slot, a, actions, actions, y)])
         one, two = arms(context, n_arms), unrolled(context)
         assert blocks.scores(slot, one, one) == pytest.approx(whole.scores(slot, two, two), abs=1e-8)
 
@@ -117,5 +117,5 @@ def test_a_client_without_features_of_its_own_uploads_its_samples_as_they_are():
     for slot in range(K):
         model.join(slot)
     for slot, xg, _, y in data:
-        model.play([Sample(slot, rows(xg[None]).take(0), none(1).take(0), y)])
+        model.play([(slot, 0, rows(xg[None]), none(1), y)])
     assert model.weights[0] == pytest.approx(brute_force(data, G, 0)[0], abs=1e-8)

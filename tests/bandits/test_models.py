@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bandits.actions import arms, none, rows
-from bandits.models.adagrad import AdaGradModel
+from bandits.actions import arms, none, rows, sparse
 from bandits.models.choose import Choice, default_rates
+from bandits.models.compiled import AdaGradModel
 from bandits.models.federation import AloneModel, FederationModel, Seat
 from bandits.models.least_squares import LeastSquaresModel
-from bandits.models.protocol import SCHEMES, Sample
+from bandits.models.protocol import SCHEMES
 from bandits.policies import EpsilonGreedy, LinUCB
 from fedres import LinearLearner, VWLearner, global_learner
 from fedres.local_learners.trusted import Trusted
@@ -31,8 +31,10 @@ def feed(model, n_rounds, seed=0, probe=None):
         model.join(slot)
     for _ in range(n_rounds):
         present = np.flatnonzero(rng.random(K) < 0.7)
-        taken = [arms(rng.normal(size=2), 2).take(int(rng.integers(2))) for _ in present]
-        model.play([Sample(int(k), x, x, float(rng.random())) for k, x in zip(present, taken, strict=True)])
+        offered = [arms(rng.normal(size=2), 2) for _ in present]
+        model.play(
+            [(int(k), int(rng.integers(2)), x, x, float(rng.random())) for k, x in zip(present, offered, strict=True)]
+        )
         seen.append([model.scores(slot, probe, probe) for slot in range(K)])
     return np.array(seen)
 
@@ -53,6 +55,30 @@ def test_the_compiled_model_is_the_readable_one(scheme, delays, local_learner):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme):
+    """Features of both sides are one object or two, and of the same indices as the last ones or of others."""
+    rng, spread = np.random.default_rng(0), 0.0
+    late, prompt = (AdaGradModel(scheme, 3, 3, RATES) for _ in range(2))
+    for t in range(60):
+        table = rng.normal(size=(2, 3))
+        x = rows(table) if t % 5 else sparse([(np.arange(3), row) for row in table], 3)
+        z = rows(rng.normal(size=(2, 3))) if t % 4 == 0 else x
+        allowed = np.array([True, False]) if t % 7 == 0 else None
+        made = []
+        for model in (late, prompt):
+            if t < K:
+                model.join(t)
+            made.append(model.decide(t % K, x, z, allowed, (1, 0.1, t, 0, 0)))
+            model.play([(t % K, made[0][0], x, z, t % 2)])
+        prompt.scores(0, x, z)
+        (one, p, scores), (two, q, others) = made
+        assert (one, p, scores.tolist()) == (two, q, others.tolist())
+        spread += np.ptp(scores)
+    assert late.version == prompt.version == (0 if scheme == "independent" else 60)
+    assert spread > 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_is_chosen_by_what_was_asked_for(scheme):
     actions = arms([1.0, 1.0], 2)
     kinds = {
@@ -67,10 +93,10 @@ def test_a_model_is_chosen_by_what_was_asked_for(scheme):
 
 def test_delays_of_each_clients_own_slow_its_uploads_only():
     model = choice(uplink_delay=[0, 4, 0]).model(arms([1.0], 2), arms([1.0], 2))
-    x = arms([1.0], 2).take(0)
+    x = arms([1.0], 2)
     for slot in range(K):
         model.join(slot)
-    model.play([Sample(1, x, x, 1.0)])
+    model.play([(1, 0, x, x, 1.0)])
     versions = [model.version]
     for _ in range(5):
         model.play([])
@@ -84,7 +110,7 @@ def test_a_side_without_features_has_no_model(local_learner):
         model = choice(local_learner=local_learner).model(shared, private)
         model.join(0)
         for t in range(20):
-            model.play([Sample(0, shared.take(t % 2), private.take(t % 2), float(t % 2))])
+            model.play([(0, t % 2, shared, private, float(t % 2))])
         assert np.diff(model.scores(0, shared, private))[0] > 0.5
         model.close()
 

@@ -1,0 +1,276 @@
+"""FedRes on AdaGrad, compiled, asked from Python one decision at a time.
+
+A call of compiled code costs by the arrays that are handed over, here more than what is done with them. So all models
+are one array, features that both sides share are handed over once, and a reward is learned with the next decision.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from bandits.actions import Actions
+from bandits.exploration import choose
+from bandits.models.adagrad import learn_personal, new_state, predict, shared_part
+from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
+from fedres import checks
+from fedres.checks import Array
+from fedres.global_learners.fedres_adagrad import learn as learn_shared
+from fedres.local_learners.adagrad import Real, kernel
+
+Maybe = Any  # an array, or None: numba compiles a kernel for each
+
+_ALIKE: tuple[Any, Any, int] = (None, None, 0)  # private features that are the shared ones
+
+EVIDENCE = 4  # places of 32 bits at the end of a client's part: two numbers of 64
+
+
+@kernel
+def parts(state: Array, common: int, own: int, slot: int) -> tuple[Array, Array, Array]:
+    """Return the shared model, a client's own, and the evidence for it; ``common`` and ``own`` are their sizes."""
+    start = common + slot * (own + EVIDENCE)
+    end = start + own
+    return state[:common], state[start:end], state[end : end + EVIDENCE].view(np.float64)
+
+
+@kernel
+def scores(
+    state: Array,
+    common: int,
+    own: int,
+    slot: int,
+    g_indices: Array,
+    g_values: Array,
+    g_stride: int,
+    l_indices: Maybe,
+    l_values: Maybe,
+    l_stride: int,
+    out: Array,
+) -> None:
+    """Write the predictions for one of many clients; private features that are None are the shared ones."""
+    shared, mine, its = parts(state, common, own, slot)
+    if l_indices is None:
+        predict(shared, mine, its, g_indices, g_values, g_stride, g_indices, g_values, g_stride, out)
+    else:
+        predict(shared, mine, its, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
+
+
+@kernel
+def decide(
+    state: Array,
+    common: int,
+    own: int,
+    slot: int,
+    g_indices: Array,
+    g_values: Array,
+    g_stride: int,
+    l_indices: Maybe,
+    l_values: Maybe,
+    l_stride: int,
+    some: bool,
+    code: int,
+    setting: float,
+    n: int,
+    seed: int,
+    client: int,
+    out: Array,
+) -> tuple[int, float]:
+    """Write the predictions, and return the action drawn and its probability.
+
+    Where only ``some`` are allowed, ``out`` says which, 1 or 0, before it is written.
+    """
+    allowed, probabilities = np.ones(out.size, dtype=np.bool_), np.empty(out.size)
+    if some:
+        allowed[:] = out != 0
+    scores(state, common, own, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
+    action = choose(code, setting, out, allowed, n, seed, client, probabilities)
+    return action, probabilities[action]
+
+
+@kernel
+def row(table: Array, action: int) -> Any:
+    return table[min(action, len(table) - 1)]
+
+
+@kernel
+def learn(
+    state: Array,
+    common: int,
+    own: int,
+    slot: int,
+    action: int,
+    g_indices: Array,
+    g_values: Array,
+    g_stride: int,
+    l_indices: Maybe,
+    l_values: Maybe,
+    l_stride: int,
+    reward: float,
+    shared_rate: Real,
+    personal_rate: Real,
+    alone: bool,
+) -> float:
+    """Let a client learn, and if it is ``alone`` in its round the shared model too; return what it uploads."""
+    shared, mine, its = parts(state, common, own, slot)
+    where, x, shift = row(g_indices, action), row(g_values, action), action * g_stride
+    part, offset, both = 0.0, 0.0, common > 4
+    if both:
+        offset = shared_part(shared, where, shift, x)
+    if own > 4:
+        if l_indices is None:
+            part = learn_personal(mine, its, where, shift, x, reward, offset, personal_rate, both)
+        else:
+            here, z = row(l_indices, action), row(l_values, action)
+            part = learn_personal(mine, its, here, action * l_stride, z, reward, offset, personal_rate, both)
+    if both and alone:
+        learn_shared(shared, where, shift, x, reward, part, 1.0, shared_rate)
+    return part
+
+
+@kernel
+def learn_and_decide(
+    state: Array,
+    common: int,
+    own: int,
+    slot: int,
+    action: int,
+    values: Array,
+    reward: float,
+    shared_rate: Real,
+    personal_rate: Real,
+    next_slot: int,
+    indices: Array,
+    next_values: Array,
+    stride: int,
+    some: bool,
+    code: int,
+    setting: float,
+    n: int,
+    seed: int,
+    client: int,
+    out: Array,
+) -> tuple[int, float]:
+    """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
+    who, given = (state, common, own), (None, None, 0)
+    learn(*who, slot, action, indices, values, stride, *given, reward, shared_rate, personal_rate, True)
+    return decide(*who, next_slot, indices, next_values, stride, *given, some, code, setting, n, seed, client, out)
+
+
+class AdaGradModel:
+    """``Model`` of the three schemes; personal models of 8 bytes a feature, in one array that grows."""
+
+    reusable = True
+
+    def __init__(
+        self, scheme: str, shared_dim: int, private_dim: int, rates: tuple[float, float], delay: int = 0
+    ) -> None:
+        checks.one_of("scheme", scheme, SCHEMES)
+        shared = new_state(0 if scheme == "independent" else shared_dim)
+        shared[1] = 0  # as in fedres-adagrad: its range grows with the rewards that come in
+        own = new_state(0 if scheme == "central" else private_dim)
+        self.newcomer = np.append(own, np.zeros(EVIDENCE, dtype=np.float32))
+        self.common, self.own = shared.size, own.size
+        self.state = np.append(shared, self.newcomer)
+        self.shared_rate, self.personal_rate = rates
+        self.version = 0
+        self.due: Sample | None = None  # the only sample of the last round, learned with the next decision
+        self.waiting: deque[list[tuple[Sample, float]]] = deque([] for _ in range(delay))
+
+    @property
+    def shared(self) -> Array:
+        return self.state[: self.common]
+
+    @property
+    def clients(self) -> Array:
+        """One row a client."""
+        return self.state[self.common :].reshape(-1, self.newcomer.size)
+
+    def join(self, slot: int) -> None:
+        self._settle()
+        while slot >= len(self.clients):
+            self.state = np.append(self.state, np.tile(self.newcomer, len(self.clients)))
+        self.leave(slot)
+
+    def leave(self, slot: int) -> None:
+        self._settle()
+        self.clients[slot] = self.newcomer
+
+    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+        self._settle()
+        out = np.empty(shared.n)
+        scores(self.state, self.common, self.own, slot, *shared[2:], *private[2:], out)
+        return out
+
+    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
+        """Do what ``Scored`` does, in one call of compiled code, which learns what is due as well."""
+        n, _, indices, values, stride = shared
+        code, setting, number, seed, client = rule
+        some = allowed is not None
+        out = np.empty(n) if allowed is None else allowed.astype(np.float64)
+        due, self.due = self.due, None
+        if due is not None and due[3] is due[2] and private is shared and due[2].indices is indices:
+            learner, taken, last, _, reward = due
+            action, probability = learn_and_decide(
+                self.state,
+                self.common,
+                self.own,
+                learner,
+                taken,
+                last.values,
+                reward,
+                self.shared_rate,
+                self.personal_rate,
+                slot,
+                indices,
+                values,
+                stride,
+                some,
+                code,
+                setting,
+                number,
+                seed,
+                client,
+                out,
+            )
+            return action, probability, out
+        if due is not None:
+            self._learn(due, True)
+        who, x = (self.state, self.common, self.own, slot), (indices, values, stride)
+        l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
+        z = l_indices, l_values, l_stride
+        action, probability = decide(*who, *x, *z, some, code, setting, number, seed, client, out)
+        return action, probability, out
+
+    def play(self, samples: list[Sample]) -> None:
+        self._settle()
+        if len(samples) == 1 and not self.waiting:
+            self.due = samples[0]
+            self.version += self.common > 4
+            return
+        self.waiting.append([(sample, self._learn(sample, False)) for sample in samples])
+        arrived = self.waiting.popleft()
+        if arrived and self.common > 4:
+            self._learn_shared(arrived)
+            self.version += 1
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _settle(self) -> None:
+        """Learn what is due."""
+        if self.due is not None:
+            self._learn(self.due, True)
+            self.due = None
+
+    def _learn(self, sample: Sample, alone: bool) -> float:
+        slot, action, shared, private, reward = sample
+        who, x = (self.state, self.common, self.own, slot, action), shared[2:]
+        l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
+        return learn(*who, *x, l_indices, l_values, l_stride, reward, self.shared_rate, self.personal_rate, alone)
+
+    def _learn_shared(self, arrived: list[tuple[Sample, float]]) -> None:
+        for (_, action, x, _, reward), part in arrived:
+            indices, shift, values = x.take(action)
+            learn_shared(self.shared, indices, shift, values, reward, part, 1.0, self.shared_rate)
