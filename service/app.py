@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from service.engine import Engine
 from service.errors import ApiError
-from service.http import wire
+from service.http import federated, wire
 from service.http.admin import loop_routes, service_routes
 from service.http.gate import Gate
 from service.http.hot import ENTRIES, Hot
@@ -28,9 +28,9 @@ Ranks actions and learns from rewards: one shared model, and one of each user's 
 Every failure is `{{"error": {{"code", "message", "target"}}}}`: a code for programs, a message for people, and what it
 is about. A service with keys asks for `Authorization: Bearer <key>`. Paths below `/v1` are those of the loop `default`.
 
-A body has at most {limits.body_bytes} bytes (a model {limits.model_bytes}) and must come with its `Content-Type` and
-within {limits.request_seconds:g} seconds. It may come with `Content-Encoding: gzip`; then the limit holds before and
-after decompression. A key may make {limits.requests_per_second:g} requests a second.
+A body has at most {limits.body_bytes} bytes (a model {limits.model_bytes}, updates {limits.update_bytes}) and must come
+with its `Content-Type` and within {limits.request_seconds:g} seconds. It may come with `Content-Encoding: gzip`; then
+the limit holds before and after decompression. A key may make {limits.requests_per_second:g} requests a second.
 """
 
 
@@ -60,14 +60,15 @@ def create_app(engine: Engine, *, keys: Keys, limits: Limits | None = None) -> F
     )
     for prefix in PREFIXES:
         app.include_router(loop_routes(engine), prefix=prefix)
+        app.include_router(federated.device_routes(engine, limits), prefix=prefix)
     app.include_router(service_routes(engine, requests))
     app.add_exception_handler(RequestValidationError, _invalid_query)
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
-    handlers = Hot(engine, limits).handlers()
+    handlers = Hot(engine, limits).handlers() | federated.hot_handlers(engine, limits)
     app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=limits, requests=requests)
-    entries = {path: entry for below, entry in ENTRIES.items() for path in of_a_loop(below)}
+    entries = {path: entry for below, entry in (ENTRIES | federated.ENTRIES).items() for path in of_a_loop(below)}
     made = document(app, entries, wire.KINDS, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
     return app

@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from service.errors import ApiError
-from service.http.gate import Gate
+from service.http.gate import CLIENT, Gate
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Limits
 from service.http.metrics import Requests
@@ -46,8 +46,9 @@ class Asked(msgspec.Struct, array_like=True):
     method: str
     path: bytes  # still quoted
     query: bytes
-    headers: list[tuple[bytes, bytes]]
+    headers: list[tuple[bytes, bytes]]  # those of CARRIED
     body: bytes
+    client: str | None  # the only device that the key may speak for
 
 
 class Answered(msgspec.Struct, array_like=True):
@@ -67,7 +68,8 @@ class Unlocked(Keys):
         return ANYONE
 
 
-TRUSTED = Limits(requests_per_second=1e9, body_bytes=2**31, model_bytes=2**31)
+TRUSTED = Limits(requests_per_second=1e9, body_bytes=2**31, model_bytes=2**31, update_bytes=2**31)
+CARRIED = (b"content-type", b"if-none-match")
 
 
 def _frame(message: msgspec.Struct) -> bytes:
@@ -130,6 +132,7 @@ class Bridge:
             "root_path": "",
             "client": None,
             "server": None,
+            CLIENT: asked.client,
         }
         try:
             await self._app(scope, receive, send)
@@ -154,9 +157,9 @@ class Forward:
         self._asked += 1
         number, parts = self._asked, asyncio.Queue[Answered | None]()
         self._parts[number] = parts
-        headers = [(name, value) for name, value in scope["headers"] if name == b"content-type"]
-        path = scope["path"].encode("latin-1")
-        asked = Asked(number, scope["method"], path, scope["query_string"], headers, message.get("body", b""))
+        headers = [(name, value) for name, value in scope["headers"] if name in CARRIED]
+        path, body = scope["path"].encode("latin-1"), message.get("body", b"")
+        asked = Asked(number, scope["method"], path, scope["query_string"], headers, body, scope[CLIENT])
         try:
             self._writer.write(_frame(asked))
             await self._pass_on(parts, send)

@@ -102,12 +102,13 @@ def example(url: str) -> str:
 @keys.command("add")
 @one_line_errors
 def add_key(
-    role: Annotated[str, typer.Argument(help="rank (decisions and rewards), device (the model) or admin (all).")],
+    role: Annotated[str, typer.Argument(help="rank (decisions and rewards), device (federated) or admin (all).")],
     loop: Annotated[str | None, typer.Option(help="The one loop it is for; all loops unless given.")] = None,
+    client: Annotated[str | None, typer.Option(help="The one device it is for; any device unless given.")] = None,
     store: Store = DEFAULT_STORE,
 ) -> None:
     """Make a key and print it. It is not kept and cannot be shown again."""
-    typer.echo(_keys(store).add(role, loop))
+    typer.echo(_keys(store).add(role, loop, client))
 
 
 @keys.command("list")
@@ -121,14 +122,16 @@ def list_keys(store: Store = DEFAULT_STORE, json_file: JsonFile = None) -> None:
             "id": key.id,
             "role": key.role,
             "loop": key.loop,
+            "client": key.client,
             "created": _day(key.created),
             "revoked": None if key.revoked is None else _day(key.revoked),
         }
         for key in _keys(store).list()
     ]
-    table = Table("id", "role", "loop", "created", "revoked")
+    table = Table("id", "role", "loop", "client", "created", "revoked")
     for row in rows:
-        table.add_row(row["id"], row["role"], row["loop"] or "all", row["created"], row["revoked"] or "")
+        whose = row["client"] or ("any" if row["role"] == "device" else "")
+        table.add_row(row["id"], row["role"], row["loop"] or "all", whose, row["created"], row["revoked"] or "")
     console().print(table)
     write_json(json_file, rows)
 

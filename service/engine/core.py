@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,7 @@ class Core:
         self._changing: asyncio.Event | None = None  # set once what is being changed is in force
         self._turn = asyncio.Lock()
         self._closed = False
+        self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
         learning.start(self._commits)
 
     @classmethod

@@ -15,12 +15,13 @@ from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 from service.engine.event_ids import new_event_id
-from service.engine.learner import CatalogueAction, Statistics
+from service.engine.heads import CatalogueAction, Clients, Statistics
+from service.engine.history import History
 from service.engine.records import LoggedRank, RankBody, Registered, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.features import FeatureError, Prepared, Preparer
-from service.scoring.model import PersonalModel, SharedModel, arrays, explain, learn, score_kernel
+from service.scoring.model import PersonalModel, SharedModel, arrays, expand, explain, learn, score, score_kernel
 from service.store import Entry
 
 LONGEST_ID = 200  # characters of an id: of an event, a user, an action, a loop
@@ -101,6 +102,10 @@ class View:
     version: int
     statistics: Statistics
     n_waiting: int
+    seen_range: tuple[float, float]  # of the rewards that the shared model has seen
+    newest: int  # the largest round of a device inside, where devices count rounds
+    clients: Clients  # grows in place
+    history: History | None  # of the weights, once a device has asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ def choose(
 ) -> tuple[int, list[float], list[float]]:
     """Return the action that ``u`` falls on, and the scores and the probabilities of all."""
     settings = view.settings
-    amount, square = _amount(settings, view.statistics.settled), settings.policy == "squarecb"
+    amount, square = _amount(settings, view.statistics.learned), settings.policy == "squarecb"
     low, high = settings.reward_range
     span = (float(low), float(high))
     out = np.empty((2, allowed.size))
@@ -257,7 +262,12 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
 def _offered(request: RankRequest, view: View) -> Sequence[tuple[str, bytes]]:
     if isinstance(request.actions, Offer) and request.actions.given is not None:
         return request.actions.given
-    return [(action.id, bytes(action.features) or _known(action.id, view).features) for action in request.actions]
+    return looked_up(request.actions, view)
+
+
+def looked_up(actions: Sequence[Action], view: View) -> list[tuple[str, bytes]]:
+    """Return actions with their features, those that came without as the catalogue has them."""
+    return [(action.id, bytes(action.features) or _known(action.id, view).features) for action in actions]
 
 
 def _known(name: str, view: View) -> CatalogueAction:
@@ -316,6 +326,8 @@ def warm_up() -> None:
     shared, personal = SharedModel(bits=1), PersonalModel()
     learn(prepared, 0, 1.0, shared, personal)
     learn(prepared, 0, 1.0, shared)
+    shared.correct(expand(prepared, 0), 0.5, 0.0)
+    score(prepared, shared.weights.copy())
     weights = shared.weights.copy()
     for own in (None, personal):
         _choose(prepared, arrays(weights, own), _all(2), False, 0.1, (0.0, 1.0), draw(""), np.empty((2, 2)))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from service.engine import reports
-from service.engine.core import DEFAULT, Answer, Core
+from service.engine.core import DEFAULT, Answer
 from service.engine.deciding import (
     Action,
     Decision,
@@ -20,6 +20,7 @@ from service.engine.deciding import (
     decide,
     repeated,
 )
+from service.engine.devices import Devices
 from service.engine.records import (
     ACTIONS,
     ACTIVATE,
@@ -33,17 +34,18 @@ from service.engine.records import (
     RewardBody,
     encode,
 )
-from service.engine.settings import Settings, read_settings
+from service.engine.settings import FIXED, Settings, read_settings
+from service.engine.shared import bytes_of_model, check_model
 from service.engine.snapshots import Damaged
 from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import FeatureError, action_features
-from service.scoring.model import PersonalModel, SharedModel
+from service.scoring.model import PersonalModel
 from service.store import Duplicate, Record, StoreUnavailable
 
 DELETED = b'{"deleted":true}'
 
 
-class Engine(Core):
+class Engine(Devices):
     """Ranks, takes rewards and learns; ``open`` makes one.
 
     Methods that are awaited return once what they say is in the store. Settings, catalogue, model and erasures hold
@@ -159,11 +161,18 @@ class Engine(Core):
         return view.settings_version, view.settings
 
     async def put_settings(self, loop: str, settings: dict[str, Any]) -> int:
-        """Return the version of the new settings, which are in force from now on; what is missing is at its default."""
-        body = encode(read_settings(settings))
+        """Return the version of the new settings, which are in force from now on.
+
+        What is missing is at its default, but for what was fixed when the loop was made.
+        """
         async with self._change():
-            self.view(loop)
-            return await self._append_now(Record(loop, SETTINGS, None, None, body))
+            known = self.view(loop).settings
+            wanted = read_settings({**{name: getattr(known, name) for name in FIXED}, **settings})
+            for name in FIXED:
+                if getattr(wanted, name) != getattr(known, name):
+                    message = f"{name} must stay as the loop was made with, got {getattr(wanted, name)!r}"
+                    raise ApiError(409, "fixed_setting", message, name)
+            return await self._append_now(Record(loop, SETTINGS, None, None, encode(wanted)))
 
     async def delete_loop(self, name: str) -> None:
         """Forget a loop's models and events on their way; its records stay in the log."""
@@ -197,16 +206,15 @@ class Engine(Core):
     def model(self, loop: str) -> bytes:
         """Return the shared model with all that is logged learned; ``put_model`` takes it."""
         self.view(loop)
-        return self._learner_says(lambda: self._learning.learner.loops[loop].shared.to_bytes())
+        return self._learner_says(lambda: bytes_of_model(self._learning.learner.loops[loop].shared))
 
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
-        try:
-            SharedModel.from_bytes(state)
-        except ValueError as error:
-            raise ApiError(422, "invalid_model", str(error)) from None
         async with self._change():
-            self.view(loop)
+            try:
+                check_model(self.view(loop).settings, state)
+            except ValueError as error:
+                raise ApiError(422, "invalid_model", str(error)) from None
             return await self._append_now(Record(loop, MODEL, None, None, state))
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:

@@ -11,11 +11,21 @@ import msgspec
 
 from service.engine.joining import Case, Join, Rules
 from service.engine.learner import rules_of
-from service.engine.records import RANK, REWARD, LoggedRank, read_actions, read_offered, read_rank, read_reward
+from service.engine.records import (
+    ACTIVATE,
+    RANK,
+    REWARD,
+    LoggedRank,
+    read_actions,
+    read_offered,
+    read_rank,
+    read_reward,
+)
 from service.engine.settings import Settings
 from service.store import Entry, Log
 
 CHUNK = 500
+ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
 _NO_CASE = Case(None, b"", b"", 0, 0.0)
 
 
@@ -52,7 +62,8 @@ class Exporter:
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
         about: dict[str | None, list[Entry]] = {}
         for entry in self._log.of_events(loop, [entry.event for entry in ranks if entry.event is not None]):
-            about.setdefault(entry.event, []).append(entry)
+            if entry.kind in ABOUT:
+                about.setdefault(entry.event, []).append(entry)
         for entry in ranks:
             if entry.event in about:  # else it was erased this moment
                 yield self._event(entry, about[entry.event], now)

@@ -12,22 +12,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
 from service.engine.joining import Case, Join, Rules, Settled
 from service.engine.records import (
     ACTIONS,
     ACTIVATE,
     BASE,
     ERASED,
+    JOIN,
     MODEL,
     RANK,
+    RESIDUAL,
     REWARD,
     SETTINGS,
+    UPDATE,
     read_actions,
     read_offered,
     read_rank,
     read_reward,
 )
 from service.engine.settings import Settings
+from service.engine.shared import new_model, read_model
+from service.engine.uploads import learn_residual, learn_update
 from service.scoring.features import Limits, Prepared, Preparer
 from service.scoring.model import PersonalModel, SharedModel, learn
 from service.store import Entry
@@ -43,46 +49,6 @@ class Erasure(msgspec.Struct, frozen=True):
     loop: str
     user: str
     events: tuple[str, ...]
-
-
-class Statistics(msgspec.Struct):
-    """Sums over all events of a loop so far."""
-
-    ranks: int = 0
-    settled: int = 0  # events with a reward, the default included
-    reward: float = 0.0
-    baseline_weight: float = 0.0  # Σ 1/p where the first action was taken
-    baseline_reward: float = 0.0  # Σ r/p there
-    rewarded: int = 0  # events that had a reward of their own
-    delay: int = 0  # microseconds these waited for it, all together
-    apprentice: int = 0  # decisions made as an apprentice
-    agreed: int = 0  # where the policy would have taken the same
-
-
-class CatalogueAction(msgspec.Struct, frozen=True, array_like=True):
-    put: int  # position of the record that has it
-    features: bytes
-
-
-class Base(msgspec.Struct):
-    """The shared part of a loop at its position in the log, kept when records before it are erased."""
-
-    shared: bytes
-    version: int
-    statistics: Statistics
-
-
-class LoopHead(msgspec.Struct):
-    """What a loop is apart from its models and events; plain data."""
-
-    name: str
-    since: int  # position of the record that made it
-    settings: Settings
-    settings_version: int
-    version: int  # position up to which the models have learned
-    statistics: Statistics
-    catalogue: dict[str, CatalogueAction] = {}
-    base: int = 0  # position of the newest base
 
 
 class LoopState:
@@ -176,16 +142,40 @@ class LoopState:
         self.head.catalogue = catalogue
 
     def _model(self, entry: Entry) -> None:
-        self.shared = SharedModel.from_bytes(entry.body)
+        self.shared = read_model(self.head.settings, entry.body)
         self.head.version = entry.seq
+
+    def _residual(self, entry: Entry) -> None:
+        self._uploaded(learn_residual(entry, self.head, self.shared, self._preparer), entry.seq)
+
+    def _update(self, entry: Entry) -> None:
+        self._uploaded(learn_update(entry, self.head, self.shared), entry.seq)
+
+    def _uploaded(self, learned: bool, seq: int) -> None:
+        """Count an upload; the version moves either way, so that its device sees that it is covered."""
+        self.head.version = seq
+        self.head.statistics.uploads += learned
+        self.head.statistics.passed_over += not learned
+
+    def _join(self, entry: Entry) -> None:
+        assert entry.user is not None
+        self.head.clients.add(entry.user, self.head.settings.n_clients)
 
     def _install(self, entry: Entry) -> None:
         if entry.user is not None:
             self.working[entry.user] = PersonalModel.from_bytes(entry.body)
             return
         base = msgspec.msgpack.decode(entry.body, type=Base)
-        self.shared = SharedModel.from_bytes(base.shared)
+        self.shared = read_model(self.head.settings, base.shared)
         self.head.version, self.head.statistics, self.head.base = base.version, base.statistics, entry.seq
+        self.head.clients, self.head.guard = base.clients, base.guard
+
+    def forget(self, user: str, events: Iterable[str]) -> None:
+        """Leave nothing of a user but what the shared model learned."""
+        self.working.pop(user, None)
+        self.join.forget(user, events)
+        self.head.clients = self.head.clients.without(user)
+        self.head.guard.forget(user)
 
 
 _APPLY: dict[str, Callable[[LoopState, Entry], Settled | None]] = {
@@ -195,6 +185,9 @@ _APPLY: dict[str, Callable[[LoopState, Entry], Settled | None]] = {
     SETTINGS: LoopState._settings,
     ACTIONS: LoopState._actions,
     MODEL: LoopState._model,
+    RESIDUAL: LoopState._residual,
+    UPDATE: LoopState._update,
+    JOIN: LoopState._join,
 }
 
 
@@ -236,13 +229,13 @@ class Learner:
             state = self.loops.pop(entry.loop, None)
             self.dropped += [state.head.since] if state else []
         elif entry.loop not in self.loops:
-            head = LoopHead(entry.loop, entry.seq, _read_settings(entry), entry.seq, entry.seq, Statistics())
-            self.add(head, Join(), SharedModel())
+            settings = _read_settings(entry)
+            head = LoopHead(entry.loop, entry.seq, settings, entry.seq, entry.seq, Statistics())
+            self.add(head, Join(), new_model(settings))
 
     def _erase(self, erasure: Erasure) -> None:
         state = self.loops[erasure.loop]
-        state.working.pop(erasure.user, None)
-        state.join.forget(erasure.user, erasure.events)
+        state.forget(erasure.user, erasure.events)
         self.erased.append((state.head.since, erasure.user))
         self.erasing = None
 

@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from service.engine.deciding import View
+from service.engine.heads import Base, forgetting
+from service.engine.history import followed
 from service.engine.joining import Join
-from service.engine.learner import Base, Erasure, Learner, LoopState, digest
+from service.engine.learner import Erasure, Learner, LoopState, digest
 from service.engine.personal import PersonalModels
-from service.engine.records import BASE, ERASED, NOTHING, TICK
+from service.engine.records import BASE, ERASED, NOTHING, RANK, TICK
 from service.engine.saving import MOST_UNSAVED, Saver, mark
+from service.engine.shared import bytes_without, read_model
 from service.engine.snapshots import Damaged, LoopPart, Snapshots
-from service.scoring.model import SharedModel
 from service.store import Entry, GroupCommit, Log, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once
@@ -49,6 +51,7 @@ class Learning:
         self.position = 0  # up to which all is learned and published
         self.trouble: Exception | None = None
         self.rebuilt = 0  # how often the snapshot was thrown away
+        self.followed: set[str] = set()  # loops whose devices ask what has changed
         self.learner = Learner(self._stored)
         self._store, self._log, self._snapshots, self._personal = store, reader, snapshots, personal
         self._clock = clock
@@ -229,6 +232,9 @@ class Learning:
         same = old is not None and (old.since, old.version) == (head.since, head.version)
         weights = old.weights if same and old is not None else state.shared.weights.copy()
         statistics = msgspec.structs.replace(head.statistics)
+        history = None
+        if head.name in self.followed and old is not None and old.since == head.since:
+            history = followed(old.history, (old.version, old.weights), (head.version, weights))
         return View(
             head.name,
             head.since,
@@ -239,6 +245,10 @@ class Learning:
             head.version,
             statistics,
             state.join.n_waiting,
+            state.shared.reward_range,
+            state.shared.newest,
+            head.clients,
+            history,
         )
 
     def _stored(self, since: int, user: str) -> Any:
@@ -256,7 +266,7 @@ class Learning:
             part = msgspec.msgpack.decode(raw, type=LoopPart)
             since = part.head.since
             join = Join(self._snapshots.slots(since, part.n_slots), part.unmatched)
-            self.learner.add(part.head, join, SharedModel.from_bytes(self._snapshots.shared(since)))
+            self.learner.add(part.head, join, read_model(part.head.settings, self._snapshots.shared(since)))
             self._saver.saved[since] = part.head.version
         self.learner.position, self.learner.time, self._last = state.position, state.time, entries[0]
         self._saver.position = state.position
@@ -311,7 +321,7 @@ class Learning:
         self.barrier(loop)
         self.flush()
         state = self.learner.loops[loop]
-        events = tuple(entry.event for entry in self._log.of_user(loop, user) if entry.event is not None)
+        events = tuple(self._log.events_of(loop, user, RANK))
         base = self._base(state, user)
         self.learner.erasing = Erasure(loop, user, events)
         try:
@@ -327,7 +337,9 @@ class Learning:
         """Return records of the loop's models as they are: those of users first, the shared one last."""
         loop, head = state.head.name, state.head
         own = self._snapshots.all_personal(head.since, without_base=True)
-        shared = Base(state.shared.to_bytes(), head.version, head.statistics)
+        clients, guard = head.clients.without(without), forgetting(head.guard, without)
+        weights = bytes_without(state.shared, head.clients.numbers.get(without))
+        shared = Base(weights, head.version, head.statistics, clients, guard)
         return [
             *[Record(loop, BASE, None, user, model) for user, model in own if user != without],
             Record(loop, BASE, None, None, msgspec.msgpack.encode(shared)),

@@ -1,4 +1,4 @@
-"""The bodies of the log's records, as JSON that other tools can read."""
+"""The bodies of the log's records, as JSON that other tools can read; those of updates, which are bytes, as msgpack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK = (
+RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK, RESIDUAL, UPDATE, JOIN = (
     "rank",
     "reward",
     "activate",
@@ -17,6 +17,9 @@ RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK = (
     "base",
     "erased",
     "tick",
+    "residual",
+    "update",
+    "join",
 )
 NOTHING = b"{}"
 
@@ -87,8 +90,31 @@ class ActionsBody(msgspec.Struct):
     retire: list[str] = []
 
 
+class ResidualBody(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a device says of an example: [FedRes]'s triplet, and the model it was made with."""
+
+    context: msgspec.Raw
+    action: Inline
+    local: float  # the device's own part of the prediction
+    label: float
+    version: int  # of the shared model
+    global_: float | None = msgspec.field(default=None, name="global")  # the shared part, where errors are aligned
+
+
+class UpdateBody(msgspec.Struct, gc=False):
+    """What a device sends to a learner that takes gradients or deltas."""
+
+    number: int  # of the client
+    t: int  # its round
+    version: int
+    kind: str
+    body: bytes
+
+
 encode = msgspec.json.encode
 read_rank = msgspec.json.Decoder(LoggedRank).decode
 read_offered = msgspec.json.Decoder(Offered).decode
 read_reward = msgspec.json.Decoder(RewardBody).decode
 read_actions = msgspec.json.Decoder(ActionsBody).decode
+read_residual = msgspec.json.Decoder(ResidualBody).decode
+read_update = msgspec.msgpack.Decoder(UpdateBody).decode

@@ -31,6 +31,8 @@ def gauges(view: View, lag_records: int, lag_seconds: float) -> dict[str, float]
         "learner_lag_seconds": lag_seconds,
         "apprentice_events": sums.apprentice,
         "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
+        "learned_uploads": sums.uploads,
+        "passed_over_uploads": sums.passed_over,
     }
 
 

@@ -79,6 +79,8 @@ class Saver:
 
     def _changes(self, learner: Learner, last: Entry | None) -> Changes:
         changes = Changes(State(learner.position, learner.time, mark(last), 0, []))
+        for since, _ in learner.erased:
+            self.saved.pop(since, None)  # what waited in the shared model is gone too, and its version stayed
         for state in learner.loops.values():
             self._add_loop(changes, state)
         changes.personal = dict(self._personal.start_flush())

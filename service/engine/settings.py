@@ -8,11 +8,17 @@ from typing import Any, Literal
 import msgspec
 
 from fedres import checks
+from service.engine.guard import Defences
 from service.errors import ApiError
+from service.scoring.federated import dense_learner, takes_residuals
 from service.scoring.model import LEARNING_RATE
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
+MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
+FIXED = ("global_learner", "hyperparameters", "bits")  # from the making of a loop on
+
+Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +36,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     crosses: bool = True  # context × action features
     personal: bool = True  # one model per user beside the shared one
     update_interval: float = 0.025  # seconds, at most one publication in each
+    global_learner: Learner = "fedres-adagrad"  # the rule for the shared model
+    hyperparameters: dict[str, float | int | None] = {}  # of that rule; AdaGrad has the learning rate alone
+    bits: int = 18  # 2^bits shared weights, and a constant
+    timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
+    defences: Defences = Defences()  # against hostile devices
 
     def __post_init__(self) -> None:
         _within("epsilon", self.epsilon, 0, 1)
@@ -41,6 +52,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.default_reward is not None:
             _within("default_reward", self.default_reward, *self.reward_range)
         _within("update_interval", self.update_interval, 0.001, 60)
+        _within("bits", self.bits, 1, MOST_BITS)
+        if self.timing == "aligned" and not self.takes_residuals:
+            raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
+        _hyperparameters(self)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every step may change every weight."""
+        return self.global_learner != "fedres-adagrad"
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether devices upload residuals, else updates."""
+        return takes_residuals(self.global_learner)
+
+    @property
+    def n_clients(self) -> int:
+        """How many clients the learner numbers."""
+        return int(self.hyperparameters.get("n_clients") or 1)
 
 
 def read_settings(fields: dict[str, Any]) -> Settings:
@@ -49,10 +79,28 @@ def read_settings(fields: dict[str, Any]) -> Settings:
         return msgspec.convert(fields, Settings)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
-        target = place.strip("`.") or next((name for name in Settings.__struct_fields__ if name in message), None)
+        target = place.strip("`.") or _named(message)
         raise ApiError(
             422, "invalid_settings", f"{target}: {message}" if place.strip("`.") else message, target
         ) from None
+
+
+def _named(message: str) -> str | None:
+    """Return the setting that a message names first."""
+    found = [(message.find(name), name) for name in Settings.__struct_fields__ if name in message]
+    return min(found)[1] if found else None
+
+
+def _hyperparameters(settings: Settings) -> None:
+    if not settings.is_dense:
+        if settings.hyperparameters:
+            names = ", ".join(settings.hyperparameters)
+            raise ValueError(f"hyperparameters must be none for {settings.global_learner}, got {names}")
+        return
+    try:
+        dense_learner(settings.global_learner, settings.bits, settings.hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error) if str(error).startswith("bits") else f"hyperparameters: {error}") from None
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from service.engine.heads import LoopHead
 from service.engine.joining import Slot, Unmatched
-from service.engine.learner import LoopHead
 from service.scoring.model import PersonalModel
 
-FORMAT = 1
+FORMAT = 2
 YIELD_EVERY = 8  # models, about half a millisecond of work
 SCHEMA = f"""
 PRAGMA application_id = 0x6672656D;

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
@@ -16,51 +15,20 @@ from service.engine.settings import Settings
 from service.errors import ApiError
 from service.http.figures import figures
 from service.http.metrics import Requests
-from service.http.openapi import Json, operation
-from service.http.strict import decode_strictly
-from service.http.table import DEFAULT_LOOP
+from service.http.openapi import operation
+from service.http.routing import BINARY, MOST, Loop, User, encode, json_response, read_json, route
 from service.http.wire import Catalogue, CatalogueChange, Evaluate, Health, LoopMade, Loops, SettingsInForce, Unmatched
 from service.page import PAGE
 
-T = TypeVar("T")
-
-BINARY, LINES, TEXT, HTML = "application/octet-stream", "application/x-ndjson", "text/plain; version=0.0.4", "text/html"
+LINES, TEXT, HTML = "application/x-ndjson", "text/plain; version=0.0.4", "text/html"
 LINES_AT_ONCE = 500
-MOST = 2**62  # SQLite's integers end at twice that
-
-_encode = msgspec.json.Encoder().encode
-
-
-async def _loop(request: Request) -> str:
-    return str(request.scope["fedres.parameters"].get("loop", DEFAULT_LOOP))
-
-
-async def _user(request: Request) -> str:
-    return str(request.scope["fedres.parameters"]["user"])
-
-
-Loop = Annotated[str, Depends(_loop)]
-User = Annotated[str, Depends(_user)]
-
-
-def _route(entry: Json) -> dict[str, Any]:
-    """Return a route's options for FastAPI: its entry as we write it, and no model of FastAPI's own."""
-    return {"openapi_extra": entry, "status_code": int(next(iter(entry["responses"]))), "response_class": Response}
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(_encode(value), status, media_type="application/json")
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    return decode_strictly(msgspec.json.Decoder(kind), await request.body())
 
 
 def loop_routes(engine: Engine) -> APIRouter:
     """Return the routes below a loop's prefix."""
     api = APIRouter()
 
-    @api.get("/events", **_route(operation("Export events as JSON lines.", reply=LINES)))
+    @api.get("/events", **route(operation("Export events as JSON lines.", reply=LINES)))
     async def get_events(
         loop: Loop,
         after: Annotated[int, Query(ge=0, le=MOST)] = 0,
@@ -70,53 +38,53 @@ def loop_routes(engine: Engine) -> APIRouter:
         first = await run_in_threadpool(next, lines, b"")
         return StreamingResponse(chain([first], lines), media_type=LINES)
 
-    @api.get("/rewards/unmatched", **_route(operation("List late and unmatched rewards.", reply=Unmatched)))
+    @api.get("/rewards/unmatched", **route(operation("List late and unmatched rewards.", reply=Unmatched)))
     async def get_unmatched(loop: Loop) -> Response:
-        return _json({"rewards": await run_in_threadpool(engine.unmatched, loop)})
+        return json_response({"rewards": await run_in_threadpool(engine.unmatched, loop)})
 
-    @api.get("/actions", **_route(operation("Show the catalogue.", reply=Catalogue)))
+    @api.get("/actions", **route(operation("Show the catalogue.", reply=Catalogue)))
     async def get_actions(loop: Loop) -> Response:
-        return _json({"actions": engine.actions(loop)})
+        return json_response({"actions": engine.actions(loop)})
 
-    @api.put("/actions", **_route(operation("Add, change or retire actions.", body=CatalogueChange, status=204)))
+    @api.put("/actions", **route(operation("Add, change or retire actions.", body=CatalogueChange, status=204)))
     async def put_actions(loop: Loop, request: Request) -> Response:
-        change = await _body(request, CatalogueChange)
+        change = await read_json(request, CatalogueChange)
         await engine.put_actions(loop, put=change.put, retire=change.retire)
         return Response(status_code=204)
 
-    @api.get("/settings", **_route(operation("Show the settings.", reply=SettingsInForce)))
+    @api.get("/settings", **route(operation("Show the settings.", reply=SettingsInForce)))
     async def get_settings(loop: Loop) -> Response:
-        return _json(SettingsInForce(*engine.settings(loop)))
+        return json_response(SettingsInForce(*engine.settings(loop)))
 
-    @api.put("/settings", **_route(operation("Replace the settings.", body=Settings, reply=SettingsInForce)))
+    @api.put("/settings", **route(operation("Replace the settings.", body=Settings, reply=SettingsInForce)))
     async def put_settings(loop: Loop, request: Request) -> Response:
-        await engine.put_settings(loop, await _body(request, dict[str, Any]))
-        return _json(SettingsInForce(*engine.settings(loop)))
+        await engine.put_settings(loop, await read_json(request, dict[str, Any]))
+        return json_response(SettingsInForce(*engine.settings(loop)))
 
-    @api.get("/model", **_route(operation("Download the shared model.", reply=BINARY)))
+    @api.get("/model", **route(operation("Download the shared model.", reply=BINARY)))
     async def get_model(loop: Loop) -> Response:
         return Response(await run_in_threadpool(engine.model, loop), media_type=BINARY)
 
-    @api.put("/model", **_route(operation("Upload a shared model.", body=BINARY, status=204)))
+    @api.put("/model", **route(operation("Upload a shared model.", body=BINARY, status=204)))
     async def put_model(loop: Loop, request: Request) -> Response:
         await engine.put_model(loop, await request.body())
         return Response(status_code=204)
 
-    @api.get("/users/{user}/model", **_route(operation("Show a user's model.", reply="application/json")))
+    @api.get("/users/{user}/model", **route(operation("Show a user's model.", reply="application/json")))
     async def get_user_model(loop: Loop, user: User) -> Response:
-        return _json(await run_in_threadpool(engine.user_model, loop, user))
+        return json_response(await run_in_threadpool(engine.user_model, loop, user))
 
-    @api.delete("/users/{user}", **_route(operation("Erase a user: model and events.", status=204)))
+    @api.delete("/users/{user}", **route(operation("Erase a user: model and events.", status=204)))
     async def delete_user(loop: Loop, user: User) -> Response:
         await engine.erase_user(loop, user)
         return Response(status_code=204)
 
     @api.post(
-        "/evaluations", **_route(operation("Value policies on the events.", body=Evaluate, reply="application/json"))
+        "/evaluations", **route(operation("Value policies on the events.", body=Evaluate, reply="application/json"))
     )
     async def evaluate(loop: Loop, request: Request) -> Response:
-        wanted = await _body(request, Evaluate)
-        return _json(await engine.evaluate(loop, wanted.policies, wanted.estimators))
+        wanted = await read_json(request, Evaluate)
+        return json_response(await engine.evaluate(loop, wanted.policies, wanted.estimators))
 
     return api
 
@@ -125,43 +93,43 @@ def service_routes(engine: Engine, requests: Requests) -> APIRouter:
     """Return the routes of the service as a whole."""
     api = APIRouter()
 
-    @api.get("/v1/loops", **_route(operation("List the loops.", reply=Loops)))
+    @api.get("/v1/loops", **route(operation("List the loops.", reply=Loops)))
     async def get_loops() -> Response:
-        return _json(Loops(list(engine.loops())))
+        return json_response(Loops(list(engine.loops())))
 
-    @api.post("/v1/loops", **_route(operation("Make a loop.", body=LoopMade, reply=SettingsInForce, status=201)))
+    @api.post("/v1/loops", **route(operation("Make a loop.", body=LoopMade, reply=SettingsInForce, status=201)))
     async def post_loop(request: Request) -> Response:
-        made = await _body(request, LoopMade)
+        made = await read_json(request, LoopMade)
         await engine.create_loop(made.name, made.settings)
-        return _json(SettingsInForce(*engine.settings(made.name)), 201)
+        return json_response(SettingsInForce(*engine.settings(made.name)), 201)
 
-    @api.delete("/v1/loops/{loop}", **_route(operation("Delete a loop.", status=204)))
+    @api.delete("/v1/loops/{loop}", **route(operation("Delete a loop.", status=204)))
     async def delete_loop(loop: Loop) -> Response:
         await engine.delete_loop(loop)
         return Response(status_code=204)
 
-    @api.get("/v1/status", **_route(operation("Show how the service does.", reply="application/json")))
+    @api.get("/v1/status", **route(operation("Show how the service does.", reply="application/json")))
     async def get_status() -> Response:
-        return _json(engine.status())
+        return json_response(engine.status())
 
-    @api.get("/metrics", **_route(operation("Show figures for Prometheus.", reply="text/plain")))
+    @api.get("/metrics", **route(operation("Show figures for Prometheus.", reply="text/plain")))
     async def get_metrics() -> Response:
         return Response(
             requests.text() + figures({loop: engine.gauges(loop) for loop in engine.loops()}), media_type=TEXT
         )
 
-    @api.get("/healthz", **_route(operation("Say that the process answers.", reply=Health)))
+    @api.get("/healthz", **route(operation("Say that the process answers.", reply=Health)))
     async def get_health() -> Response:
-        return _json(Health("ok"))
+        return json_response(Health("ok"))
 
-    @api.get("/readyz", **_route(operation("Say whether requests can be answered.", reply=Health)))
+    @api.get("/readyz", **route(operation("Say whether requests can be answered.", reply=Health)))
     async def get_readiness() -> Response:
         trouble = engine.status()["trouble"]
         if trouble is not None:
             raise ApiError(503, "not_ready", f"the learner waits: {trouble}")
-        return _json(Health("ready"))
+        return json_response(Health("ready"))
 
-    @api.get("/", **_route(operation("Show a page.", reply=HTML)))
+    @api.get("/", **route(operation("Show a page.", reply=HTML)))
     async def get_page() -> Response:
         return Response(PAGE, media_type=HTML)
 
@@ -171,4 +139,4 @@ def service_routes(engine: Engine, requests: Requests) -> APIRouter:
 def _chunks(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     """Yield JSON lines, many at a time: each chunk is a trip to a thread."""
     while lines := list(islice(events, LINES_AT_ONCE)):
-        yield b"".join(_encode(event) + b"\n" for event in lines)
+        yield b"".join(encode(event) + b"\n" for event in lines)

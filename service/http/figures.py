@@ -20,6 +20,8 @@ FIGURES = {  # name of the gauge: (name of the metric, kind, help)
     "learner_lag_seconds": ("fedres_learner_lag_seconds", "gauge", "Age of the oldest record not learned yet."),
     "apprentice_events": ("fedres_apprentice_events_total", "counter", "Decisions made as an apprentice."),
     "apprentice_agreement": ("fedres_apprentice_agreement", "gauge", "Share of those where the policy agreed."),
+    "learned_uploads": ("fedres_learned_uploads_total", "counter", "Uploads of devices learned from."),
+    "passed_over_uploads": ("fedres_passed_over_uploads_total", "counter", "Uploads stored, but not learned from."),
 }
 
 

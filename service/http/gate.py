@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from service.errors import ApiError
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
-from service.http.keys import Key, Keys
+from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Buckets, Limits
 from service.http.metrics import Requests
 from service.http.replies import (
@@ -34,6 +34,9 @@ GONE = 499  # the status in metrics of those who went away before they were answ
 
 JSON_TYPE = b"application/json"
 BINARY_TYPE = b"application/octet-stream"
+MSGPACK_TYPE = b"application/msgpack"
+
+CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
 
 
 class Call(NamedTuple):
@@ -42,6 +45,7 @@ class Call(NamedTuple):
     loop: str
     parameters: dict[str, str]
     body: bytes
+    client: str | None  # the only device that it may speak for, None if any
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
@@ -80,8 +84,11 @@ class Gate:
             route, parameters = self._table.find(raw_path)
             path = route.path
             head = read_head(scope["headers"])
-            reply = self._stop(route, parameters, scope["method"], head)
-            if reply is None:
+            stopped = self._stop(route, parameters, scope["method"], head)
+            if isinstance(stopped, Reply):
+                reply = stopped
+            else:
+                client = stopped.client or scope.get(CLIENT)  # a worker that was shown the key says whose it is
                 body = b""
                 if scope["method"] in ("POST", "PUT"):
                     media_type, limit = self._bodies[path]
@@ -90,8 +97,9 @@ class Gate:
                     body = await read_body(receive, head, limit)
                 handle = self._hot.get(path)
                 if handle is None:
-                    return path, await self._pass_on(_Passed(scope, raw_path, parameters, body, receive, send))
-                reply = await handle(Call(route.loop(parameters) or "", parameters, body))
+                    known = {"fedres.parameters": parameters, CLIENT: client}
+                    return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                reply = await handle(Call(route.loop(parameters) or "", parameters, body, client))
         except Disconnected:
             return path, GONE
         except Exception as error:
@@ -110,20 +118,20 @@ class Gate:
                 log.error("a reply broke off", exc_info=error)  # the server closes the connection
         return passed.status
 
-    def _stop(self, route: Route, parameters: dict[str, str], method: str, head: Head) -> Reply | None:
-        """Return the reply to those who may not, or need not, go on."""
+    def _stop(self, route: Route, parameters: dict[str, str], method: str, head: Head) -> Reply | Key:
+        """Return the reply to those who may not, or need not, go on; else who goes on."""
         roles = route.methods.get("GET" if method == "HEAD" else method)
         if roles is None:
             return _no_method(method, route.allowed())
         if roles is OPEN:
-            return None
+            return ANYONE
         key = self._keys.identify(head.authorization)
         seconds = self._buckets.take(key.id)
         if seconds:
             return too_many_requests(seconds)
         loop = route.loop(parameters)
         if key.role in roles and (key.loop is None or key.loop == loop):
-            return None
+            return key
         return _forbidden(key, f"{method} {route.path}", loop)
 
 
@@ -131,10 +139,10 @@ class _Passed:
     """A request on its way through FastAPI: its path still quoted, its body in hand, the status noted."""
 
     def __init__(
-        self, scope: Scope, raw_path: bytes, parameters: dict[str, str], body: bytes, receive: Receive, send: Send
+        self, scope: Scope, raw_path: bytes, known: dict[str, Any], body: bytes, receive: Receive, send: Send
     ) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves out the body
-        self.scope = {**scope, "method": method, "path": raw_path.decode("latin-1"), "fedres.parameters": parameters}
+        self.scope = {**scope, "method": method, "path": raw_path.decode("latin-1"), **known}
         self.status, self.complete = 0, False
         self._body: bytes | None = body
         self._receive, self._send = receive, send
@@ -157,6 +165,8 @@ def _body_of(path: str, limits: Limits) -> tuple[bytes | None, int]:
     """Return the type of a path's bodies and how many bytes they may have; activation has none."""
     if path.endswith("/activate"):
         return None, limits.body_bytes
+    if path.endswith("/updates"):
+        return MSGPACK_TYPE, limits.update_bytes
     return (BINARY_TYPE, limits.model_bytes) if path.endswith("/model") else (JSON_TYPE, limits.body_bytes)
 
 

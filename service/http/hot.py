@@ -54,7 +54,7 @@ class Hot:
         requests = decode(_batch, call.body).requests
         if len(call.body) != len('{"requests":[]}') - 1 + sum(_shortest(request) + 1 for request in requests):
             refuse_repeats(call.body)
-        _at_most("requests", "too_many_requests_in_batch", len(requests), self._limits.batch)
+        at_most("requests", "too_many_requests_in_batch", len(requests), self._limits.batch)
         for request in requests:
             self._check(request)
         results = await self._engine.rank_many(call.loop, list(requests))
@@ -80,8 +80,8 @@ class Hot:
         return request
 
     def _check(self, request: Rank) -> None:
-        _at_most("actions", "too_many_actions", len(request.actions), self._limits.actions)
-        _at_most("exclude", "too_many_excluded", len(request.exclude), self._limits.actions)
+        at_most("actions", "too_many_actions", len(request.actions), self._limits.actions)
+        at_most("exclude", "too_many_excluded", len(request.exclude), self._limits.actions)
 
 
 def _surely_once(body: bytes, request: Rank) -> bool:
@@ -118,6 +118,7 @@ def _answer(result: RankResult | ApiError) -> RankResult | Error:
     return shaped(result) if isinstance(result, ApiError) else result
 
 
-def _at_most(target: str, code: str, n: int, limit: int) -> None:
+def at_most(target: str, code: str, n: int, limit: int) -> None:
+    """Refuse more than ``limit`` of something."""
     if n > limit:
         raise ApiError(422, code, f"{target} must be at most {limit}, got {n}", target)

@@ -1,4 +1,4 @@
-"""Keys with a role, for one loop or for all: kept hashed in a file beside the store.
+"""Keys with a role, for one loop or for all, of one device or of any: kept hashed in a file beside the store.
 
 A key reads ``fedres_<id>_<secret>``. The file holds its SHA-256; a slow hash would add nothing, for the secret is 256
 random bits and no password. Revoked keys stay in the file, so that revoking the last one does not open the service. A
@@ -25,6 +25,7 @@ from service.errors import ApiError
 from service.store import Lease
 
 ROLES = ("rank", "device", "admin")
+LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     hash: str  # hex SHA-256 of the key
     created: float  # seconds since 1970
     revoked: float | None = None
+    client: str | None = None  # the one device it is for; None is any
 
 
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
@@ -65,14 +67,17 @@ class Keys:
         self._refresh()
         return [*self._keys.values()]
 
-    def add(self, role: str, loop: str | None = None) -> str:
-        """Return a new key, which is not kept and cannot be shown again."""
+    def add(self, role: str, loop: str | None = None, client: str | None = None) -> str:
+        """Return a new key, which is not kept and cannot be shown again; ``client`` binds a device's key to its id."""
         one_of("role", role, ROLES)
+        if client is not None:
+            _check_client(client, role)
         name = secrets.token_hex(6)
         text = f"fedres_{name}_{secrets.token_urlsafe(32)}"
         hashed = hashlib.sha256(text.encode()).hexdigest()
         with self._changing():
-            self._write({**self._keys, name: Key(id=name, role=role, loop=loop, hash=hashed, created=time.time())})
+            key = Key(id=name, role=role, loop=loop, hash=hashed, created=time.time(), client=client)
+            self._write({**self._keys, name: key})
         return text
 
     def revoke(self, name: str) -> None:
@@ -139,6 +144,13 @@ class Keys:
             raise
         _sync_folder(self.path.parent)
         self._refresh()
+
+
+def _check_client(client: str, role: str) -> None:
+    if role != "device":
+        raise ValueError(f"client must come with the role device, got {client!r} with {role}")
+    if not 1 <= len(client) <= LONGEST_CLIENT:
+        raise ValueError(f"client must have 1 to {LONGEST_CLIENT} characters, got {len(client)}")
 
 
 def _read(path: Path) -> list[Key]:

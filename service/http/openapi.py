@@ -22,7 +22,7 @@ ANY = {
     403: "The key may not do this.",
     404: "There is no such loop or user.",
     422: "The request breaks a rule.",
-    429: "The key makes too many requests; Retry-After says when to come back.",
+    429: "The key makes too many requests, or the device too many uploads; Retry-After says when to come back.",
     503: "The store cannot be written or read at the moment; nothing was acknowledged.",
 }
 CHANGES = {409: "It contradicts what is there."}
@@ -37,9 +37,9 @@ def reference(kind: type) -> Json:
     return {"$ref": REF.format(name=kind.__name__)}
 
 
-def content(kind: type | str) -> Json:
-    """Return the content of a JSON body of our types, or of any other media type."""
-    return {kind: {}} if isinstance(kind, str) else {"application/json": {"schema": reference(kind)}}
+def content(kind: type | str, media_type: str = "application/json") -> Json:
+    """Return the content of a body of our types, or of any other media type."""
+    return {kind: {}} if isinstance(kind, str) else {media_type: {"schema": reference(kind)}}
 
 
 def operation(
@@ -65,7 +65,11 @@ def document(app: FastAPI, hot: Mapping[str, Json], kinds: Sequence[type], limit
     _, schemas = msgspec.json.schema_components([*kinds, Error], ref_template=REF)
     for name in ("actions", "exclude"):
         schemas["Rank"]["properties"][name]["maxItems"] = limits.actions
+    schemas["Scoring"]["properties"]["actions"]["maxItems"] = limits.actions
     schemas["Batch"]["properties"]["requests"]["maxItems"] = limits.batch
+    schemas["Residuals"]["properties"]["residuals"]["maxItems"] = limits.residuals
+    schemas["Updates"]["properties"]["updates"]["maxItems"] = limits.updates
+    schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
     made["components"] = {
         "schemas": schemas,
         "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

@@ -19,6 +19,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON = (b"content-type", b"application/json")
+SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
 
 log = logging.getLogger("fedres.service")
 
@@ -52,6 +53,8 @@ def refusal(error: ApiError, headers: Headers = ()) -> Reply:
     """Return the reply that says why not."""
     if error.status == 401:
         headers = (*headers, (b"www-authenticate", b"Bearer"))
+    if error.status == 429 and not headers:
+        headers = (SOON,)
     return Reply(error.status, msgspec.json.encode(shaped(error)), (JSON, *headers))
 
 

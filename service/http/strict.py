@@ -1,4 +1,4 @@
-"""JSON read strictly: valid UTF-8 and Unicode, finite numbers, bounded nesting, and every name once in its object."""
+"""JSON and msgpack, read strictly: valid Unicode, finite numbers, bounded nesting, every name once in its object."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Return the same, and refuse names that come twice."""
     value = decode(decoder, body)
     refuse_repeats(body)
+    return value
+
+
+def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    """Return the body as the decoder's type, which must have no defaults.
+
+    It must be as short as msgpack can be: most encoders write nothing else, and it leaves no room for a repeated name.
+    """
+    try:
+        value = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, "invalid_msgpack", f"the body must be msgpack: {error}", "body") from None
+    shortest = len(msgspec.msgpack.encode(value))
+    if len(body) != shortest:
+        message = f"the body must have every name once, and all in its shortest form: {shortest} bytes, got {len(body)}"
+        raise ApiError(400, "invalid_msgpack", message, "body")
     return value
 
 

@@ -30,6 +30,11 @@ OF_A_LOOP: dict[str, Methods] = {  # below /v1 for the loop "default", and below
     "/users/{user}": {"DELETE": ADMIN},
     "/users/{user}/model": {"GET": ADMIN},
     "/evaluations": {"POST": ADMIN},
+    "/federated/model": {"GET": DEVICE},
+    "/federated/scores": {"POST": DEVICE},
+    "/federated/residuals": {"POST": DEVICE},
+    "/federated/updates": {"POST": DEVICE},
+    "/federated/round": {"GET": DEVICE},
 }
 
 OF_THE_SERVICE: dict[str, Methods] = {  # asks for a key to all loops

@@ -6,11 +6,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct, field
 
-from service.engine import deciding
+from service.engine import deciding, federated
 from service.engine.deciding import LONGEST_ID, RankRequest, RankResult
+from service.engine.federated import LAST
 from service.engine.settings import Settings
+from service.scoring.federated import LAST_ROUND
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
+Count = Annotated[int, Meta(ge=1, le=LAST)]
+RoundNumber = Annotated[int, Meta(ge=1, le=LAST_ROUND)]
+Version = Annotated[int, Meta(ge=0, le=LAST)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 Fields = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})]
 Either = Annotated[
@@ -120,6 +125,95 @@ class Health(Struct):
     status: str
 
 
+class Residual(federated.Residual, kw_only=True, forbid_unknown_fields=True):
+    """An example of a device, less what is private: the shared features, the local prediction and the label."""
+
+    seq: Count
+    version: Version
+    context: Features
+    action: Action
+
+
+class Residuals(Struct, forbid_unknown_fields=True):
+    """Examples of one device; a sequence number that comes twice counts once."""
+
+    client: Id
+    residuals: Annotated[list[Residual], Meta(min_length=1)]
+
+
+class ResidualsStored(Struct):
+    """Where in the log each of them is, and the version that is published."""
+
+    positions: list[int]
+    version: int
+
+
+class Update(federated.Update, kw_only=True, forbid_unknown_fields=True):
+    """What a device uploads after round ``t``: a gradient or a delta of the shared weights."""
+
+    seq: Count
+    t: RoundNumber
+    version: Version
+    kind: Id
+
+
+class Updates(Struct, forbid_unknown_fields=True):
+    """Updates of one device; none make it known."""
+
+    client: Id
+    updates: list[Update]
+
+
+class UpdatesStored(Struct):
+    """The same, and the device's number in the loop."""
+
+    positions: list[int]
+    version: int
+    number: int | None
+
+
+class Scoring(Struct, forbid_unknown_fields=True):
+    """Actions to score by the shared model alone; nothing is stored."""
+
+    actions: Annotated[list[Action], Meta(min_length=1)]
+    context: Features = field(default_factory=lambda: Raw(b"{}"))
+
+
+class Score(Struct):
+    id: str
+    score: float
+
+
+class Scores(Struct):
+    """The shared part of each action's score, in the order they came."""
+
+    version: int
+    scores: list[Score]
+
+
+class Round(Struct):
+    """How a loop learns; with a round who uploads after it, or with a client too whether it does."""
+
+    global_learner: str
+    hyperparameters: dict[str, float | None]
+    bits: int
+    timing: str
+    crosses: bool
+    personal: bool
+    policy: str
+    epsilon: float
+    gamma: float
+    learning_rate: float
+    reward_range: Annotated[list[float], Meta(min_length=2, max_length=2)]
+    settings_version: int
+    version: int
+    n_learned: int
+    number: int | None
+    t: int | None
+    senders: list[int] | None
+    takes_part: bool | None
+
+
 KINDS: tuple[type, ...] = (
     Rank,
     RankResult,
@@ -135,4 +229,11 @@ KINDS: tuple[type, ...] = (
     SettingsInForce,
     Evaluate,
     Health,
+    Residuals,
+    ResidualsStored,
+    Updates,
+    UpdatesStored,
+    Scoring,
+    Scores,
+    Round,
 )

@@ -28,6 +28,7 @@ Key = Any  # uint32 inside the kernels
 
 _SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
 _SMALLEST_TABLE = 32
+_LARGEST = np.finfo(np.float32).max
 _NO_KEYS: Array = np.zeros(0, dtype=np.uint32)
 _NO_WEIGHTS: Array = np.zeros(1, dtype=np.float32)
 _SHARED_HEADER = struct.Struct("<4sIff")  # format, bits, lo, hi
@@ -86,7 +87,8 @@ def _find(table: Array, key: Key) -> Any:
 
 @kernel
 def _number(total: Real) -> Real:
-    return total if total == total else np.float32(0)
+    """Return a number that JSON can carry: 0 for none, the largest there is for one beyond."""
+    return min(max(total, -_LARGEST), _LARGEST) if total == total else np.float32(0)
 
 
 @kernel
@@ -203,6 +205,18 @@ def _learn_shared(
 
 
 @kernel
+def _correct_shared(
+    weights: Array, squares: Array, span: Array, example: Any, shift: int, label: Real, prediction: Real, how: Any
+) -> None:
+    keys, values = example
+    importance, rate = how
+    span[0], span[1] = min(span[0], np.float32(label)), max(span[1], np.float32(label))
+    error = _error(np.float32(prediction), label, span[0], span[1])
+    if error * error > 0:
+        _step(weights, squares, _indices(keys, shift), values, error, importance, rate)
+
+
+@kernel
 def _missing(table: Array, example: Any) -> int:
     keys, values = example
     n = 0
@@ -275,6 +289,11 @@ class SharedModel:
         """The least and the greatest reward seen, and 0: where joint predictions lie."""
         return float(self._span[0]), float(self._span[1])
 
+    @property
+    def newest(self) -> int:
+        """The last round of a device that is inside: 0, as devices count no rounds here."""
+        return 0
+
     def score(self, example: Example) -> float:
         """Return the shared part of a score."""
         keys, values = example
@@ -286,6 +305,13 @@ class SharedModel:
         how = (float(weight), float(self.learning_rate))
         args = (float(reward), float(offset), how)
         _learn_shared(self._weights, self._squares, self._span, example, 32 - self.bits, *args)
+
+    def correct(self, example: Example, reward: float, prediction: float, weight: float = 1.0) -> None:
+        """Take the same step on the error of a joint prediction that was made before, clamped in the same way."""
+        _check_step(reward, prediction, weight)
+        how = (float(weight), float(self.learning_rate))
+        args = (float(reward), float(prediction), how)
+        _correct_shared(self._weights, self._squares, self._span, example, 32 - self.bits, *args)
 
     def to_bytes(self) -> bytes:
         """Return all that was learned: 20 bytes, then 8 for each of 2^bits + 1 weights."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedres.checks import not_negative, whole
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
 
 PRAGMAS = (
@@ -29,6 +29,11 @@ PRAGMAS = (
     "secure_delete=ON",
     "wal_autocheckpoint=4000",  # pages, 16 MB: each checkpoint syncs twice while everybody waits
 )
+
+# Finds the records of an event and keeps those of these kinds unique (NULLs are distinct): one index to write, not two.
+BY_EVENT = """CREATE UNIQUE INDEX log_by_event ON log (loop, event,
+        CASE kind WHEN 'rank' THEN 0 WHEN 'residual' THEN 1 WHEN 'update' THEN 2 WHEN 'join' THEN 3 END)
+        WHERE event IS NOT NULL"""
 
 SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
@@ -45,9 +50,12 @@ SCHEMA = (
     )""",
     "CREATE INDEX log_by_loop ON log (loop)",  # SQLite appends seq to the key
     "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
-    # Finds the records of an event and keeps its rank unique (NULLs are distinct): one index to write, not two.
-    """CREATE UNIQUE INDEX log_by_event ON log (loop, event, CASE kind WHEN 'rank' THEN 0 END)
-        WHERE event IS NOT NULL""",
+    BY_EVENT,
+)
+FROM_VERSION_1 = (  # which knew ranks alone
+    "DROP INDEX log_by_event",
+    BY_EVENT,
+    f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE name = 'schema'",
 )
 
 COLUMNS = "seq, time, loop, kind, event, user, body"
@@ -56,12 +64,13 @@ MORE = ", (?, ?, ?, ?, ?, ?, ?)"
 AT_ONCE = 100  # rows to a statement
 LAST = """SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'log'), 0),
     coalesce((SELECT time FROM log ORDER BY seq DESC LIMIT 1), 0)"""
-RANK_OF = "SELECT seq FROM log WHERE loop = ? AND event = ? AND kind = 'rank'"
-# The user's own records, and those that name no user but one of the user's events (rewards).
+FIRST_OF = "SELECT seq FROM log WHERE loop = ? AND event = ? AND kind = ?"
+EVENTS_OF = "SELECT event FROM log WHERE loop = ? AND user = ? AND kind = ? AND event IS NOT NULL ORDER BY seq"
+# The user's own records, and those that name no user but one of the user's decisions (rewards).
 ERASE = """DELETE FROM log WHERE seq IN (
     SELECT seq FROM log WHERE loop = ?1 AND user = ?2
     UNION SELECT other.seq FROM log AS own JOIN log AS other ON other.loop = own.loop AND other.event = own.event
-    WHERE own.loop = ?1 AND own.user = ?2 AND other.user IS NULL)"""
+    WHERE own.loop = ?1 AND own.user = ?2 AND own.kind = 'rank' AND other.user IS NULL)"""
 # What a user's records of a kind, from position ?3 on, make needless.
 SUPERSEDED = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND seq < ?3
     AND user IN (SELECT user FROM log WHERE seq >= ?3 AND kind = ?2 AND user IS NOT NULL)"""
@@ -98,7 +107,7 @@ class Refused(ValueError):  # noqa: N818
 
 
 class Duplicate(Refused):
-    """A rank whose event the loop already has; ``seq`` is the record that came first."""
+    """A rank, or an upload, whose event the loop already has; ``seq`` is the record that came first."""
 
     def __init__(self, message: str, seq: int) -> None:
         super().__init__(message)
@@ -227,6 +236,11 @@ class Log:
         """Return all records that name the user, oldest first."""
         return self._select("loop = ? AND user = ? ORDER BY seq", loop, user)
 
+    def events_of(self, loop: str, user: str, kind: str) -> list[str]:
+        """Return the events of the user's records of a kind, oldest first."""
+        with self._connection() as db:
+            return [event for (event,) in db.execute(EVENTS_OF, (loop, user, kind))]
+
     def last(self) -> int:
         """Return the highest ``seq``, 0 for an empty log."""
         with self._connection() as db:
@@ -305,7 +319,7 @@ def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused
         return Refused(f"a record must be valid Unicode: {error}")
     except sqlite3.Error as error:
         if _code(error) == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
-            [(first,)] = db.execute(RANK_OF, (record.loop, record.event))
+            [(first,)] = db.execute(FIRST_OF, (record.loop, record.event, record.kind))
             message = f"event must be new in loop {record.loop!r}, got {record.event!r}, the event of record {first}"
             return Duplicate(message, int(first))
         if _code(error) == sqlite3.SQLITE_TOOBIG:
@@ -366,13 +380,14 @@ def _prepare(db: Connection) -> None:
     for pragma in PRAGMAS:
         list(db.execute(f"PRAGMA {pragma}"))
     fresh = _is_empty(db)
-    if not fresh:
-        _check_kind(db)
+    version = SCHEMA_VERSION if fresh else _check_kind(db)
     [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
     if mode != "wal":
         raise StoreUnavailable("io", f"{_name(db)} must be on a disk that allows WAL mode, got {mode}")
     if fresh:
         _create(db)
+    elif version < SCHEMA_VERSION:
+        _migrate(db)
 
 
 def _is_empty(db: Connection) -> bool:
@@ -389,14 +404,26 @@ def _create(db: Connection) -> None:
     _check_kind(db)
 
 
-def _check_kind(db: Connection) -> None:
+def _migrate(db: Connection) -> None:
+    """Bring a store of version 1 to today's, unless it is damaged."""
+    _quick_check(db)
+    db.execute("BEGIN IMMEDIATE")
+    if _check_kind(db) < SCHEMA_VERSION:  # else another process was faster
+        for statement in FROM_VERSION_1:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _check_kind(db: Connection) -> int:
+    """Return the version of a store of ours."""
     [(application,)] = db.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise StoreUnavailable("foreign", f"{_name(db)} must be a store of fedres, got another SQLite database")
     versions = [version for (version,) in db.execute("SELECT value FROM meta WHERE name = 'schema'")]
-    if versions != [str(SCHEMA_VERSION)]:
+    if versions not in (["1"], [str(SCHEMA_VERSION)]):
         got = versions[0] if versions else "none"
-        raise StoreUnavailable("version", f"{_name(db)} must have schema version {SCHEMA_VERSION}, got {got}")
+        raise StoreUnavailable("version", f"{_name(db)} must have schema version 1 or {SCHEMA_VERSION}, got {got}")
+    return int(versions[0])
 
 
 def _quick_check(db: Connection) -> None:

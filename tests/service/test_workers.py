@@ -25,18 +25,48 @@ def served(folder, *words):
             process.kill()
 
 
+def made_key(folder, *words):
+    """Return the header of a new key."""
+    fedres = Path(sys.executable).with_name("fedres")
+    made = subprocess.run([fedres, "keys", "add", *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return {"Authorization": f"Bearer {made.stdout.strip()}"}
+
+
 @pytest.mark.slow
 def test_workers_ask_for_keys_and_keep_limits(tmp_path):
-    fedres = Path(sys.executable).with_name("fedres")
-    made = subprocess.run([fedres, "keys", "add", "rank"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    key = re.search(r"fedres_[\w-]+", made.stdout)[0]
+    allowed = made_key(tmp_path, "rank")
     with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
         assert client.post("/v1/rank", json={"actions": ACTIONS}).status_code == 401
-        allowed = {"Authorization": f"Bearer {key}"}
         assert client.post("/v1/rank", json={"actions": ACTIONS}, headers=allowed).status_code == 200
         assert client.get("/v1/status", headers=allowed).status_code == 403
         large = client.post(
             "/v1/rank", content=b" " * 1_100_000, headers={**allowed, "Content-Type": "application/json"}
         )
         assert large.status_code == 413
+
+
+@pytest.mark.slow
+def test_workers_know_whose_key_it_is_and_which_model_a_device_has(tmp_path):
+    bound, admin = made_key(tmp_path, "device", "--client", "phone-7"), made_key(tmp_path, "admin")
+    with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
+        version = client.get("/v1/federated/round", headers=bound).json()["version"]
+        stored = upload(client, "phone-7", version, bound)
+        assert (stored.status_code, len(stored.json()["positions"])) == (200, 1)
+        assert upload(client, "phone-7", version, bound).json()["positions"] == stored.json()["positions"]
+        assert upload(client, "phone-8", version, admin).status_code == 200
+        for pretended in ({}, {"fedres.client": "phone-8"}, {"X-Client": "phone-8"}):
+            forged = upload(client, "phone-8", version, {**bound, **pretended})
+            assert (forged.status_code, forged.json()["error"]["code"]) == (403, "forged_client")
+        assert client.get("/v1/federated/round?client=phone-8", headers=bound).status_code == 403
+        client.get("/v1/model", headers=bound)  # returns once all is learned
+        model = client.get("/v1/federated/model", headers=bound)
+        tags = {"If-None-Match": f'"0", W/{model.headers["etag"]}'}
+        same = client.get("/v1/federated/model", headers={**bound, **tags})
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", model.headers["etag"])
+
+
+def upload(client, name, version, headers):
+    residual = {"seq": 1, "version": version, "context": {}, "action": ACTIONS[0], "local": 0.5, "label": 1}
+    body = {"client": name, "residuals": [residual]}
+    return client.post("/v1/federated/residuals", json=body, headers=headers)

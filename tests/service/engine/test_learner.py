@@ -6,10 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from service.engine.guard import Guard
+from service.engine.heads import Base, Clients, Statistics
 from service.engine.learner import Erasure, Learner, digest_of, replay
 from service.engine.records import RankBody, encode
 from service.engine.settings import Settings
-from service.scoring.model import PersonalModel, SharedModel, score
+from service.scoring.model import PersonalModel, SharedModel, expand, score
 from service.store import Entry
 
 SECOND = 1_000_000
@@ -34,6 +36,11 @@ class Script:
 
     def reward(self, seconds, event, value):
         return self.log("reward", seconds, event, body=json.dumps({"value": value}).encode())
+
+    def residual(self, seconds, seq, client="phone", **more):
+        action = {"id": "a0", "features": {"k": 0}}
+        body = {"context": {"c": 1}, "action": action, "local": 0.25, "label": 1.0, "version": 1, **more}
+        return self.log("residual", seconds, f"1/{client}/{seq}", client, json.dumps(body).encode())
 
     def play(self):
         return replay(self.entries).loops["default"]
@@ -170,3 +177,67 @@ def test_an_erasure_forgets_the_model_and_the_events_of_that_user_alone():
     assert learner.erased == [(1, "u")]
     assert isinstance(state.working["v"], PersonalModel)
     assert isinstance(state.shared, SharedModel)
+
+
+def test_a_residual_teaches_the_shared_model_what_the_device_leaves_over():
+    state = Script().residual(0, 1).play()
+    assert state.working == {}
+    assert (state.head.version, state.head.statistics.uploads, state.head.statistics.settled) == (2, 1, 0)
+    nothing_left = Script().residual(0, 1, local=1.0).play()
+    assert state.shared.weights.any()
+    assert not nothing_left.shared.weights.any()
+
+
+def test_a_residual_settles_what_is_due_before_it():
+    waited = Script(default_reward=1.0).rank(0, "e").residual(10, 1).play()
+    ticked = Script(default_reward=1.0).rank(0, "e").log("tick", 10).residual(10, 1).play()
+    assert digest_of(waited) == digest_of(ticked)
+
+
+def test_an_upload_that_is_not_learned_from_moves_the_version_all_the_same():
+    class Deaf(Guard):
+        def weigh(self, client, values, defences, error):
+            return values, 0.0
+
+    learner = replay(Script().residual(0, 1).entries)
+    state = learner.loops["default"]
+    before, state.head.guard = digest_of(state), Deaf()
+    learner.apply(Script().residual(0, 1).residual(1, 2).entries[-1])
+    assert (digest_of(state), state.head.version) == (before, 3)
+    assert (state.head.statistics.uploads, state.head.statistics.passed_over) == (1, 1)
+
+
+def test_a_residual_weighs_what_the_guard_says_of_its_client_and_its_clipped_features():
+    class Halving(Guard):
+        def weigh(self, client, values, defences, error):
+            assert client == "phone"
+            return values / 2, 0.5
+
+    learner = replay(Script().entries)
+    learner.loops["default"].head.guard = Halving()
+    learner.apply(Script().residual(0, 1).entries[-1])
+    keys, values = expand(learner._preparer.prepare(b'{"c": 1}', [("a0", b'{"k": 0}')]), 0)
+    model = SharedModel()
+    model.learn((keys, values / 2), 1.0, 0.25, 0.5)
+    assert np.array_equal(learner.loops["default"].shared.weights, model.weights)
+
+
+def test_clients_join_in_order_and_only_as_many_as_there_are():
+    script = Script(global_learner="fedogd", bits=4, hyperparameters={"n_clients": 2})
+    for client in ("a", "b", "a", "c"):
+        script.log("join", 1, f"1/{client}", client)
+    assert script.play().head.clients == Clients({"a": 0, "b": 1}, 2)
+
+
+def test_a_base_of_a_log_from_before_there_were_devices_is_read():
+    known = msgspec.to_builtins(Base(SharedModel().to_bytes(), 1, Statistics(ranks=3)), builtin_types=(bytes,))
+    old = {name: known[name] for name in ("shared", "version")} | {"statistics": {"ranks": 3}}
+    state = Script().residual(0, 1).log("base", 0, body=msgspec.msgpack.encode(old)).play()
+    assert not state.shared.weights.any()
+    assert (state.head.statistics, state.head.clients) == (Statistics(ranks=3), Clients())
+
+
+def test_settings_of_a_log_from_before_there_were_devices_are_read():
+    script = Script()
+    script.entries[0] = script.entries[0]._replace(body=b'{"policy": "greedy", "wait_time": 10.0}')
+    assert script.play().head.settings == Settings(policy="greedy", wait_time=10.0)

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from service.engine.heads import CatalogueAction, Clients, LoopHead, Statistics
 from service.engine.joining import Slot, Unmatched
-from service.engine.learner import CatalogueAction, LoopHead, Statistics
 from service.engine.settings import Settings
 from service.engine.snapshots import Changes, Damaged, LoopPart, Snapshots, State
 from service.scoring.model import PersonalModel, SharedModel
@@ -22,7 +22,9 @@ def taught(reward):
 
 def head(position):
     catalogue = {"a": CatalogueAction(3, b'{"x": 1}')}
-    return LoopHead("default", LOOP, Settings(epsilon=0.2), 2, position, Statistics(ranks=5), catalogue)
+    settings = Settings(epsilon=0.2, global_learner="fedogd", bits=4, hyperparameters={"n_clients": 3})
+    clients = Clients({"phone": 0, "ümlaut": 2}, 3)
+    return LoopHead("default", LOOP, settings, 2, position, Statistics(ranks=5), catalogue, 4, clients)
 
 
 def changes(position=9, users=("u",), slots=("e",), reward=0.5, **more):

@@ -13,7 +13,14 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /events/{event_id}/reward",
         "POST /events/{event_id}/activate",
     },
-    "device": {"GET /model"},
+    "device": {
+        "GET /model",
+        "GET /federated/model",
+        "POST /federated/scores",
+        "POST /federated/residuals",
+        "POST /federated/updates",
+        "GET /federated/round",
+    },
 }
 NO_KEY = {"GET /", "GET /docs", "GET /openapi.json", "GET /healthz", "GET /readyz"}
 ADMIN_OF_A_LOOP = {

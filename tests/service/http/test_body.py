@@ -9,7 +9,8 @@ import pytest
 
 from service.errors import ApiError
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
-from service.http.strict import decode_strictly
+from service.http.strict import decode_msgpack, decode_strictly
+from service.http.wire import Updates
 
 
 def receiving(*chunks):
@@ -126,3 +127,58 @@ def test_json_that_is_right_is_read():
 def test_many_names_and_one_repeated_take_no_longer_than_reading_them():
     names = ",".join(f'"{i}":1' for i in range(100_000))
     assert refused(lambda: decode_strictly(ANY, f'{{{names},"99999":1}}'.encode())) == (400, "repeated_name")
+
+
+UPDATES = msgspec.msgpack.Decoder(Updates)
+ONE = {"seq": 1, "t": 1, "version": 1, "kind": "gradient", "body": b"1234"}
+GIVEN = msgspec.msgpack.encode({"client": "a", "updates": [ONE]})
+UP_TO = b"\x82\xa6client\xa1a\xa7updates"
+
+
+def with_one(**fields):
+    return msgspec.msgpack.encode({"client": "a", "updates": [{**ONE, **fields}]})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_msgpack"),
+        (b"\xc1", 400, "invalid_msgpack"),
+        (GIVEN + b"\xc0", 400, "invalid_msgpack"),
+        (b"{}", 422, "invalid_request"),
+        (b"\x92\xa1a\x90", 422, "invalid_request"),
+        (b"\x91" * 1_000_000, 422, "invalid_request"),
+        (b"\x83" + UP_TO[1:] + b"\x90\xa1x" + b"\x91" * 1_000_000, 422, "invalid_request"),
+        (b"\x83\xa6client\xa1b" + UP_TO[1:] + b"\x90", 400, "invalid_msgpack"),
+        (UP_TO + b"\xdc\x00\x00", 400, "invalid_msgpack"),
+        (UP_TO + b"\xdd\xff\xff\xff\xff", 400, "invalid_msgpack"),
+        (b"\xdf\xff\xff\xff\xff", 400, "invalid_msgpack"),
+        (b"\x82\xa6client\xdb\xff\xff\xff\xff", 400, "invalid_msgpack"),
+        (UP_TO + b"\x91\x85\xa4body\xc6\xff\xff\xff\xff", 400, "invalid_msgpack"),
+        (b"\x82\xa6client\xa1\xff\xa7updates\x90", 400, "invalid_msgpack"),
+        (b"\x82\xa6client\xa3\xed\xa0\x80\xa7updates\x90", 400, "invalid_msgpack"),
+        (with_one(seq=float("nan")), 422, "invalid_request"),
+        (with_one(seq=1.0), 422, "invalid_request"),
+        (with_one(seq=0), 422, "invalid_request"),
+        (with_one(seq=2**64 - 1), 422, "invalid_request"),
+        (with_one(t=2**53 + 1), 422, "invalid_request"),
+        (with_one(body="text"), 422, "invalid_request"),
+        (with_one(colour="red"), 422, "invalid_request"),
+        (with_one(kind="x" * 201), 422, "too_long"),
+    ],
+)
+def test_msgpack_is_read_strictly(body, status, code):
+    assert refused(lambda: decode_msgpack(UPDATES, body)) == (status, code)
+
+
+def test_msgpack_that_is_cut_anywhere_is_refused():
+    for n in range(len(GIVEN)):
+        assert refused(lambda n=n: decode_msgpack(UPDATES, GIVEN[:n])) == (400, "invalid_msgpack")
+
+
+def test_msgpack_that_is_right_is_read_in_any_order():
+    turned = dict(reversed(ONE.items()))
+    body = msgspec.msgpack.encode({"updates": [ONE, turned], "client": "a"})
+    read = decode_msgpack(UPDATES, body)
+    assert read.client == "a"
+    assert read.updates == [msgspec.convert(ONE, type(read.updates[0]))] * 2

@@ -4,9 +4,12 @@ import json
 import threading
 
 import pytest
+from typer.testing import CliRunner
 
+from service.cli import app
+from service.engine.deciding import LONGEST_ID
 from service.errors import ApiError
-from service.http.keys import ANYONE, Keys
+from service.http.keys import ANYONE, LONGEST_CLIENT, Keys
 
 
 class Clock:
@@ -42,6 +45,53 @@ def test_a_key_is_known_by_its_role_and_loop(keys):
     found = keys.identify(bearer(key))
     assert (found.role, found.loop) == ("rank", "shop")
     assert found.id == key.split("_")[1]
+
+
+def test_a_device_key_can_be_bound_to_one_client(keys):
+    bound, free = keys.add("device", client="phone-7"), keys.add("device")
+    assert [keys.identify(bearer(key)).client for key in (bound, free)] == ["phone-7", None]
+    assert [key.client for key in keys.list()] == ["phone-7", None]
+
+
+@pytest.mark.parametrize(
+    ("role", "client", "message"),
+    [
+        ("rank", "phone-7", "client must come with the role device, got 'phone-7' with rank"),
+        ("admin", "phone-7", "client must come with the role device, got 'phone-7' with admin"),
+        ("device", "", "client must have 1 to 200 characters, got 0"),
+        ("device", "x" * 201, "client must have 1 to 200 characters, got 201"),
+    ],
+)
+def test_other_keys_and_other_names_cannot_be_bound(keys, role, client, message):
+    with pytest.raises(ValueError, match=message):
+        keys.add(role, client=client)
+    assert len(keys) == 0
+
+
+def test_the_command_line_binds_a_key_and_lists_whose_it_is(tmp_path):
+    store = ["--store", f"sqlite:///{tmp_path}/store.db"]
+    assert CliRunner().invoke(app, ["keys", "add", "device", "--client", "phone-7", *store]).exit_code == 0
+    refused = CliRunner().invoke(app, ["keys", "add", "rank", "--client", "phone-7", *store])
+    assert refused.exit_code == 2
+    assert "client must come with the role device" in refused.stderr
+    listed = CliRunner().invoke(app, ["keys", "list", *store, "--json", str(tmp_path / "keys.json")])
+    assert "phone-7" in listed.stdout
+    assert [row["client"] for row in json.loads((tmp_path / "keys.json").read_text())] == ["phone-7"]
+
+
+def test_a_client_may_be_as_long_as_any_id():
+    assert LONGEST_CLIENT == LONGEST_ID
+
+
+def test_a_file_from_before_keys_had_clients_is_read(keys):
+    key = keys.add("device")
+    listed = [{name: value for name, value in one.items() if name != "client"} for one in stored(keys)]
+    keys.path.write_text(json.dumps(listed))
+    assert Keys(keys.path.with_name("store.db")).identify(bearer(key)).client is None
+
+
+def stored(keys):
+    return json.loads(keys.path.read_text())
 
 
 def test_the_file_holds_no_secret_and_is_its_owners_alone(keys):

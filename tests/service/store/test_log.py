@@ -44,7 +44,7 @@ def test_other_tools_can_read_the_log_while_it_is_in_use(log, file):
             "SELECT seq, loop, kind, event, user, json_extract(body, '$.context.hour') FROM log"
         ).fetchone()
         assert row == (1, "shop", "rank", "e", "u", 7)
-        assert tool.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("1",)
+        assert tool.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("2",)
         log.append([reward("e")])
         assert tool.execute("SELECT count(*) FROM log").fetchone() == (2,)
 
@@ -103,6 +103,7 @@ def test_the_log_is_read_by_position_loop_event_and_user(log):
     assert [entry.seq for entry in log.read(after=1, loop="shop")] == [2, 4]
     assert [entry.seq for entry in log.of_event("shop", "a")] == [1, 4]
     assert [entry.seq for entry in log.of_user("shop", "v")] == [2]
+    assert (log.events_of("shop", "v", "rank"), log.events_of("shop", "v", "residual")) == (["b"], [])
     assert log.last() == 5
     with pytest.raises(ValueError, match="limit must be an integer of at least 1, got 0"):
         log.read(limit=0)
@@ -122,6 +123,66 @@ def test_no_question_makes_sqlite_walk_the_whole_log(file):
         plans = [str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in questions]
     assert len(plans) == 6
     assert [plan for plan in plans if "SCAN" in plan] == []
+
+
+def test_uploads_are_stored_once_beside_what_else_has_their_event(log):
+    kinds = ("residual", "update", "join", "rank")
+    first = log.append([Record("shop", kind, "a/1", "a", b"{}") for kind in kinds])
+    assert first == [1, 2, 3, 4]
+    again = log.append([Record("shop", kind, "a/1", "a", b"other") for kind in kinds])
+    assert [(type(outcome), outcome.seq) for outcome in again] == [(Duplicate, seq) for seq in first]
+    assert log.append([reward("a/1"), reward("a/1")]) == [5, 6]
+
+
+def test_erasing_a_device_spares_the_rewards_of_decisions_with_the_same_event(log):
+    upload = Record("shop", "residual", "a/1", "a", b"{}")
+    log.append([upload, rank("a/1", "bob"), reward("a/1"), rank("c", "a"), reward("c")])
+    assert log.erase("shop", "a") == 3
+    assert [(entry.kind, entry.event) for entry in log.read()][:-1] == [("rank", "a/1"), ("reward", "a/1")]
+
+
+def as_version_1(file):
+    """Make a store what it was before there were devices."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("DROP INDEX log_by_event")
+        connection.execute(
+            "CREATE UNIQUE INDEX log_by_event ON log (loop, event, CASE kind WHEN 'rank' THEN 0 END)"
+            " WHERE event IS NOT NULL"
+        )
+        connection.execute("UPDATE meta SET value = '1'")
+
+
+def indices_of(file):
+    with closing(sqlite3.connect(file)) as connection:
+        return connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' ORDER BY name").fetchall()
+
+
+def test_a_store_of_version_1_is_brought_up_to_date_when_opened(file):
+    with Log(sqlite_file(file)) as log:
+        log.append([rank("a"), reward("a"), rank("b")])
+        before, indices = log.read(), indices_of(file)
+    as_version_1(file)
+    assert indices_of(file) != indices
+    with Log(sqlite_file(file), check=True) as log, Log(sqlite_file(file)) as reader:
+        assert log.read() == reader.read() == before
+        assert indices_of(file) == indices
+        residual = Record("shop", "residual", "a", "u", b"{}")
+        assert [type(outcome) for outcome in log.append([residual, residual, rank("a")])] == [int, Duplicate, Duplicate]
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchall() == [("2",)]
+
+
+def test_a_damaged_store_of_version_1_is_left_as_it_is(file):
+    with Log(sqlite_file(file)) as log:
+        log.append([rank(f"event-{k}") for k in range(2_000)])
+    as_version_1(file)
+    content = bytearray(file.read_bytes())
+    content[20 * 4096 : 21 * 4096] = bytes(4096)
+    file.write_bytes(content)
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        Log(sqlite_file(file))
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchall() == [("1",)]
 
 
 def fill(log, rng, n_users):
@@ -175,14 +236,14 @@ def other_database(file):
 def newer_log(file):
     Log(sqlite_file(file)).close()
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("UPDATE meta SET value = '2'")
+        connection.execute("UPDATE meta SET value = '3'")
 
 
 @pytest.mark.parametrize(
     ("make", "code", "message"),
     [
         (other_database, "foreign", r"log\.db must be a store of fedres, got another SQLite database"),
-        (newer_log, "version", r"log\.db must have schema version 1, got 2"),
+        (newer_log, "version", r"log\.db must have schema version 1 or 2, got 3"),
         (lambda file: file.write_text("dear diary " * 100), "foreign", "not a database"),
     ],
 )
