@@ -1,4 +1,4 @@
-"""The walk-throughs run as they are against a real service."""
+"""The examples run as they are against a real service."""
 
 import json
 import re
@@ -40,3 +40,12 @@ def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, comm
     fedres = [Path(sys.executable).with_name("fedres"), "evaluate", "events.jsonl", "--policy", "constant:tea"]
     valued = subprocess.run(fedres, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "constant:tea" in valued.stdout
+
+
+def test_two_devices_with_one_shared_model_are_each_better_than_alone(url):
+    command = [sys.executable, EXAMPLES / "device.py", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^(Ann|Ben) +(\S+) +(\S+)$", done.stdout, re.MULTILINE)
+    assert len(rows) == 2
+    assert all(float(together) > float(alone) for _, alone, together in rows), done.stdout
