@@ -21,7 +21,13 @@ def uniform(seed: int, t: int, who: Array) -> Array:
 
 def subset(seed: int, t: int, n_clients: int, size: int) -> Array:
     """Return the ``size`` clients, a uniform subset of all, whose draws are the smallest; in order."""
-    return np.sort(np.argsort(uniform(seed, t, np.arange(n_clients)), kind="stable")[:size])
+    if size == n_clients:
+        return np.arange(n_clients)
+    numbers = uniform(seed, t, np.arange(n_clients))
+    largest = np.partition(numbers, size - 1)[size - 1]
+    smaller = np.flatnonzero(numbers < largest)
+    equal = np.flatnonzero(numbers == largest)[: size - len(smaller)]  # of equal draws the first clients'
+    return np.sort(np.concatenate([smaller, equal]))
 
 
 def _mix(state: Array) -> Array:

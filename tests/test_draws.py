@@ -35,3 +35,9 @@ def test_a_subset_is_uniform_sorted_and_of_its_size():
         assert subset[0] < subset[1]
         hits[subset] += 1
     assert np.abs(hits - 2000).max() < 5 * np.sqrt(6000 * 1 / 3 * 2 / 3)
+
+
+def test_a_subset_is_of_the_smallest_draws():
+    for t, n_clients, size in ((1, 10, 3), (2, 1000, 999), (3, 7, 1), (4, 5, 5)):
+        order = np.argsort(draws.uniform(3, t, np.arange(n_clients)), kind="stable")
+        np.testing.assert_array_equal(draws.subset(3, t, n_clients, size), np.sort(order[:size]))

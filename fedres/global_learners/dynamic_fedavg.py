@@ -40,9 +40,9 @@ class DynamicFedAvg(Setting):
         checks.whole("seed", self.seed, least=0)
         checks.positive("step_size", self.step_size)
         for name in ("epochs", "batch"):
-            for value in self.each(name):
-                checks.whole(name, value)
-            self.keep(name, self.each(name))
+            values = self.each(name)
+            checks.whole(name, values.min())
+            self.keep(name, values)
         checks.whole("buffer", self.buffer)
         if (self.each("batch") > self.buffer).any():
             raise ValueError(f"batch must be at most buffer = {self.buffer}, got {self.each('batch').max()}")

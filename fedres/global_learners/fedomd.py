@@ -152,8 +152,7 @@ class FedOMDServer(Server):
     def receive(self, up: Up) -> None:
         delta = body_of(up, np.ndarray)
         self.accept(up)
-        chosen = self.learner.chosen(up.t)
-        self.mean = self.mean + delta.sum(axis=0) / len(chosen)
+        self.mean = self.mean + delta.sum(axis=0) / (self.learner.participants or self.learner.n_clients)
         self.heard = True
 
     def step(self, t: int) -> Down | None:

@@ -101,7 +101,7 @@ def device_routes(engine: Engine, limits: Limits) -> APIRouter:
     ) -> Response:
         if client is not None:
             check_client(request.scope[CLIENT], client)
-        return json_response(engine.round(loop, client, t))
+        return json_response(await run_in_threadpool(engine.round, loop, client, t))
 
     return api
 
