@@ -27,7 +27,7 @@ PRAGMAS = (
     "synchronous=EXTRA",
     "fullfsync=ON",  # on macOS a sync that does not stop at the disk's cache; elsewhere nothing
     "secure_delete=ON",
-    "wal_autocheckpoint=4000",  # pages, 16 MB: each checkpoint syncs twice while everybody waits
+    "wal_autocheckpoint=16000",  # pages, 64 MB: each checkpoint writes and syncs twice while everybody waits
 )
 
 # Finds the records of an event and keeps those of these kinds unique (NULLs are distinct): one index to write, not two.
