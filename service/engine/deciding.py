@@ -20,7 +20,7 @@ from service.engine.history import History
 from service.engine.records import LoggedRank, RankBody, Registered, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
-from service.scoring.features import FeatureError, Prepared, Preparer
+from service.scoring.features import FeatureError, Given, Prepared, Preparer
 from service.scoring.model import PersonalModel, SharedModel, arrays, expand, explain, learn, score, score_kernel
 from service.store import Entry
 
@@ -53,7 +53,7 @@ class Offer(list[Action]):
         check_actions(actions)
         super().__init__(actions)
         complete = all(map(_has_features, self))
-        self.given = tuple([(action.id, bytes(action.features)) for action in self]) if complete else None
+        self.given = Given([(action.id, bytes(action.features)) for action in self]) if complete else None
 
 
 class Ranked(msgspec.Struct, gc=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 
 import msgspec
@@ -11,6 +12,9 @@ from service.http.wire import Rank, UnreadRank
 
 KEPT = 100  # lists
 LONGEST = 100_000  # bytes of a list that is kept
+BEGINNING = 1_000  # bytes by which a longer list is found before the body is read
+
+_NAME = b'"actions":['
 
 _unread = msgspec.json.Decoder(UnreadRank)
 
@@ -20,16 +24,32 @@ class Offers:
 
     def __init__(self) -> None:
         self._offers: OrderedDict[bytes, Offer] = OrderedDict()
+        self._long: dict[bytes, bytes] = {}  # the last of those that begin so
+        self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
     def read(self, body: bytes) -> UnreadRank | None:
         """Return the request if its actions are known and it is plain that no name comes twice in it, else None."""
+        start = body.find(_NAME) + len(_NAME) - 1
+        text = self._long.get(body[start : start + BEGINNING])
+        if text is None or not body.startswith(text, start):
+            return self._read(body, None)
+        return self._read(body[:start] + self._mark + body[start + len(text) :], text) or self._read(body, None)
+
+    def _read(self, body: bytes, marked: bytes | None) -> UnreadRank | None:
+        """Return the request, in which the mark stands for the list ``marked``."""
         try:
             request = _unread.decode(body)
         except (ValueError, RecursionError):
             return None
         text = bytes(request.actions)
+        if len(body) != len(text) + shortest_rest(request):
+            return None
+        if marked is not None:
+            if text != self._mark:
+                return None
+            text = marked
         offer = self._offers.get(text)
-        if offer is None or len(body) != len(text) + shortest_rest(request):
+        if offer is None:
             return None
         self._offers.move_to_end(text)
         request.actions = offer  # type: ignore[assignment]  # read now
@@ -41,8 +61,11 @@ class Offers:
         if len(text) > LONGEST:
             return
         self._offers[text] = Offer(request.actions)
+        if len(text) > BEGINNING:
+            self._long[text[:BEGINNING]] = text
         if len(self._offers) > KEPT:
-            self._offers.popitem(last=False)
+            oldest, _ = self._offers.popitem(last=False)
+            self._long.pop(oldest[:BEGINNING], None)
 
 
 _NAMES = {name: len(f',"{name}":') for name in ("context", "user", "event_id", "exclude", "defer", "explain")}

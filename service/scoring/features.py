@@ -72,6 +72,13 @@ class _Offer(NamedTuple):
     hashes: bytes
     values: bytes
     starts: Array  # of each action and the end, counted from the first
+    after: dict[int, Array]  # the same, counted from that many features before
+
+
+class Given(tuple[tuple[str, bytes], ...]):
+    """(id, features) of actions that may come again; a preparer leaves here what it made of them."""
+
+    hashed: tuple[Preparer, _Offer] | None = None
 
 
 class Preparer:
@@ -95,16 +102,25 @@ class Preparer:
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
         """Return the features of a context and of (id, features) actions, given as JSON objects, hashed.
 
-        A tuple of actions is looked up as it is: one that comes again is found without reading its bytes.
+        What was made of ``Given`` actions is found without looking at them.
         """
-        key = actions if type(actions) is tuple else tuple([(name, bytes(features)) for name, features in actions])
-        row, offer = self._look_up((None, bytes(context)), 0), self._offer(key)
+        row, offer = self._look_up((None, bytes(context)), 0), self._offer_of(actions)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
         hashes = np.frombuffer(row.hashes + offer.hashes, np.uint32)
         values = np.frombuffer(row.values + offer.values, np.float32)
-        return Prepared(hashes, values, offer.starts + n, self.crosses)
+        starts = offer.after.get(n)
+        if starts is None:
+            starts = offer.after[n] = offer.starts + n
+        return Prepared(hashes, values, starts, self.crosses)
+
+    def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> _Offer:
+        if not isinstance(actions, Given):
+            return self._offer(tuple([(name, bytes(features)) for name, features in actions]))
+        if actions.hashed is None or actions.hashed[0] is not self:
+            actions.hashed = self, self._offer(actions)
+        return actions.hashed[1]
 
     def _offer(self, key: tuple[tuple[str, bytes], ...]) -> _Offer:
         offer = self._offers.get(key)
@@ -113,7 +129,7 @@ class Preparer:
             return offer
         rows = [self._look_up(action, place) for place, action in enumerate(key, 1)]
         starts = np.array([0, *accumulate([len(row.hashes) // 4 for row in rows])], np.int64)
-        offer = _Offer(b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows]), starts)
+        offer = _Offer(b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows]), starts, {})
         self._keep_offer(key, offer)
         return offer
 

@@ -71,6 +71,47 @@ def test_lists_are_forgotten_in_the_order_of_their_last_use(known, monkeypatch):
     assert known.read(body()) is not None
 
 
+LONG = f'[{{"id":"a","features":{{"x":"{"y" * offers.BEGINNING}"}}}},{{"id":"b"}}]'
+
+
+@pytest.fixture
+def known_long():
+    known, long = Offers(), body().replace(ACTIONS.encode(), LONG.encode())
+    known.keep(long, msgspec.json.decode(long, type=Rank))
+    return known
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"actions":LONG}',
+        '{"user":"u","actions":LONG,"context":{"h":9}}',
+        '{"context":{"actions":LONG},"actions":LONG}',
+    ],
+)
+def test_a_long_list_is_found_wherever_it_stands(known_long, written):
+    text = written.replace("LONG", LONG).encode()
+    fast, whole = known_long.read(text), msgspec.json.decode(text, type=Rank)
+    assert list(fast.actions) == whole.actions
+    assert (fast.context, fast.user) == (whole.context, whole.user)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"actions":LONG,"actions":LONG}',
+        '{"actions":LONG,"actions":[]}',
+        '{"context":{"actions":LONG},"actions":[]}',
+        '{"context":{"actions":LONG},"actions":[1]}',
+        '{"actions":LONG }',
+        '{"actions":LONG,"user":7}',
+        '{"actions":LONG',
+    ],
+)
+def test_a_long_list_where_something_else_is_wrong_is_left_to_the_careful_way(known_long, written):
+    assert known_long.read(written.replace("LONG", LONG).encode()) is None
+
+
 def test_an_offer_is_checked_as_any_list_of_actions_is():
     twice = msgspec.json.decode(b'{"actions":[{"id":"a"},{"id":"a"}]}', type=RankRequest)
     with pytest.raises(ApiError, match="actions must have different ids, got 'a' twice"):
