@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -108,11 +108,11 @@ class View:
     history: History | None  # of the weights, once a device has asked
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     event_id: str
     body: RankBody
     result: RankResult
+    prepared: Prepared
 
 
 def draw(event_id: str) -> float:
@@ -202,7 +202,7 @@ def decide(request: RankRequest, view: View, personal: PersonalModel | None, pre
     result = _result(event_id, [name for name, _ in offered], body)
     if request.explain:
         result.explanations = _explanations(context, offered, view, personal)
-    return Decision(event_id, body, result)
+    return Decision(event_id, body, result, prepared)
 
 
 def check_request(request: RankRequest) -> None:

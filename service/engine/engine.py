@@ -21,6 +21,7 @@ from service.engine.deciding import (
     repeated,
 )
 from service.engine.devices import Devices
+from service.engine.handed import handed
 from service.engine.records import (
     ACTIONS,
     ACTIVATE,
@@ -92,8 +93,9 @@ class Engine(Devices):
                 personal = await self._load((view.since, request.user))
                 view = await self._view(loop)
         decision = decide(request, view, personal, self._preparers[view.settings.crosses])
-        record = Record(loop, RANK, decision.event_id, request.user, encode(decision.body))
-        return decision, self._submit(record)  # nothing is awaited between view and submission
+        return decision, self._submit(
+            _record(loop, request, decision)
+        )  # nothing is awaited between view and submission
 
     async def _ranked(
         self, loop: str, request: RankRequest, decision: Decision, stored: asyncio.Future[int]
@@ -279,3 +281,8 @@ class Engine(Devices):
             return function()
         except StoreUnavailable as error:
             raise unavailable(error) from error
+
+
+def _record(loop: str, request: RankRequest, decision: Decision) -> Record:
+    body = handed(request.user, decision.body, decision.prepared)
+    return Record(loop, RANK, decision.event_id, request.user, body)

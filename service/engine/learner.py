@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
+from service.engine.handed import Handed, Known, agreed
 from service.engine.joining import Case, Join, Rules, Settled
 from service.engine.records import (
     ACTIONS,
@@ -107,7 +108,16 @@ class LoopState:
         statistics.baseline_reward += case.baseline_weight * reward
 
     def _rank(self, entry: Entry) -> Settled | None:
-        body, statistics = read_rank(entry.body), self.head.statistics
+        body, statistics = entry.body, self.head.statistics
+        known = body.known if isinstance(body, Handed) else self._read_rank(entry)
+        statistics.ranks += 1
+        if known.agreed is not None:
+            statistics.apprentice += 1
+            statistics.agreed += known.agreed
+        return self.join.rank(_event(entry), entry.seq, entry.time, self.rules(), known.case, known.deferred)
+
+    def _read_rank(self, entry: Entry) -> Known:
+        body = read_rank(entry.body)
         offered = read_offered(body.actions[body.action])
         features = self.head.catalogue[offered.id].features if offered.put else bytes(offered.features)
         prepared = self._preparer.prepare(bytes(body.context), [(offered.id, features)])
@@ -115,11 +125,7 @@ class LoopState:
         weight = 1 / body.probabilities[body.action] if body.action == first else 0.0
         n_context = int(prepared.starts[0])
         case = Case(entry.user, prepared.hashes.tobytes(), prepared.values.tobytes(), n_context, weight)
-        statistics.ranks += 1
-        if body.wished is not None:
-            statistics.apprentice += 1
-            statistics.agreed += body.wished == body.action
-        return self.join.rank(_event(entry), entry.seq, entry.time, self.rules(), case, body.deferred)
+        return Known(case, body.deferred, agreed(body))
 
     def _reward(self, entry: Entry) -> Settled | None:
         body = read_reward(entry.body)

@@ -449,6 +449,32 @@ def test_a_closed_engine_refuses_and_what_it_took_is_stored(tmp_path):
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("apprentice", [False, True])
+def test_what_is_handed_to_the_learner_is_what_it_would_read_in_the_record(tmp_path, apprentice):
+    def request(k):
+        actions = [Action(f"a{n}", msgspec.Raw(b'{"x": %d}' % (n % 3))) for n in range(4)]
+        return RankRequest(
+            actions=[*actions[k % 4 :], Action("known")], context=msgspec.Raw(b'{"h": %d}' % k), user="u"
+        )
+
+    async def rank_many():
+        engine = Engine.open(tmp_path / "store.db")
+        fed, feed = [], engine._log.appended
+        engine._log.appended = lambda entries: (fed.extend(entries), feed(entries))
+        await engine.put_settings("default", {"epsilon": 1.0, "apprentice": apprentice})
+        await engine.put_actions("default", [Action("known", msgspec.Raw(b'{"y": "z"}'))])
+        await engine.rank_many("default", [request(k) for k in range(40)])
+        await engine.settle()
+        state = engine._learning.learner.loops["default"]
+        both = [(entry.body.known, state._read_rank(entry)) for entry in fed if entry.kind == "rank"]
+        await engine.close()
+        return both
+
+    both = asyncio.run(rank_many())
+    assert len(both) == 40
+    assert all(handed == read for handed, read in both)
+
+
 def test_event_ids_are_different_and_need_no_quoting():
     ids = {new_event_id() for _ in range(5_000)}
     assert len(ids) == 5_000

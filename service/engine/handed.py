@@ -1,0 +1,47 @@
+"""Records of decisions on their way to the learner of the same process, which need not read them again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.engine.joining import Case
+from service.engine.records import LoggedRank, RankBody, encode
+from service.scoring.features import Prepared
+
+
+class Known(NamedTuple):
+    """What the learner needs of a rank record."""
+
+    case: Case
+    deferred: bool
+    agreed: bool | None
+
+
+class Handed(bytes):
+    """The body of a rank record, and what the learner would find in it."""
+
+    known: Known
+
+
+def handed(user: str | None, rank: RankBody, prepared: Prepared) -> bytes:
+    """Return the record of a decision on ``prepared``; where actions are excluded, for the learner to read itself."""
+    text = encode(rank)
+    if rank.exclude:
+        return text
+    body = Handed(text)
+    body.known = Known(_case(user, rank, prepared), rank.deferred, agreed(rank))
+    return body
+
+
+def agreed(rank: RankBody | LoggedRank) -> bool | None:
+    """Return whether an apprentice took what the policy drew, None where the loop was none."""
+    return None if rank.wished is None else rank.wished == rank.action
+
+
+def _case(user: str | None, rank: RankBody, prepared: Prepared) -> Case:
+    """Return what comes of preparing the context and the action taken alone."""
+    taken, starts = rank.action, prepared.starts
+    n, first, last = 4 * int(starts[0]), 4 * int(starts[taken]), 4 * int(starts[taken + 1])
+    hashes, values = prepared.hashes.tobytes(), prepared.values.tobytes()
+    weight = 0.0 if taken else 1 / rank.probabilities[0]
+    return Case(user, hashes[:n] + hashes[first:last], values[:n] + values[first:last], n // 4, weight)
