@@ -15,6 +15,7 @@ from service.http.admin import loop_routes, service_routes
 from service.http.gate import Gate
 from service.http.hot import ENTRIES, Hot
 from service.http.keys import Keys
+from service.http.lane import Lane
 from service.http.limits import Limits
 from service.http.metrics import Requests
 from service.http.openapi import document
@@ -38,6 +39,7 @@ class App(FastAPI):
     """A FastAPI application with the gate in front of all of it: FastAPI's own way in takes longer than the gate."""
 
     gate: Gate
+    lane: Lane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.gate(scope, receive, send)
@@ -66,8 +68,10 @@ def create_app(engine: Engine, *, keys: Keys, limits: Limits | None = None) -> F
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
-    handlers = Hot(engine, limits).handlers() | federated.hot_handlers(engine, limits)
+    hot = Hot(engine, limits)
+    handlers = hot.handlers() | federated.hot_handlers(engine, limits)
     app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=limits, requests=requests)
+    app.lane = Lane(engine, hot, app.gate)
     entries = {path: entry for below, entry in (ENTRIES | federated.ENTRIES).items() for path in of_a_loop(below)}
     made = document(app, entries, wire.KINDS, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this

@@ -120,9 +120,13 @@ class Core:
             raise
         except Refused as error:
             raise invalid(str(error)) from error
+        self.stored(seq)
+        return seq
+
+    def stored(self, seq: int) -> None:
+        """Take note that the record is in the store."""
         self._last = max(self._last, seq)
         self._learning.wake()
-        return seq
 
     async def _view(self, loop: str) -> View:
         """Return the loop as it is published, after any change on its way."""

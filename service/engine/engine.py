@@ -42,6 +42,7 @@ from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import FeatureError, action_features
 from service.scoring.model import PersonalModel
 from service.store import Duplicate, Record, StoreUnavailable
+from service.store.group_commit import Waiter
 
 DELETED = b'{"deleted":true}'
 
@@ -96,6 +97,20 @@ class Engine(Devices):
         return decision, self._submit(
             _record(loop, request, decision)
         )  # nothing is awaited between view and submission
+
+    def decide_at_once(self, loop: str, request: RankRequest) -> Decision | None:
+        """Return a decision for ``store_at_once``, None if something must be awaited for it."""
+        if self._changing is not None:
+            return None
+        check_request(request)
+        view, known, personal = self.view(loop), True, None
+        if request.user is not None and view.settings.personal:
+            known, personal = self._personal.cached((view.since, request.user))
+        return decide(request, view, personal, self._preparers[view.settings.crosses]) if known else None
+
+    def store_at_once(self, loop: str, request: RankRequest, decision: Decision, waiter: Waiter) -> None:
+        """Hand the store a decision that was just made; ``waiter`` is told its position, once it is durable."""
+        self._commits.submit_for(waiter, _record(loop, request, decision))
 
     async def _ranked(
         self, loop: str, request: RankRequest, decision: Decision, stored: asyncio.Future[int]

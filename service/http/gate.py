@@ -63,9 +63,9 @@ class Gate:
         limits: Limits,
         requests: Requests,
     ) -> None:
-        self._app, self._hot, self._keys, self._limits, self._requests = app, hot, keys, limits, requests
-        self._table = Table()
-        self._buckets = Buckets(limits.requests_per_second)
+        self._app, self._hot, self.keys, self.limits, self.requests = app, hot, keys, limits, requests
+        self.table = Table()
+        self.buckets = Buckets(limits.requests_per_second)
         self._bodies = {path: _body_of(path, limits) for path in ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,14 +74,14 @@ class Gate:
             return
         began = perf_counter()
         path, status = await self._answer(scope, receive, send)
-        self._requests.count(path, scope["method"] if path != UNKNOWN else "any", status, perf_counter() - began)
+        self.requests.count(path, scope["method"] if path != UNKNOWN else "any", status, perf_counter() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
         """Return the route's path and the status of the reply that was sent."""
         path = UNKNOWN
         try:
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
-            route, parameters = self._table.find(raw_path)
+            route, parameters = self.table.find(raw_path)
             path = route.path
             head = read_head(scope["headers"])
             stopped = self._stop(route, parameters, scope["method"], head)
@@ -125,8 +125,8 @@ class Gate:
             return _no_method(method, route.allowed())
         if roles is OPEN:
             return ANYONE
-        key = self._keys.identify(head.authorization)
-        seconds = self._buckets.take(key.id)
+        key = self.keys.identify(head.authorization)
+        seconds = self.buckets.take(key.id)
         if seconds:
             return too_many_requests(seconds)
         loop = route.loop(parameters)

@@ -14,7 +14,7 @@ from service.http.openapi import Json, operation
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.strict import decode, refuse_repeats
 from service.http.table import of_a_loop
-from service.http.wire import Batch, Decisions, Rank, Reward
+from service.http.wire import Batch, Decisions, Rank, Reward, UnreadRank
 
 ENTRIES: dict[str, Json] = {
     "/rank": operation("Choose an action.", body=Rank, reply=RankResult),
@@ -47,8 +47,7 @@ class Hot:
         return {path: handle for below, handle in of.items() for path in of_a_loop(below)}
 
     async def rank(self, call: Call) -> Reply:
-        request = self._offers.read(call.body) or self._read(call.body)
-        return json_reply(_encode(await self._engine.rank(call.loop, request)))
+        return json_reply(_encode(await self._engine.rank(call.loop, self.read_rank(call.body))))
 
     async def rank_many(self, call: Call) -> Reply:
         requests = decode(_batch, call.body).requests
@@ -70,6 +69,10 @@ class Hot:
     async def activate(self, call: Call) -> Reply:
         await self._engine.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT
+
+    def read_rank(self, body: bytes) -> Rank | UnreadRank:
+        """Return a request to rank; raise ``ApiError`` if it breaks a rule."""
+        return self._offers.read(body) or self._read(body)
 
     def _read(self, body: bytes) -> Rank:
         request = decode(_rank, body)

@@ -47,3 +47,8 @@ class Buckets:
             return (1 - level) / self._rate
         self._levels[key] = (level - 1, now)
         return 0.0
+
+    def give_back(self, key: str) -> None:
+        """Undo a ``take`` that returned 0."""
+        level, since = self._levels[key]
+        self._levels[key] = (level + 1, since)

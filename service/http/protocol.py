@@ -7,12 +7,13 @@ here has not reached the application, so the reply in the service's own shape is
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError
-from service.http.replies import refusal
+from service.http.lane import Lane
+from service.http.replies import Reply, Scope, refusal
 
 HEAD_BYTES = 65_536
 FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
@@ -38,6 +39,11 @@ class Joined:
             held, self._held = self._held, b""
             self._transport.write(held + data if held else data)
 
+    def write_all(self, reply: bytes) -> None:
+        """Send a whole reply."""
+        self.flush()
+        self._transport.write(reply)
+
     def flush(self) -> None:
         if self._held:
             self.write(b"")
@@ -51,6 +57,7 @@ class Protocol(HttpToolsProtocol):
     """One connection; ``request_seconds`` is set by ``protocol``."""
 
     request_seconds: float
+    lane: Lane | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -58,17 +65,65 @@ class Protocol(HttpToolsProtocol):
         self._whole = False  # the request that came last is here to its end
         self._begun = 0  # requests that began in the chunk that came last
         self._head_bytes: int | None = 0  # of the head that is being read, None in a body
+        self._between = True  # requests: none is being read
+        self._taken = False  # by the lane, and not answered
+        self._behind = b""  # what came after that
+        self._part = bytearray()  # of a request that the lane may take
+        self._missing = 0  # bytes of it
+        self._ending = False  # with the answer to that
+        self._answered_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = Joined(transport)  # type: ignore[assignment]  # has all of a transport's methods
-        self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+        self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.lane is None:
+            self._read(data)
+        elif self._taken:
+            self._behind += data
+            self.flow.pause_reading()
+        elif self._missing:
+            self._part += data
+            self._missing -= len(data)
+            if self._missing <= 0:
+                self._missing, whole = 0, bytes(self._part)
+                self._begin(self.lane, whole)
+        elif self._is_free():
+            self._begin(self.lane, data)
+        else:
+            self._read(data)
+
+    def _begin(self, lane: Lane, data: bytes) -> None:
+        """Let the lane take the request that ``data`` is, wait for its rest, or read it as usual."""
+        found = lane.find(data)
+        if found is not None and lane.take(found, data, self):
+            self._taken = True
+            self._unset_deadline()
+        elif found is not None and (missing := lane.missing(found, data)):
+            self._missing, self._part = missing, bytearray(data)
+            self._set_deadline()
+        else:
+            self._read(data)
+            if found is None and self._begun == 1 and self._is_plain():
+                lane.note(data, cast(Scope, self.scope))
+
+    def _is_free(self) -> bool:
+        """Return whether what comes next is the beginning of a request, which can be answered at once."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return self._between and answered and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _is_plain(self) -> bool:
+        """Return whether the head of the request that was read last is here, and leaves the connection open."""
+        read = (self._between or self._head_bytes is None) and not self.transport.is_closing()
+        return read and self.cycle.keep_alive and not self.expect_100_continue
+
+    def _read(self, data: bytes) -> None:
         before, self._begun = self._head_bytes, 0
         super().data_received(data)
         if self.transport.is_closing():
@@ -76,8 +131,7 @@ class Protocol(HttpToolsProtocol):
         if self._whole:
             self._unset_deadline()
             return
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+        self._set_deadline()
         if self._head_bytes is not None:
             all_of_it = before is not None and self._begun <= 1  # else the chunk has the end of other requests too
             self._head_bytes = (before or 0) + len(data) if all_of_it else 0
@@ -86,7 +140,7 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(ApiError(431, "head_too_large", error, "headers"))
 
     def on_message_begin(self) -> None:
-        self._whole = False
+        self._whole = self._between = False
         self._begun += 1
         super().on_message_begin()
 
@@ -95,15 +149,68 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._whole, self._head_bytes = True, 0
+        self._whole, self._between, self._head_bytes = True, True, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
 
+    def answer(self, reply: Reply) -> None:
+        """Send the lane's answer and go on with what came meanwhile."""
+        self._taken = False
+        if self.transport.is_closing():
+            return
+        self.server_state.total_requests += 1
+        self.transport.write_all(_whole_reply(reply, self.server_state.default_headers, self._ending))  # type: ignore[attr-defined]
+        if self._ending:
+            self.transport.close()
+            return
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._await_more(self.timeout_keep_alive)
+        if self._behind:
+            behind, self._behind = self._behind, b""
+            self.flow.resume_reading()
+            self.data_received(behind)
+
+    def ask_again(self, data: bytes) -> None:
+        """Read what the lane gave back, and what came meanwhile."""
+        self._taken = False
+        if not self.transport.is_closing():
+            behind, self._behind = self._behind, b""
+            self.flow.resume_reading()
+            self._read(data + behind)
+            if self._ending:
+                super().shutdown()
+
+    def shutdown(self) -> None:
+        if self._taken:
+            self._ending = True
+            return
+        if self._missing:
+            self._missing = 0
+            self._read(bytes(self._part))  # its rest goes the usual way too
+        super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle for long enough; the lane does not set the alarm anew for each answer."""
+        seconds_left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        busy = self._taken or self._missing > 0
+        if busy or seconds_left > 0:
+            self._await_more(self.timeout_keep_alive if busy else seconds_left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _await_more(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
+
+    def _set_deadline(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
 
     def _unset_deadline(self) -> None:
         if self._deadline is not None:
@@ -125,9 +232,18 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(request_seconds: float) -> type[Protocol]:
-    """Return the protocol class for uvicorn's ``http`` option."""
-    return type("Protocol", (Protocol,), {"request_seconds": request_seconds})
+def protocol(request_seconds: float, lane: Lane | None = None) -> type[Protocol]:
+    """Return the protocol class for uvicorn's ``http`` option; requests that ``lane`` takes do not reach its ASGI."""
+    return type("Protocol", (Protocol,), {"request_seconds": request_seconds, "lane": lane})
+
+
+def _whole_reply(reply: Reply, default: list[tuple[bytes, bytes]], last: bool) -> bytes:
+    """Return the reply as uvicorn writes it."""
+    headers = [*default, *reply.headers, (b"content-length", b"%d" % len(reply.body))]
+    if last:
+        headers.append((b"connection", b"close"))
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join([STATUS_LINE[reply.status], *lines, b"\r\n", reply.body])
 
 
 def _raw(error: ApiError) -> bytes:

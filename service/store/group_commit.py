@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from fedres.checks import whole
 from service.store.log import Log, Record, StoreUnavailable
 
-AnyFuture: TypeAlias = "Future[int] | asyncio.Future[int]"
 Outcome: TypeAlias = int | Exception
+
+
+class Waiter(Protocol):
+    """What is told on its event loop what came of a record; an ``asyncio.Future`` is one."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop: ...
+    def cancelled(self) -> bool: ...
+    def done(self) -> bool: ...
+    def set_result(self, seq: int, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
+AnyFuture: TypeAlias = Future[int] | Waiter
 
 
 class GroupCommit:
@@ -34,6 +47,7 @@ class GroupCommit:
         self._waiting: deque[tuple[Record, AnyFuture]] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._waking: asyncio.AbstractEventLoop | None = None  # is about to wake the thread
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
 
@@ -49,6 +63,14 @@ class GroupCommit:
         self._enqueue(record, future)
         return future
 
+    def submit_for(self, waiter: Waiter, record: Record) -> None:
+        """Tell ``waiter``; all that its event loop submits in one turn is committed together."""
+        self._enqueue(record, waiter, wake=False)
+        loop = waiter.get_loop()
+        if self._waking is not loop:
+            self._waking = loop
+            loop.call_soon(self._wake)
+
     def close(self) -> None:
         """Take no more records, and return when all that were taken are answered. The log stays open."""
         with self._changed:
@@ -62,14 +84,20 @@ class GroupCommit:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _enqueue(self, record: Record, future: AnyFuture) -> None:
+    def _wake(self) -> None:
+        self._waking = None
+        with self._changed:
+            self._changed.notify()
+
+    def _enqueue(self, record: Record, future: AnyFuture, wake: bool = True) -> None:
         with self._changed:
             if self._closed:
                 raise StoreUnavailable("closed", "the store takes no more records")
             if len(self._waiting) >= self._max_waiting:
                 raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
             self._waiting.append((record, future))
-            self._changed.notify()
+            if wake:
+                self._changed.notify()
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -114,7 +142,10 @@ def _settle(answers: list[tuple[AnyFuture, Outcome]]) -> None:
     for future, outcome in answers:
         if future.done():  # cancelled while its batch was being written
             continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        try:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        except Exception:  # of one who waits; the others are to be told
+            logging.getLogger(__name__).exception("an answer was lost")

@@ -168,6 +168,47 @@ def test_an_event_loop_is_woken_once_per_batch(log):
     assert len(wakes) == len(held.sizes) == 2
 
 
+class Told:
+    """Notes what it is told; the first of them breaks."""
+
+    def __init__(self, loop, heard, n):
+        self._loop, self._heard, self._n = loop, heard, n
+
+    def get_loop(self):
+        return self._loop
+
+    def cancelled(self):
+        return False
+
+    done = cancelled
+
+    def set_result(self, seq):
+        self._heard[seq] = asyncio.get_running_loop() is self._loop
+        if len(self._heard) == self._n:
+            self._loop.stop()
+        if seq == 1:
+            raise RuntimeError("a broken waiter")
+
+    set_exception = set_result
+
+
+def test_what_an_event_loop_submits_in_one_turn_is_committed_together_and_all_are_told(log, caplog):
+    held, heard, loop = HeldLog(log), {}, asyncio.new_event_loop()
+    held.go.set()
+
+    def submit():
+        for n in range(5):
+            commits.submit_for(Told(loop, heard, 5), rank(f"e{n}"))
+
+    with GroupCommit(held) as commits:
+        loop.call_soon(submit)
+        loop.run_forever()
+        loop.close()
+    assert heard == dict.fromkeys(range(1, 6), True)
+    assert held.sizes == [5]
+    assert "an answer was lost" in caplog.text
+
+
 def test_an_event_loop_that_ended_is_no_hindrance(log):
     held = HeldLog(log)
 

@@ -1,0 +1,133 @@
+"""The short way for rank: from the bytes of a request to the store and back, with no task and nothing awaited.
+
+A request goes it if its head is known and its answer needs nothing but memory and one commit. All others, and all that
+are to be refused, go the usual way, through the gate, which then does everything anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Protocol
+
+import msgspec
+
+from service.engine import Engine
+from service.errors import ApiError
+from service.http.body import read_head
+from service.http.gate import JSON_TYPE, Gate
+from service.http.heads import Found, Heads, Way
+from service.http.hot import Hot
+from service.http.keys import Key
+from service.http.replies import Reply, Scope, failure, json_reply
+from service.http.table import DEFAULT_LOOP, RANK, of_a_loop
+from service.store import StoreUnavailable
+
+PATHS = of_a_loop("/rank")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Connection(Protocol):
+    """Where requests come from."""
+
+    def answer(self, reply: Reply) -> None:
+        """Send the answer to the request that was taken."""
+
+    def ask_again(self, data: bytes) -> None:
+        """Let the request that was taken go the usual way."""
+
+
+class Lane:
+    """Takes requests to rank that nothing speaks against."""
+
+    def __init__(self, engine: Engine, hot: Hot, gate: Gate) -> None:
+        self._engine, self._hot, self._gate = engine, hot, gate
+        self._heads = Heads()
+
+    def note(self, data: bytes, scope: Scope) -> None:
+        """Remember the head of the request that ``data`` begins with, as the parser read it: the connection is kept."""
+        if scope["method"] != "POST" or not scope["raw_path"].endswith(b"/rank"):
+            return
+        route, parameters = self._gate.table.find(scope["raw_path"])
+        head, names = read_head(scope["headers"]), [name for name, _ in scope["headers"]]
+        once = names.count(b"content-length") == 1 and not {b"transfer-encoding", b"upgrade"} & set(names)
+        if once and head.media_type == JSON_TYPE and head.encoding is None and route.path in PATHS:
+            self._heads.keep(data, Way(route.path, parameters.get("loop", DEFAULT_LOOP), head.authorization))
+
+    def find(self, data: bytes) -> Found | None:
+        """Return the request that ``data`` begins with, if it may go this way, as far as its head says."""
+        found = self._heads.find(data)
+        return found if found is not None and found.length <= self._gate.limits.body_bytes else None
+
+    def missing(self, found: Found, data: bytes) -> int:
+        """Return how many bytes to wait for, 0 where none are missing or who asks may not: they are refused now."""
+        missing = found.start + found.length - len(data)
+        return missing if missing > 0 and self._key(found.way) is not None else 0
+
+    def take(self, found: Found, data: bytes, connection: Connection) -> bool:
+        """Return whether the request, all of ``data``, was taken; ``connection`` is then told what came of it."""
+        if len(data) != found.start + found.length:
+            return False
+        key = self._key(found.way)
+        if key is None or self._gate.buckets.take(key.id):
+            return False
+        if self._submit(_Asked(self._engine, self._gate, found.way, data, connection), data[found.start :]):
+            return True
+        self._gate.buckets.give_back(key.id)
+        return False
+
+    def _key(self, way: Way) -> Key | None:
+        """Return whose request it is, None if they may not."""
+        try:
+            key = self._gate.keys.identify(way.authorization)
+        except ApiError:
+            return None
+        return key if key.role in RANK and key.loop in (None, way.loop) else None
+
+    def _submit(self, asked: _Asked, body: bytes) -> bool:
+        try:
+            request = self._hot.read_rank(body)
+            decision = self._engine.decide_at_once(asked.way.loop, request)
+            if decision is None:
+                return False
+            asked.reply = json_reply(_encode(decision.result))
+            self._engine.store_at_once(asked.way.loop, request, decision, asked)
+        except Exception:  # the usual way meets it too, and says what it is
+            return False
+        return True
+
+
+class _Asked:
+    """A request on its way to the store, told what came of it as a future is."""
+
+    __slots__ = ("_began", "_connection", "_data", "_engine", "_gate", "_loop", "reply", "way")
+
+    def __init__(self, engine: Engine, gate: Gate, way: Way, data: bytes, connection: Connection) -> None:
+        self._began = perf_counter()
+        self._engine, self._gate, self.way, self._data, self._connection = engine, gate, way, data, connection
+        self._loop = asyncio.get_running_loop()
+        self.reply: Reply
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def cancelled(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, seq: int, /) -> None:
+        self._engine.stored(seq)
+        self._answer(self.reply)
+
+    def set_exception(self, error: Exception, /) -> None:
+        if isinstance(error, StoreUnavailable):
+            self._answer(failure(error))
+        else:
+            self._connection.ask_again(self._data)
+
+    def _answer(self, reply: Reply) -> None:
+        self._gate.requests.count(self.way.path, "POST", reply.status, perf_counter() - self._began)
+        self._connection.answer(reply)
