@@ -59,8 +59,8 @@ class PersonalModels:
 
     def publish(self, models: Iterable[tuple[Key, PersonalModel]]) -> None:
         """Take models that nobody will change any more."""
-        self.generation += 1
         for key, model in models:
+            self.generation += 1
             self._unsaved[key] = model
             self._keep(key, model)
 
