@@ -86,6 +86,21 @@ def _find(table: Array, key: Key) -> Any:
 
 
 @kernel
+def _marks(table: Array) -> Array:
+    """Return a bit for each of 2^13 kinds of keys, set where the table has one: most that it has not are told so."""
+    marks = np.zeros(128 if table.size else 0, np.uint64)
+    for slot in range(table.size):
+        if table[slot] != 0:
+            marks[table[slot] >> np.uint32(25)] |= _mark(table[slot])
+    return marks
+
+
+@kernel
+def _mark(key: Key) -> Any:
+    return np.uint64(1) << np.uint64((key >> np.uint32(19)) & np.uint32(63))
+
+
+@kernel
 def _number(total: Real) -> Real:
     """Return a number that JSON can carry: 0 for none, the largest there is for one beyond."""
     return min(max(total, -_LARGEST), _LARGEST) if total == total else np.float32(0)
@@ -125,12 +140,12 @@ def _add(total: Real, weights: Array, index: Any, value: Real) -> Real:
 @kernel
 def _add_row(parts: Array, models: Any, hashes: Array, xs: Array, context_hash: Key, context_value: Real) -> None:
     """Add what pairs of one context feature, or none, with an action's features give, in the order of ``_expand``."""
-    weights, shift, table, own = models
+    weights, shift, table, own, marks = models
     shared, personal = parts[0], parts[1]
     for j in range(hashes.size):
         key, value = pair_key(context_hash, hashes[j]), context_value * xs[j]
         shared = _add(shared, weights, np.int64(key >> shift), value)
-        if table.size:
+        if marks.size and marks[key >> np.uint32(25)] & _mark(key):
             personal = _add(personal, own, _find(table, key), value)
     parts[0], parts[1] = shared, personal
 
@@ -138,7 +153,7 @@ def _add_row(parts: Array, models: Any, hashes: Array, xs: Array, context_hash: 
 @kernel
 def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
     """Return what ``_part`` of ``_expand`` is for every action, without making the arrays."""
-    models = (weights, shift, table, own)
+    models = (weights, shift, table, own, _marks(table))
     n, starts = prepared.starts[0], prepared.starts
     hashes, values = prepared.hashes, prepared.values
     alone, none = np.zeros(2, np.float32), np.zeros(1, np.uint32)
