@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
 from service.engine.handed import Handed, Known, agreed
+from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
 from service.engine.joining import Case, Join, Rules, Settled
 from service.engine.records import (
     ACTIONS,

@@ -64,8 +64,13 @@ def test_a_gzip_bomb_is_refused_at_the_limit():
         tracemalloc.stop()
 
 
+def compressed(data):
+    """Return the same bytes at any time: a test's name must not change with the clock."""
+    return gzip.compress(data, mtime=0)
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"plain", gzip.compress(b"abc")[:-1], gzip.compress(b"a") + b"more", gzip.compress(b"a") * 2]
+    "body", [b"", b"plain", compressed(b"abc")[:-1], compressed(b"a") + b"more", compressed(b"a") * 2]
 )
 def test_what_is_no_whole_gzip_is_refused(body):
     assert refused(lambda: read(Head(encoding=b"gzip"), body)) == (400, "invalid_gzip")
