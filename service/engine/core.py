@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,6 @@ from service.store import Duplicate, GroupCommit, Lease, Log, Record, Refused, S
 from service.store.log import Connection, system_clock
 
 DEFAULT = "default"
-SWITCH = 0.0005  # seconds that a thread may wait for the interpreter; ten times that is usual, and felt in replies
 YOUNG = 20_000  # objects made between two looks for cycles, of which requests leave none
 
 Answer = TypeVar("Answer")
@@ -87,7 +85,6 @@ class Core:
             lease.release()
             raise
         _spare_the_collector()
-        sys.setswitchinterval(SWITCH)
         parts = (snapshots, personal, Exporter(archive), limits or Limits())
         return cls(store, lease, log, learning, parts)
 
