@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
-from bandits.models.adagrad import learn_personal, predict, shared_part
+from bandits.models.adagrad import learn_alone, learn_residual, predict, shared_part
 from bandits.models.choose import default_rates
 from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
@@ -107,7 +107,8 @@ class _AdaGrad(_Player):
         model = AdaGradModel(scheme, dims[0], dims[1], self.rates)
         self.shared = model.shared
         self.personal = np.tile(model.newcomer[: model.own], (stream.n_clients, 1))
-        self.evidence = np.zeros((stream.n_clients, 2))
+        self.slow = self.personal.copy()
+        self.evidence = np.zeros((stream.n_clients, 5))
         self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
 
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
@@ -116,7 +117,7 @@ class _AdaGrad(_Player):
         (_, g_stride), (_, l_stride) = self.layouts
         _play_adagrad(
             t,
-            (self.shared, self.personal, self.evidence, self.ring),
+            (self.shared, self.personal, self.slow, self.evidence, self.ring),
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
@@ -132,7 +133,7 @@ def _play_adagrad(
     t0: int, models: Group, xg: Group, xl: Group, rewards: Array, policy: Group, rates: Group, outputs: Group
 ) -> None:
     """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features)."""
-    shared, personal, evidence, ring = models
+    shared, personal, slow, evidence, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
     (code, setting, seed), (chosen, probability) = policy, outputs
     n_rounds, n_clients, n_actions = rewards.shape
@@ -145,12 +146,12 @@ def _play_adagrad(
         learns = code != EXPLORE_EVERY or n % setting == 0
         for p in range(n_clients):
             mine, its, x, z = personal[p], evidence[p], g_values[r, p], l_values[r, p]
-            predict(shared, mine, its, g_indices, x, g_stride, l_indices, z, l_stride, scores)
+            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores)
             a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
             chosen[r, p], probability[r, p] = a, probabilities[a]
             if learns and not use_shared:  # nobody else is concerned
                 row, reward = z[min(a, len(z) - 1)], rewards[r, p, a]
-                learn_personal(mine, its, l_row, a * l_stride, row, reward, 0.0, rates[1], False)
+                learn_alone(mine, l_row, a * l_stride, row, reward, rates[1])
         if not use_shared:
             continue
         sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
@@ -162,8 +163,8 @@ def _play_adagrad(
             reward, x = rewards[r, p, a], g_values[r, p, min(a, g_values.shape[2] - 1)]
             if use_personal:
                 mine, its, z = personal[p], evidence[p], l_values[r, p, min(a, l_values.shape[2] - 1)]
-                offset = shared_part(shared, g_row, a * g_stride, x)
-                part = learn_personal(mine, its, l_row, a * l_stride, z, reward, offset, rates[1], True)
+                offset, shift = shared_part(shared, g_row, a * g_stride, x), a * l_stride
+                part = learn_residual(mine, slow[p], its, l_row, shift, z, reward, offset, rates[1])
             sent[p, 1], sent[p, 2], sent[p, 3] = part, reward, a * g_stride
             sent[p, 4:] = x
         for p in range(n_clients):

@@ -10,9 +10,13 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.local_learners.adagrad import Real, at, clamp, dim_of, joint, kernel, multiply_add, see, step
-from fedres.local_learners.trusted import DOUBT, FORGET
+from fedres.local_learners.evidence import FORGET, RECENT
+from fedres.local_learners.paced import PRIOR
+from fedres.local_learners.trusted import DOUBT
 
 _ONE = np.float32(1)
+
+SLOWER = 30.0  # how many times slower the slow half of a personal model learns
 
 Five = tuple[float, float, float, float, float]
 
@@ -58,8 +62,16 @@ def five_personal_parts(state: Array, shift: int, stride: int, values: Array) ->
 
 @kernel
 def trust(evidence: Array) -> float:
+    """Return how much a personal model counts; ``evidence`` is what ``Trusted`` and ``Paced`` keep, and their n."""
     worth: float = min(max(evidence[0] / (evidence[1] + DOUBT), 0.0), 1.0)
     return worth
+
+
+@kernel
+def share(evidence: Array) -> float:
+    """Return how much of a personal model is its quick half."""
+    quick: float = min(max((evidence[2] + PRIOR) / (evidence[3] + PRIOR), 0.0), 1.0)
+    return quick
 
 
 @kernel
@@ -96,6 +108,7 @@ def _personal_parts(personal: Array, indices: Array, values: Array, stride: int,
 def predict(
     shared: Array,
     personal: Array,
+    slow: Array,
     evidence: Array,
     g_indices: Array,
     g_values: Array,
@@ -105,14 +118,20 @@ def predict(
     l_stride: int,
     out: Array,
 ) -> None:
-    """Write the joint predictions of all actions, clamped to [0, 1]; a model of no features adds nothing."""
+    """Write the joint predictions of all actions, clamped to [0, 1]; a model of no features adds nothing.
+
+    Personal models beside a shared one are quick (``personal``) and ``slow``; alone, there is nothing slow.
+    """
     if personal.size > 4:
         _personal_parts(personal, l_indices, l_values, l_stride, out)
     if personal.size > 4 and shared.size > 4:
-        worth, parts = trust(evidence), np.empty(out.size)
+        worth, quick, parts = trust(evidence), share(evidence), np.empty(out.size)
+        _personal_parts(slow, l_indices, l_values, l_stride, parts)
+        for a in range(out.size):
+            out[a] = worth * (quick * out[a] + (1 - quick) * parts[a])
         _shared_parts(shared, g_indices, g_values, g_stride, parts)
         for a in range(out.size):
-            out[a] = parts[a] + worth * out[a]
+            out[a] = parts[a] + out[a]
     elif shared.size > 4:
         _shared_parts(shared, g_indices, g_values, g_stride, out)
     for a in range(out.size):
@@ -120,8 +139,34 @@ def predict(
 
 
 @kernel
-def learn_personal(
+def personal_step(
+    state: Array, indices: Array, shift: int, values: Array, part: float, label: float, offset: float, rate: Real
+) -> None:
+    """Take the step of a model whose local part is ``part``."""
+    see(state, label)
+    prediction = clamp(state, np.float32(part))
+    if offset != 0:
+        prediction = clamp(state, joint(state, indices, shift, values, _ONE, np.float32(offset)))
+    step(state, indices, shift, values, _ONE, np.float32(label) - prediction, rate)
+
+
+@kernel
+def personal_part(state: Array, indices: Array, shift: int, values: Array) -> float:
+    part: float = np.float64(joint(state, indices, shift, values, _ONE, np.float32(0)))
+    return part
+
+
+@kernel
+def learn_alone(personal: Array, indices: Array, shift: int, values: Array, label: float, rate: Real) -> None:
+    """Take the step of a model beside which there is no other."""
+    part = personal_part(personal, indices, shift, values)
+    personal_step(personal, indices, shift, values, part, label, 0.0, rate)
+
+
+@kernel
+def learn_residual(
     personal: Array,
+    slow: Array,
     evidence: Array,
     indices: Array,
     shift: int,
@@ -129,22 +174,28 @@ def learn_personal(
     label: float,
     offset: float,
     rate: Real,
-    trusted: bool,
 ) -> float:
-    """Take a personal step; return the local prediction as it was, which the client uploads."""
-    part = np.float64(joint(personal, indices, shift, values, _ONE, np.float32(0)))
-    sent = part * trust(evidence) if trusted else part
-    see(personal, label)
-    prediction = clamp(personal, np.float32(part))
-    if offset != 0:
-        prediction = clamp(personal, joint(personal, indices, shift, values, _ONE, np.float32(offset)))
-    step(personal, indices, shift, values, _ONE, np.float32(label) - prediction, rate)
+    """Take the steps of ``Trusted(Paced(...))``; return the local prediction as it was, which the client uploads."""
+    p, q = personal_part(personal, indices, shift, values), personal_part(slow, indices, shift, values)
+    quick = share(evidence)
+    part = quick * p + (1 - quick) * q
+    sent = trust(evidence) * part
+    personal_step(personal, indices, shift, values, p, label, offset, rate)
+    personal_step(slow, indices, shift, values, q, label, offset, rate / SLOWER)
     low, high = np.float64(personal[0]), np.float64(personal[1])
-    without = min(max(offset, low), high)
-    moved = min(max(offset + part, low), high) - without
-    evidence[0] = FORGET * evidence[0] + (label - without) * moved
-    evidence[1] = FORGET * evidence[1] + moved * moved
+    evidence[4] += 1
+    keep = max(FORGET, 1 - RECENT / evidence[4])
+    _weigh(evidence[:2], keep, label, min(max(offset, low), high), min(max(offset + part, low), high))
+    _weigh(evidence[2:4], keep, label, min(max(offset + q, low), high), min(max(offset + p, low), high))
     return sent
+
+
+@kernel
+def _weigh(sums: Array, keep: float, label: float, without: float, prediction: float) -> None:
+    """Add what a prediction explains of what another left over."""
+    moved = prediction - without
+    sums[0] = keep * sums[0] + (label - without) * moved
+    sums[1] = keep * sums[1] + moved * moved
 
 
 def new_state(dim: int) -> Array:

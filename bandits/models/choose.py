@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from bandits.actions import Actions
+from bandits.models.adagrad import SLOWER
 from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel
 from bandits.models.protocol import Model
 from bandits.policies import LinUCB, Policy
 from fedres import checks
 from fedres.local_learners.protocol import LocalLearner
+from fedres.local_learners.trusted import RangedLearner
 
 LOCAL_LEARNERS = ("vw", "linear")
 
@@ -81,10 +83,14 @@ class Choice:
     def _readable(self, shared: Actions, dims: tuple[int, int], rates: tuple[float, float]) -> Model:
         from bandits.models.federation import AloneModel, FederationModel
         from fedres.global_learners import global_learner
+        from fedres.local_learners.paced import Paced
         from fedres.local_learners.trusted import Trusted
 
-        def alone() -> LocalLearner:
-            return new_learner(self.local_learner, dims[1], rates[1])
+        def alone(rate: float = rates[1]) -> RangedLearner:
+            return new_learner(self.local_learner, dims[1], rate)
+
+        def beside() -> LocalLearner:
+            return Trusted(Paced(alone(), alone(rates[1] / SLOWER)))
 
         if self.scheme == "independent" or (self.scheme == "fedres" and not dims[0]):
             return AloneModel(alone)
@@ -92,7 +98,7 @@ class Choice:
         if self.global_learner == "fedres-erm":
             given.setdefault("local_dim", (dims[1] if self.scheme == "fedres" else 0) or 1)
         learner = global_learner(self.global_learner, dim=dims[0], n_clients=self.capacity, **given)
-        make = None if self.scheme == "central" or not dims[1] else lambda: Trusted(alone())  # type: ignore[arg-type]
+        make = None if self.scheme == "central" or not dims[1] else beside
         return FederationModel(learner, make, dims, self.uplink_delay, self.downlink_delay)
 
     def _step(self, shared: Actions, rate: float) -> dict[str, float]:
@@ -118,7 +124,7 @@ def size(actions: Actions) -> float:
     return float(np.abs(actions.values).sum(axis=1).mean())
 
 
-def new_learner(name: str, dim: int, rate: float) -> LocalLearner:
+def new_learner(name: str, dim: int, rate: float) -> RangedLearner:
     """Return an empty local learner whose predictions lie in [0, 1]."""
     from fedres.local_learners.linear import LinearLearner
     from fedres.local_learners.vw import VWLearner, bits_for

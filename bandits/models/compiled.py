@@ -13,7 +13,7 @@ import numpy as np
 
 from bandits.actions import Actions
 from bandits.exploration import choose
-from bandits.models.adagrad import learn_personal, new_state, predict, shared_part
+from bandits.models.adagrad import learn_alone, learn_residual, new_state, predict, shared_part
 from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
 from fedres import checks
 from fedres.checks import Array
@@ -24,15 +24,16 @@ Maybe = Any  # an array, or None: numba compiles a kernel for each
 
 _ALIKE: tuple[Any, Any, int] = (None, None, 0)  # private features that are the shared ones
 
-EVIDENCE = 4  # places of 32 bits at the end of a client's part: two numbers of 64
+EVIDENCE = 10  # places of 32 bits at the end of a client's part: five numbers of 64
 
 
 @kernel
-def parts(state: Array, common: int, own: int, slot: int) -> tuple[Array, Array, Array]:
-    """Return the shared model, a client's own, and the evidence for it; ``common`` and ``own`` are their sizes."""
-    start = common + slot * (own + EVIDENCE)
-    end = start + own
-    return state[:common], state[start:end], state[end : end + EVIDENCE].view(np.float64)
+def parts(state: Array, common: int, own: int, slot: int) -> tuple[Array, Array, Array, Array]:
+    """Return the shared model, a client's own, quick and slow, and the evidence; ``common`` and ``own`` are sizes."""
+    slow = own if common > 4 else 0  # nothing is slow where nothing is shared
+    start = common + slot * (own + slow + EVIDENCE)
+    half, end = start + own, start + own + slow
+    return state[:common], state[start:half], state[half:end], state[end : end + EVIDENCE].view(np.float64)
 
 
 @kernel
@@ -50,11 +51,11 @@ def scores(
     out: Array,
 ) -> None:
     """Write the predictions for one of many clients; private features that are None are the shared ones."""
-    shared, mine, its = parts(state, common, own, slot)
+    shared, mine, slow, its = parts(state, common, own, slot)
     if l_indices is None:
-        predict(shared, mine, its, g_indices, g_values, g_stride, g_indices, g_values, g_stride, out)
+        predict(shared, mine, slow, its, g_indices, g_values, g_stride, g_indices, g_values, g_stride, out)
     else:
-        predict(shared, mine, its, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
+        predict(shared, mine, slow, its, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
 
 
 @kernel
@@ -95,6 +96,38 @@ def row(table: Array, action: int) -> Any:
 
 
 @kernel
+def learn_one(
+    state: Array,
+    common: int,
+    own: int,
+    slot: int,
+    g_indices: Array,
+    g_values: Array,
+    g_shift: int,
+    l_indices: Array,
+    l_values: Array,
+    l_shift: int,
+    reward: float,
+    shared_rate: Real,
+    personal_rate: Real,
+    alone: bool,
+) -> float:
+    """Do what ``learn`` does, with features of the chosen action."""
+    shared, mine, slow, its = parts(state, common, own, slot)
+    if common <= 4:
+        if own > 4:
+            learn_alone(mine, l_indices, l_shift, l_values, reward, personal_rate)
+        return 0.0
+    part = 0.0
+    if own > 4:
+        offset = shared_part(shared, g_indices, g_shift, g_values)
+        part = learn_residual(mine, slow, its, l_indices, l_shift, l_values, reward, offset, personal_rate)
+    if alone:
+        learn_shared(shared, g_indices, g_shift, g_values, reward, part, 1.0, shared_rate)
+    return part
+
+
+@kernel
 def learn(
     state: Array,
     common: int,
@@ -113,20 +146,15 @@ def learn(
     alone: bool,
 ) -> float:
     """Let a client learn, and if it is ``alone`` in its round the shared model too; return what it uploads."""
-    shared, mine, its = parts(state, common, own, slot)
     where, x, shift = row(g_indices, action), row(g_values, action), action * g_stride
-    part, offset, both = 0.0, 0.0, common > 4
-    if both:
-        offset = shared_part(shared, where, shift, x)
-    if own > 4:
-        if l_indices is None:
-            part = learn_personal(mine, its, where, shift, x, reward, offset, personal_rate, both)
-        else:
-            here, z = row(l_indices, action), row(l_values, action)
-            part = learn_personal(mine, its, here, action * l_stride, z, reward, offset, personal_rate, both)
-    if both and alone:
-        learn_shared(shared, where, shift, x, reward, part, 1.0, shared_rate)
-    return part
+    if l_indices is None:
+        return learn_one(
+            state, common, own, slot, where, x, shift, where, x, shift, reward, shared_rate, personal_rate, alone
+        )
+    here, z, there = row(l_indices, action), row(l_values, action), action * l_stride
+    return learn_one(
+        state, common, own, slot, where, x, shift, here, z, there, reward, shared_rate, personal_rate, alone
+    )
 
 
 @kernel
@@ -159,7 +187,7 @@ def learn_and_decide(
 
 
 class AdaGradModel:
-    """``Model`` of the three schemes; personal models of 8 bytes a feature, in one array that grows."""
+    """``Model`` of the three schemes; personal models of 16 bytes a feature, 8 where nothing is shared."""
 
     reusable = True
 
@@ -170,7 +198,8 @@ class AdaGradModel:
         shared = new_state(0 if scheme == "independent" else shared_dim)
         shared[1] = 0  # as in fedres-adagrad: its range grows with the rewards that come in
         own = new_state(0 if scheme == "central" else private_dim)
-        self.newcomer = np.append(own, np.zeros(EVIDENCE, dtype=np.float32))
+        slow = own if shared.size > 4 else own[:0]
+        self.newcomer = np.concatenate([own, slow, np.zeros(EVIDENCE, dtype=np.float32)])
         self.common, self.own = shared.size, own.size
         self.state = np.append(shared, self.newcomer)
         self.shared_rate, self.personal_rate = rates

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.protocol import Features, LocalLearner
 
-FORGET = 0.99  # what an older prediction's evidence keeps each time a new one comes in
 DOUBT = 0.3  # evidence of no worth that every model starts with
 
 
@@ -28,12 +28,11 @@ class Trusted:
 
     def __init__(self, learner: RangedLearner) -> None:
         self.learner = learner
-        self.explained = 0.0  # Σ residual · local part
-        self.squares = 0.0  # Σ (local part)²
+        self.evidence = Evidence()
 
     @property
     def trust(self) -> float:
-        return min(max(self.explained / (self.squares + DOUBT), 0.0), 1.0)
+        return self.evidence.ratio(0.0, DOUBT)
 
     @property
     def label_range(self) -> tuple[float, float]:
@@ -52,9 +51,7 @@ class Trusted:
         part = self.learner.score(features)
         self.learner.learn(features, label, offset)
         without = self._clamp(offset)
-        moved = self._clamp(offset + part) - without
-        self.explained = FORGET * self.explained + (label - without) * moved
-        self.squares = FORGET * self.squares + moved * moved
+        self.evidence.add(label - without, self._clamp(offset + part) - without)
 
     def correct(self, features: Features, slope: float) -> None:
         """Take the step of an earlier prediction; its worth is not known, so trust stays."""

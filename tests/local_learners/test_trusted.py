@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedres import LinearLearner, VWLearner
-from fedres.local_learners.trusted import DOUBT, FORGET, Trusted
+from fedres.local_learners.evidence import FORGET
+from fedres.local_learners.trusted import DOUBT, Trusted
 
 
 def test_trust_is_least_squares_of_the_residual_on_the_local_part():
@@ -42,7 +43,7 @@ def test_trust_vanishes_where_the_local_part_is_noise():
     for _ in range(600):
         trusted.learn(rng.normal(size=8), rng.random(), offset=0.5)
     assert trusted.trust < 0.4
-    assert trusted.squares > 10 * DOUBT
+    assert trusted.evidence.squares > 10 * DOUBT
 
 
 def test_trust_nears_one_where_the_local_part_explains_what_is_left_over():
@@ -68,8 +69,9 @@ class Stubborn(LinearLearner):
 
 def test_trust_follows_when_the_world_changes():
     trusted = Trusted(Stubborn(1))
-    for label, expected in ((0.8, 1.0), (0.5, 0.0), (0.65, 0.5)):
-        for _ in range(1000):
+    """With patience: what is remembered is about a fifth of all that was seen."""
+    for label, n, expected in ((0.8, 1000, 1.0), (0.5, 3000, 0.0), (0.65, 12_000, 0.5)):
+        for _ in range(n):
             trusted.learn([1.0], label, offset=0.5)
         assert trusted.trust == pytest.approx(expected, abs=0.04)
 
