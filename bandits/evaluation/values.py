@@ -12,8 +12,8 @@ SUM_TOLERANCE = 1e-3  # probabilities are written with few digits
 def flatten(name: str, value: Any) -> dict[str, float]:
     """Return {feature: number} of a JSON object or a plain array of numbers.
 
-    Nested objects give ``a.b``, strings an indicator ``name=value``, arrays ``name[i]`` (a plain one ``[i]``). True is
-    an indicator; False, null and names that start with ``_`` add nothing.
+    Nested objects give ``a.b``, strings an indicator ``name=value`` each, also in an array, other arrays ``name[i]`` (a
+    plain one ``[i]``). True is an indicator; False, null and names that start with ``_`` add nothing.
     """
     if value is None:
         return {}
@@ -61,6 +61,8 @@ def _flatten_list(flat: dict[str, float], name: str, entries: list[Any]) -> None
     for i, entry in enumerate(entries):
         if isinstance(entry, dict):  # VW writes namespaces as arrays of objects
             _flatten_into(flat, f"{name}[{i}].", entry)
+        elif isinstance(entry, str) and isinstance(entries[0], str):
+            flat[f"{name}={entry}"] = 1.0
         else:
             flat[f"{name}[{i}]"] = number(f"{name}[{i}]", entry)
 

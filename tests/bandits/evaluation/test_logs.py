@@ -169,6 +169,12 @@ json_values = st.recursive(
 )
 
 
+def test_arrays_of_strings_are_indicators_as_in_the_service():
+    assert flatten("context", {"tags": ["new", "big"], "size": [2, 3]}) == {
+        "tags=new": 1.0, "tags=big": 1.0, "size[0]": 2.0, "size[1]": 3.0
+    }  # fmt: skip
+
+
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_flat_features_are_finite_numbers_and_flattening_them_again_changes_nothing(nested):
     flat = flatten("context", nested)
