@@ -27,7 +27,8 @@ from service.engine.snapshots import Snapshots
 from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import Limits, Preparer
 from service.store import Duplicate, GroupCommit, Lease, Log, Record, Refused, StoreUnavailable, sqlite_file
-from service.store.log import Connection, system_clock
+from service.store.log import system_clock
+from service.store.opening import Connection
 
 DEFAULT = "default"
 YOUNG = 20_000  # objects made between two looks for cycles, of which requests leave none

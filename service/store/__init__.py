@@ -2,7 +2,8 @@
 
 from service.store.group_commit import GroupCommit
 from service.store.lease import Lease, LeaseHeld
-from service.store.log import Duplicate, Entry, Log, Record, Refused, StoreUnavailable, sqlite_file
+from service.store.log import Duplicate, Entry, Log, Record, Refused
+from service.store.opening import StoreUnavailable, sqlite_file
 
 __all__ = [
     "Duplicate",

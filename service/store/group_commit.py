@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Protocol, TypeAlias
 
 from fedres.checks import whole
-from service.store.log import Log, Record, StoreUnavailable
+from service.store.log import Log, Record
+from service.store.opening import StoreUnavailable
 
 Outcome: TypeAlias = int | Exception
 

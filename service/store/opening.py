@@ -1,0 +1,156 @@
+"""Opening the log's SQLite file: what it must be, how it is made, and how an older one is brought up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from fedres.checks import not_negative
+
+SCHEMA_VERSION = 2
+APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
+
+PRAGMAS = (
+    # FULL, which syncs every commit, and more: without the directory's sync the journal under which a new file turns to
+    # WAL could come back after a power cut, and undo all that was acknowledged since.
+    "synchronous=EXTRA",
+    "fullfsync=ON",  # on macOS a sync that does not stop at the disk's cache; elsewhere nothing
+    "secure_delete=ON",
+    "wal_autocheckpoint=16000",  # pages, 64 MB: each checkpoint writes and syncs twice while everybody waits
+)
+
+# Finds the records of an event and keeps those of these kinds unique (NULLs are distinct): one index to write, not two.
+BY_EVENT = """CREATE UNIQUE INDEX log_by_event ON log (loop, event,
+        CASE kind WHEN 'rank' THEN 0 WHEN 'residual' THEN 1 WHEN 'update' THEN 2 WHEN 'join' THEN 3 END)
+        WHERE event IS NOT NULL"""
+
+SCHEMA = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}')",
+    """CREATE TABLE log (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        time INTEGER NOT NULL, -- microseconds since 1970, never less than in the row before
+        loop TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        event TEXT,
+        user TEXT,
+        body NOT NULL -- text where it is UTF-8 (JSON is), else a blob
+    )""",
+    "CREATE INDEX log_by_loop ON log (loop)",  # SQLite appends seq to the key
+    "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
+    BY_EVENT,
+)
+FROM_VERSION_1 = (  # which knew ranks alone
+    "DROP INDEX log_by_event",
+    BY_EVENT,
+    f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE name = 'schema'",
+)
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """Nothing was acknowledged.
+
+    ``code`` is one of busy, readonly, io, full, damaged (the disk or the file), foreign, version (not a file of ours),
+    overloaded, closed, failed.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+class Connection(Protocol):
+    """All that the log asks of a connection, which must be in autocommit mode and raise ``sqlite3.Error``."""
+
+    def execute(self, sql: str, parameters: tuple[Any, ...] = ..., /) -> Iterable[Any]: ...
+    def close(self) -> None: ...
+
+
+def sqlite_file(path: str | os.PathLike[str], busy_seconds: float = 5.0) -> Callable[[], Connection]:
+    """Return what opens connections to ``path`` that wait ``busy_seconds`` for a lock of another process."""
+    not_negative("busy_seconds", busy_seconds)
+    return lambda: sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+
+
+def opened(connect: Callable[[], Connection]) -> Connection:
+    """Return a connection to a log of ours; another file is refused before anything is written to it."""
+    db = connect()
+    try:
+        _prepare(db)
+    except BaseException:
+        close(db)
+        raise
+    return db
+
+
+def close(db: Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        db.close()
+
+
+def _prepare(db: Connection) -> None:
+    for pragma in PRAGMAS:
+        list(db.execute(f"PRAGMA {pragma}"))
+    fresh = _is_empty(db)
+    version = SCHEMA_VERSION if fresh else _check_kind(db)
+    [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
+    if mode != "wal":
+        raise StoreUnavailable("io", f"{_name(db)} must be on a disk that allows WAL mode, got {mode}")
+    if fresh:
+        _create(db)
+    elif version < SCHEMA_VERSION:
+        _migrate(db)
+
+
+def _is_empty(db: Connection) -> bool:
+    [(n_objects,)] = db.execute("SELECT count(*) FROM sqlite_master")
+    return int(n_objects) == 0
+
+
+def _create(db: Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _is_empty(db):  # else another process was faster
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
+    _check_kind(db)
+
+
+def _migrate(db: Connection) -> None:
+    """Bring a store of version 1 to today's, unless it is damaged."""
+    quick_check(db)
+    db.execute("BEGIN IMMEDIATE")
+    if _check_kind(db) < SCHEMA_VERSION:  # else another process was faster
+        for statement in FROM_VERSION_1:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _check_kind(db: Connection) -> int:
+    """Return the version of a store of ours."""
+    [(application,)] = db.execute("PRAGMA application_id")
+    if application != APPLICATION_ID:
+        raise StoreUnavailable("foreign", f"{_name(db)} must be a store of fedres, got another SQLite database")
+    versions = [version for (version,) in db.execute("SELECT value FROM meta WHERE name = 'schema'")]
+    if versions not in (["1"], [str(SCHEMA_VERSION)]):
+        got = versions[0] if versions else "none"
+        raise StoreUnavailable("version", f"{_name(db)} must have schema version 1 or {SCHEMA_VERSION}, got {got}")
+    return int(versions[0])
+
+
+def quick_check(db: Connection) -> None:
+    found = [line for (line,) in db.execute("PRAGMA quick_check")]
+    if found != ["ok"]:
+        raise StoreUnavailable("damaged", f"{_name(db)} is damaged: {found[0]}")
+
+
+def _name(db: Connection) -> str:
+    (_, _, file), *_ = db.execute("PRAGMA database_list")  # main, then temp if there is one
+    return str(file)
