@@ -20,8 +20,10 @@ from service.engine.history import History
 from service.engine.records import LoggedRank, RankBody, Registered, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
+from service.scoring.explaining import explain
 from service.scoring.features import FeatureError, Given, Prepared, Preparer
-from service.scoring.model import PersonalModel, SharedModel, arrays, expand, explain, learn, score, score_kernel
+from service.scoring.kernels import score_kernel
+from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
 
 LONGEST_ID = 200  # characters of an id: of an event, a user, an action, a loop

@@ -22,7 +22,8 @@ from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.messages import Kind, Up
 from fedres.models import Factored
 from fedres.quantizer import Quantizer
-from service.scoring.model import LEARNING_RATE, Example, SharedModel, _check_step, _open, _sealed
+from service.scoring.model import LEARNING_RATE, Example, SharedModel, check_step
+from service.scoring.sealing import sealed, unsealed
 
 Hyperparameter = float | int | None
 Clip = Callable[[Array], Array | None]
@@ -223,7 +224,7 @@ class FederatedModel(SharedModel):
         self._step(example, reward, 0.0, prediction, weight)
 
     def _step(self, example: Example, label: float, local: float, global_: float | None, weight: float) -> None:
-        _check_step(label, local, weight)
+        check_step(label, local, weight)
         self._span[:] = min(self._span[0], label), max(self._span[1], label)
         gradient = self._gradient(example, label, local, global_) * weight
         rows = -self.learner.step_size * gradient if self.wire.kind == "delta" else gradient
@@ -289,12 +290,12 @@ class FederatedModel(SharedModel):
             [_pack(array) for array in self._arrays()],
             [(number, t, _pack(vector)) for number, (t, vector) in self._pending.items()],
         )
-        return _sealed(_HEADER.pack(_MARK) + msgspec.msgpack.encode(state))
+        return sealed(_HEADER.pack(_MARK) + msgspec.msgpack.encode(state))
 
     @classmethod
     def from_bytes(cls, state: bytes, learning_rate: float = LEARNING_RATE) -> FederatedModel:
         """Return the model that ``to_bytes`` wrote."""
-        _, body = _open(state, _MARK, _HEADER)
+        _, body = unsealed(state, _MARK, _HEADER)
         try:
             known = msgspec.msgpack.decode(body, type=_State)
         except msgspec.MsgspecError as error:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.scoring.features import FeatureError, Limits, Preparer, _each_once, action_features, feature_hash, flatten
-from service.scoring.model import expand, pair_key
+from service.scoring.kernels import pair_key
+from service.scoring.model import expand
 
 DOC = (Path(__file__).parents[3] / "docs" / "hashing.md").read_text(encoding="utf-8")
 

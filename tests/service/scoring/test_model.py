@@ -7,8 +7,9 @@ import pytest
 from vowpalwabbit import Workspace
 
 from fedres import LinearLearner
+from service.scoring.explaining import explain
 from service.scoring.features import Preparer
-from service.scoring.model import PersonalModel, SharedModel, expand, explain, learn, score
+from service.scoring.model import PersonalModel, SharedModel, expand, learn, score
 
 
 def random_example(rng, n_keys=40, size=12):

@@ -1,0 +1,256 @@
+"""Compiled steps and scores of the models: VW's ``--adaptive`` over hashed pairs of features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.local_learners.adagrad import Real, kernel, multiply_add
+
+Key = Any  # uint32 inside the kernels
+
+_SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
+_LARGEST = np.finfo(np.float32).max
+
+
+@kernel
+def pair_key(context_hash: Key, action_hash: Key) -> Key:
+    """Return the 32-bit key of a pair of feature hashes; 0 stands for none."""
+    x = np.uint32(np.uint32(context_hash) * np.uint32(0x9E3779B1) + np.uint32(action_hash))
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    x = np.uint32((x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@kernel
+def _fill_crosses(keys: Array, values: Array, hashes: Array, xs: Array, context_hash: Key, context_value: Real) -> None:
+    for j in range(hashes.size):
+        keys[j] = pair_key(context_hash, hashes[j])
+        values[j] = context_value * xs[j]
+
+
+@kernel
+def expanded(prepared: Any, action: int) -> Any:
+    n, first, last = prepared.starts[0], prepared.starts[action], prepared.starts[action + 1]
+    context, context_values = prepared.hashes[:n], prepared.values[:n]
+    hashes, xs = prepared.hashes[first:last], prepared.values[first:last]
+    m = last - first
+    size = n + m + (n * m if prepared.crosses else 0)
+    keys, values = np.empty(size, np.uint32), np.empty(size, np.float32)
+    for i in range(n):
+        keys[i], values[i] = pair_key(context[i], 0), context_values[i]
+    _fill_crosses(keys[n:], values[n:], hashes, xs, np.uint32(0), np.float32(1))
+    for i in range(n if prepared.crosses else 0):
+        at = n + m + i * m
+        _fill_crosses(keys[at:], values[at:], hashes, xs, context[i], context_values[i])
+    return keys, values
+
+
+# A personal table holds keys by open addressing: the key's low bits say where to look first; 0 is an empty slot, so
+# the key 0 is kept as 1. Weights and sums of squared gradients have the constant's last.
+
+
+@kernel
+def find(table: Array, key: Key) -> Any:
+    """Return the slot that holds ``key``, or else −1 less the free slot where it would go."""
+    mask = table.size - 1
+    wanted = key if key != 0 else np.uint32(1)
+    slot = np.int64(wanted) & mask
+    while table[slot] != wanted:
+        if table[slot] == 0:
+            return -1 - slot
+        slot = (slot + 1) & mask
+    return slot
+
+
+@kernel
+def marks_of(table: Array) -> Array:
+    """Return a bit for each of 2^13 kinds of keys, set where the table has one: most that it has not are told so."""
+    marks = np.zeros(128 if table.size else 0, np.uint64)
+    for slot in range(table.size):
+        if table[slot] != 0:
+            marks[table[slot] >> np.uint32(25)] |= mark_of(table[slot])
+    return marks
+
+
+@kernel
+def mark_of(key: Key) -> Any:
+    return np.uint64(1) << np.uint64((key >> np.uint32(19)) & np.uint32(63))
+
+
+@kernel
+def as_number(total: Real) -> Real:
+    """Return a number that JSON can carry: 0 for none, the largest there is for one beyond."""
+    return min(max(total, -_LARGEST), _LARGEST) if total == total else np.float32(0)
+
+
+@kernel
+def indices_of(keys: Array, shift: int) -> Array:
+    indices = np.empty(keys.size, np.int64)
+    for k in range(keys.size):
+        indices[k] = keys[k] >> shift
+    return indices
+
+
+@kernel
+def slots_of(keys: Array, table: Array) -> Array:
+    slots = np.empty(keys.size, np.int64)
+    for k in range(keys.size):
+        slots[k] = find(table, keys[k])
+    return slots
+
+
+@kernel
+def part_of(weights: Array, indices: Array, values: Array, offset: Real) -> Real:
+    """Return offset + Σ w_j x_j; a negative index has no weight yet."""
+    total = np.float32(offset)
+    for k in range(values.size):
+        if values[k] != 0 and indices[k] >= 0:
+            total = multiply_add(weights[indices[k]], values[k], total)
+    return as_number(total + weights[-1])
+
+
+@kernel
+def _add(total: Real, weights: Array, index: Any, value: Real) -> Real:
+    return multiply_add(weights[index], value, total) if value != 0 and index >= 0 else total
+
+
+@kernel
+def _add_row(parts: Array, models: Any, hashes: Array, xs: Array, context_hash: Key, context_value: Real) -> None:
+    """Add what pairs of one context feature, or none, with an action's features give, in the order of ``expanded``."""
+    weights, shift, table, own, marks = models
+    shared, personal = parts[0], parts[1]
+    for j in range(hashes.size):
+        key, value = pair_key(context_hash, hashes[j]), context_value * xs[j]
+        shared = _add(shared, weights, np.int64(key >> shift), value)
+        if marks.size and marks[key >> np.uint32(25)] & mark_of(key):
+            personal = _add(personal, own, find(table, key), value)
+    parts[0], parts[1] = shared, personal
+
+
+@kernel
+def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
+    """Return what ``part_of`` of ``expanded`` is for every action, without making the arrays."""
+    models = (weights, shift, table, own, marks_of(table))
+    n, starts = prepared.starts[0], prepared.starts
+    hashes, values = prepared.hashes, prepared.values
+    alone, none = np.zeros(2, np.float32), np.zeros(1, np.uint32)
+    for i in range(n):
+        _add_row(alone, models, none, values[i : i + 1], hashes[i], np.float32(1))
+    parts = np.zeros((starts.size - 1, 2), np.float32)
+    for action in range(starts.size - 1):
+        row, first, last = parts[action], starts[action], starts[action + 1]
+        row[:] = alone
+        _add_row(row, models, hashes[first:last], values[first:last], np.uint32(0), np.float32(1))
+        for i in range(n if prepared.crosses else 0):
+            _add_row(row, models, hashes[first:last], values[first:last], hashes[i], values[i])
+        row[0] = as_number(row[0] + weights[-1])
+        row[1] = as_number(row[1] + own[-1]) if table.size else np.float32(0)
+    return parts
+
+
+@kernel
+def _accumulate(squares: Array, j: int, x: Real, squared_slope: Real) -> None:
+    """G_j += (weight·4·e·e)·(x·x)"""
+    squares[j] = multiply_add(squared_slope, max(x * x, _SMALLEST_SQUARE), squares[j])
+
+
+@kernel
+def _move(weights: Array, squares: Array, j: int, x: Real, pull: Real) -> None:
+    """w_j += (2·e·η·weight)·(x·(1/√G_j))"""
+    if squares[j] > 0:
+        weights[j] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares[j])), weights[j])
+
+
+@kernel
+def _step(
+    weights: Array, squares: Array, indices: Array, values: Array, error: Real, importance: Real, rate: Real
+) -> None:
+    one = np.float32(1)
+    squared_slope = np.float32(importance) * (np.float32(4) * error * error)
+    pull = np.float32(2) * error * (np.float32(rate) * np.float32(importance))
+    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
+        if values[k] != 0 and indices[k] >= 0:
+            _accumulate(squares, indices[k], values[k], squared_slope)
+    _accumulate(squares, squares.size - 1, one, squared_slope)
+    for k in range(values.size):
+        if values[k] != 0 and indices[k] >= 0:
+            _move(weights, squares, indices[k], values[k], pull)
+    _move(weights, squares, weights.size - 1, one, pull)
+
+
+@kernel
+def _error(prediction: Real, label: Real, lo: Real, hi: Real) -> Real:
+    return np.float32(label) - min(max(prediction, np.float32(lo)), np.float32(hi))
+
+
+@kernel
+def learn_shared(
+    weights: Array, squares: Array, span: Array, example: Any, shift: int, label: Real, offset: Real, how: Any
+) -> None:
+    keys, values = example
+    importance, rate = how
+    span[0], span[1] = min(span[0], np.float32(label)), max(span[1], np.float32(label))
+    indices = indices_of(keys, shift)
+    error = _error(part_of(weights, indices, values, offset), label, span[0], span[1])
+    if error * error > 0:
+        _step(weights, squares, indices, values, error, importance, rate)
+
+
+@kernel
+def correct_shared(
+    weights: Array, squares: Array, span: Array, example: Any, shift: int, label: Real, prediction: Real, how: Any
+) -> None:
+    keys, values = example
+    importance, rate = how
+    span[0], span[1] = min(span[0], np.float32(label)), max(span[1], np.float32(label))
+    error = _error(np.float32(prediction), label, span[0], span[1])
+    if error * error > 0:
+        _step(weights, squares, indices_of(keys, shift), values, error, importance, rate)
+
+
+@kernel
+def n_missing(table: Array, example: Any) -> int:
+    keys, values = example
+    n = 0
+    for k in range(keys.size):
+        n += values[k] != 0 and find(table, keys[k]) < 0
+    return n
+
+
+@kernel
+def put(table: Array, keys: Array, count: int) -> Any:
+    """Give every key a slot while four in five are not full; return the slots, −1 for none, and the new count."""
+    slots = slots_of(keys, table)
+    for k in range(keys.size):
+        if slots[k] < 0:
+            slot = find(table, keys[k])  # once more: the key may come twice
+            if slot < 0 and 5 * (count + 1) <= 4 * table.size:
+                slot = -1 - slot
+                table[slot] = keys[k] if keys[k] != 0 else np.uint32(1)
+                count += 1
+            slots[k] = max(slot, -1)
+    return slots, count
+
+
+@kernel
+def learn_personal(
+    table: Array,
+    weights: Array,
+    squares: Array,
+    count: int,
+    example: Any,
+    span: Any,
+    label: Real,
+    offset: Real,
+    how: Any,
+) -> int:
+    keys, values = example
+    importance, rate = how
+    error = _error(part_of(weights, slots_of(keys, table), values, offset), label, span[0], span[1])
+    if error * error > 0:
+        slots, count = put(table, keys[values != 0], count)
+        _step(weights, squares, slots, values[values != 0], error, importance, rate)
+    return count

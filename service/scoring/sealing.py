@@ -1,0 +1,20 @@
+"""States as bytes that tell when they were damaged."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+
+def sealed(state: bytes) -> bytes:
+    return state + struct.pack("<I", zlib.crc32(state))
+
+
+def unsealed(state: bytes, mark: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
+    """Return the header's fields but the mark, and what lies between header and checksum."""
+    if len(state) < header.size + 4 or state[:4] != mark:
+        raise ValueError(f"state must start with {mark!r} and a header, got {bytes(state[:12])!r}")
+    if zlib.crc32(state[:-4]) != int.from_bytes(state[-4:], "little"):
+        raise ValueError(f"state must be undamaged, got {len(state)} bytes that do not match their checksum")
+    return header.unpack_from(state)[1:], state[header.size : -4]
