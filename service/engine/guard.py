@@ -11,6 +11,10 @@ the first), each with one vote however much it sends, so that a minority of clie
 
 A quarter of the clients can be hostile, then. Whoever has many client ids is many clients.
 
+In the first window there is nothing to compare with, and a flood makes most of those heard first hostile. A huge
+gradient or delta is never made good; so none is learned from until half of the clients that joined were heard, and
+shares are those among so many at least.
+
 Coordinate-wise trimmed mean and median: D. Yin, Y. Chen, K. Ramchandran, P. Bartlett. Byzantine-Robust Distributed
 Learning: Towards Optimal Statistical Rates. 2018.
 """
@@ -77,7 +81,7 @@ class Guard(msgspec.Struct):
     sent: dict[str, Sent] = {}
     seen: int = 0  # uploads in this window
     learned: int = 0  # the same, those beyond a client's share not counted
-    before: Usual = Usual()  # of the window before
+    before: Usual = Usual()  # of the window before; in the first one, how many clients are waited for
 
     def weigh(
         self, client: str, values: Array, defences: Defences, error: Callable[[Array], float] | None = None
@@ -95,15 +99,21 @@ class Guard(msgspec.Struct):
         self._close()
         return values, weight
 
-    def clip(self, client: str, vector: Array, defences: Defences) -> Array | None:
-        """Return a gradient or delta, clipped; None if it is not to be learned from."""
+    def clip(self, client: str, vector: Array, defences: Defences, joined: int = 0) -> Array | None:
+        """Return a gradient or delta, clipped; None if it is not to be learned from.
+
+        ``joined`` is how many clients there are, heard or not.
+        """
+        if self._first():
+            self.before = Usual(min(joined, MOST_CLIENTS) // 2)  # the others may have gone
         own = self._admit(client, 0.0, defences)  # no client may fill the pools of a combination early in a window
         if own is None:
             return None
         clipped, norm = self._clip(own, vector, defences, median_low)  # one huge step is never made good
         weight = self._weigh(own, norm, defences)
+        early = self._early() and defences.max_norm is not None
         self._close()
-        if weight == 0:
+        if early or weight == 0:
             return None
         return clipped if weight == 1 else _scaled(clipped, weight)
 
@@ -111,6 +121,14 @@ class Guard(msgspec.Struct):
         """Remove a client's name, and what it has sent in this window."""
         uploads = self.sent.pop(client, Sent()).uploads
         self.seen, self.learned = self.seen - uploads, self.learned - uploads
+
+    def _first(self) -> bool:
+        """Return whether this is the first window."""
+        return self.before.uploads == 0
+
+    def _early(self) -> bool:
+        """Return whether too few were heard to say what is usual."""
+        return self._first() and len(self.sent) < self.before.clients
 
     def _clients(self) -> int:
         """Return how many clients there are: those of the window before may yet come."""
@@ -153,7 +171,7 @@ class Guard(msgspec.Struct):
         own.pull += pull
         if defences.client_pull is None or own.pull <= defences.client_pull * self.before.pull:
             return 1.0
-        one = 0.0 if self.before.clients else 1 / (self.learned // len(self.sent))  # an upload: somebody is first
+        one = 1 / (self.learned // len(self.sent)) if self._first() else 0.0  # an upload: somebody is first
         budget = max(defences.client_pull * self.before.pull, (defences.client_pull + one) * self._pull())
         return 1.0 if pull == 0 or own.pull <= budget else max(budget - spent, 0.0) / pull
 
@@ -164,7 +182,8 @@ class Guard(msgspec.Struct):
     def _close(self) -> None:
         """Begin a new window if this one is full."""
         length = TURNS * max(self._clients(), FEWEST_CLIENTS)
-        if self.learned < length and self.seen < PATIENCE * length and len(self.sent) < MOST_CLIENTS:
+        full = self.learned >= length and not self._early()
+        if not full and self.seen < PATIENCE * length and len(self.sent) < MOST_CLIENTS:
             return
         clients = max(len(self.sent), self._clients() // 2)
         norm = _kept_by_most([sent.norm for sent in self.sent.values()])

@@ -51,7 +51,7 @@ def learn_update(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
 
     def clip(vector: Array) -> Array | None:
         nonlocal learned
-        clipped = head.guard.clip(str(entry.user), vector, head.settings.defences)
+        clipped = head.guard.clip(str(entry.user), vector, head.settings.defences, len(head.clients.numbers))
         learned = clipped is not None
         return clipped
 

@@ -35,7 +35,7 @@ def test_without_defences_nothing_is_changed(sent):
         clipped, weight = residual(guard, client, values, error, OFF)
         assert clipped is values
         assert weight == 1
-        assert guard.clip(client, values, OFF) is values
+        assert guard.clip(client, values, OFF, 100) is values
 
 
 def test_clients_that_are_alike_are_left_alone():
@@ -200,6 +200,54 @@ def test_a_flood_of_updates_is_held_to_its_share_at_all_times():
     assert sum(guard.clip("flood", 0 * ONE, OFF) is not None for _ in range(7)) == 7
     guard = Guard(sent={f"{i}": Sent(1) for i in range(20)}, learned=20, before=Usual(20, 8.0, 2.0, 16.0))
     assert sum(guard.clip("0", 0 * ONE, Defences()) is not None for _ in range(30)) == 3
+
+
+@pytest.mark.parametrize("joined", [1, 2, 3])
+def test_one_of_up_to_three_clients_is_learned_from_at_once_and_always(joined):
+    guard = Guard()
+    assert all(guard.clip("first", ONE, Defences(), joined) is ONE for _ in range(200))
+
+
+@pytest.mark.parametrize("joined", [4, 5, 20, 100])
+def test_updates_are_learned_from_when_half_of_the_clients_that_joined_were_heard(joined):
+    guard = Guard()
+    found = [guard.clip(f"{i}", ONE, Defences(client_pull=None), joined) for i in range(joined)]
+    assert [vector is not None for vector in found] == [i >= joined // 2 - 1 for i in range(joined)]
+
+
+def test_half_of_the_clients_that_joined_are_learned_from_as_if_they_were_all():
+    guard = Guard()
+    found = [guard.clip(f"{i}", ONE, Defences(), 40) for _ in range(5 * TURNS) for i in range(20)]
+    assert found[:19] == [None] * 19
+    assert all(vector is ONE for vector in found[19:])
+
+
+@pytest.mark.parametrize("n_each", [1, 10, 30])
+def test_a_flood_of_huge_updates_before_all_others_passes_for_no_more_than_usual_ones(n_each):
+    guard, sums = Guard(), {"hostile": 0.0, "honest": 0.0}
+    senders = ["hostile"] * 20 * n_each + ["honest"] * 80
+    for k, who in enumerate(senders * 2 * TURNS):
+        client = f"{who} {k % len(senders) % 20 if who == 'hostile' else k % len(senders)}"
+        taken = guard.clip(client, ONE * np.float32(-1e15 if who == "hostile" else 1), Defences(), 100)
+        norm = 0.0 if taken is None else float(np.linalg.norm(taken))
+        assert norm <= 4.001
+        sums[who] += norm
+    assert sums["hostile"] <= 0.3 * sums["honest"]
+    assert sums["honest"] > 0.9 * 2 * TURNS * 80 * 2
+
+
+def test_clients_that_joined_and_never_come_are_not_waited_for_without_end():
+    guard = Guard()
+    found = [guard.clip("only", ONE, Defences(), 10) for _ in range(1000)]
+    assert found[:200] == [None] * 200
+    assert all(vector is ONE for vector in found[-100:])
+
+
+def test_more_clients_than_are_remembered_are_not_all_waited_for():
+    guard = Guard()
+    found = [guard.clip(f"{i}", ONE, Defences(), 10**6) for i in range(MOST_CLIENTS)]
+    assert found[MOST_CLIENTS // 2 - 2] is None
+    assert found[-1] is ONE
 
 
 def test_the_trimmed_mean_is_that_of_the_middle_half():
