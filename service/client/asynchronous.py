@@ -11,9 +11,9 @@ import httpx
 
 from service.client.device import Decision, Device, Status
 from service.client.offers import Actions, Features, make_offer
-from service.client.synchronous import TRIES
+from service.client.synchronous import CLOSE_SECONDS, TRIES
 from service.client.syncing import Link, Synced
-from service.client.transport import ask_async, check_seconds, headers
+from service.client.transport import ask_async, check_seconds, check_url, headers
 from service.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class AsyncDeviceClient:
     """What ``DeviceClient`` is, for ``async with``; syncs in the background begin when it is entered.
 
-    Models and disk are worked on in threads, so that the event loop never waits for them.
+    To make one reads its folder at once; from then on models and disk are worked on in threads, and the event loop
+    never waits for them.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class AsyncDeviceClient:
         gzip: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        check_url(url)
         check_seconds(sync_seconds)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
         self._device = Device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
-        self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
         self._link = Link(self._device, gzip=gzip)
         self._seconds = sync_seconds
         self._syncing = asyncio.Lock()  # one sync at a time
@@ -89,12 +91,19 @@ class AsyncDeviceClient:
         return self._device.status()
 
     async def close(self) -> None:
-        """Stop syncing after a last try, and save the models; closing twice is allowed."""
+        """Stop syncing after a last try of a few seconds, and save the models; closing twice is allowed."""
         self._closing.set()
+        try:
+            await self._end_task()
+            await asyncio.to_thread(self._device.close)
+        finally:
+            await self._http.aclose()
+
+    async def _end_task(self) -> None:
         if self._task is not None:
-            await self._task
-        await asyncio.to_thread(self._device.close)
-        await self._http.aclose()
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
     async def _sync(self, tries: int) -> Synced:
         synced: Synced = await self._drive(self._link.sync(tries))

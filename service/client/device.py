@@ -128,12 +128,12 @@ class Device:
         # Numbers go on from the time of day: a folder that was restored from a copy does not use any a second time.
         self._seq = max(self._store.last_seq(), int(self._clock() * 1000))
         self._learner = learner
-        self.dropped = int(self._store.meta("dropped") or 0)
         self._models = self._read_models()
 
     def _read_models(self) -> Models:
         kept = self._store.meta("round")
         self.known = kept is not None  # whether the loop's settings are
+        self.dropped = int(self._store.meta("dropped") or 0)
         return Models(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
 
     @property
@@ -150,33 +150,49 @@ class Device:
         """The version of the shared model that decisions are made with, 0 before the first."""
         return self._models.side.version if self.download else self.shared_version
 
-    def status(self) -> Status:
+    @property
+    def tag(self) -> str:
+        """What the service calls the shared model that is here."""
         with self._turn():
-            counts = (self._store.n_waiting, self._store.n_queued, self.dropped)
-            return Status(self.version, *counts, self.trouble)
+            return self._models.side.tag
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest upload."""
+        return self._seq
+
+    def status(self) -> Status:
+        """Return how the device is, without waiting for who works with it."""
+        self._check_open()
+        return Status(self.version, self._store.n_waiting, self._store.n_queued, self.dropped, self.trouble)
 
     def close(self) -> None:
         """Save the models and close the file; closing twice is allowed."""
         with self.lock:
-            if self._pid != os.getpid() or self._closed:
+            if self._pid != os.getpid():
                 return
-            self._save()
-            self._models.close()
-            self._store.close()
             self._pid = 0
+            try:
+                self._save()
+            finally:  # the journal has what could not be saved
+                self._models.close()
+                self._store.close()
 
     @property
-    def _closed(self) -> bool:
+    def closed(self) -> bool:
         return self._pid == 0
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this device is closed")
+        if self._pid != os.getpid():
+            raise RuntimeError(f"this device belongs to process {self._pid}: close it there, and open one here")
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock of a device that is open, in the process that opened it."""
         with self.lock:
-            if self._closed:
-                raise RuntimeError("this device is closed")
-            if self._pid != os.getpid():
-                raise RuntimeError(f"this device belongs to process {self._pid}: close it there, and open one here")
+            self._check_open()
             yield
 
     # Deciding
@@ -213,12 +229,13 @@ class Device:
 
     def reward(self, event_id: str, value: float) -> None:
         """Learn the reward of a decision, and queue what is to be uploaded of it."""
+        check_name("event_id", event_id)
         label = self._label(value)
         with self._turn():
             body = self._store.waiting(event_id)
             if body is None:
                 raise ValueError(f"event_id must be of a decision that waits for its reward, got {event_id!r}")
-            with self._ahead():
+            with self._as_on_disk():
                 self._reward(event_id, msgspec.msgpack.decode(body, type=Waiting), label)
             self._save_if_grown()
 
@@ -308,7 +325,7 @@ class Device:
         with self._turn():
             if version < self.version:
                 self.forget_model()
-            with self._ahead(), self._change() as entries:
+            with self._as_on_disk(), self._change() as entries:
                 self._models.side.receive(payload)  # now, so that one that is refused is not written down
                 self._note(MODEL, payload)
                 self._widen(entries)
@@ -326,6 +343,7 @@ class Device:
         with self._turn():
             with self._change() as entries:
                 self._release(self._store.due(2**62), entries)
+            self.shared_version = 0
             self._rebuild(self.settings, keep_side=False)
 
     def adopt(self, settings: Round) -> None:
@@ -357,8 +375,8 @@ class Device:
         self._reopen()
 
     def _reopen(self) -> None:
-        self._models.close()
-        self._models = self._read_models()
+        old, self._models = self._models, self._read_models()
+        old.close()
 
     def _save(self) -> None:
         with self._store.transaction():
@@ -368,17 +386,13 @@ class Device:
     def _change(self) -> Iterator[list[Entry]]:
         """Write and commit the journal entries that are added to the list, then do what they say."""
         entries: list[Entry] = []
-        dropped = self.dropped
-        try:
+        with self._as_on_disk():
             with self._store.transaction():
                 yield entries
                 for entry in entries:
                     self._store.write(*entry)
-        except BaseException:
-            self.dropped = dropped
-            raise
-        for entry in entries:
-            self._models.apply(*entry)
+            for entry in entries:
+                self._models.apply(*entry)
 
     def _note(self, kind: str, body: bytes) -> None:
         """Write down what the models have done already."""
@@ -386,8 +400,8 @@ class Device:
         self._models.count(body)
 
     @contextlib.contextmanager
-    def _ahead(self) -> Iterator[None]:
-        """Go back to what is on the disk if the shared side has learned what did not get there."""
+    def _as_on_disk(self) -> Iterator[None]:
+        """Read the models anew if an exception, Ctrl-C too, came between what they and the disk know."""
         try:
             yield
         except BaseException:
@@ -405,8 +419,7 @@ class Device:
         entries += [_step("see", bound) for bound in (least, most) if not low <= bound <= high]
 
     def _drop(self, seqs: Sequence[int], entries: list[Entry]) -> None:
-        self._store.dequeue(seqs)
-        self.dropped += len(seqs)
+        self.dropped += self._store.dequeue(seqs)
         self._store.keep("dropped", str(self.dropped))
         for seq in seqs:
             self._release(self._store.held(seq), entries)

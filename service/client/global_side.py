@@ -32,6 +32,7 @@ from fedres.messages import BITS_PER_REAL, Down
 from service.scoring.features import Prepared
 from service.scoring.federated import Hyperparameter, Wire, as_features, takes_residuals
 from service.scoring.model import Example, score
+from service.scoring.sealing import checksum, model_tag
 
 Route = Literal["residuals", "updates"]
 
@@ -54,6 +55,10 @@ class GlobalSide(Protocol):
     @property
     def version(self) -> int:
         """The position of the newest model taken in, 0 before the first: nothing can be uploaded until then."""
+
+    @property
+    def tag(self) -> str:
+        """What the server calls that model."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -108,6 +113,10 @@ class ResidualSide:
         return self._copy.version
 
     @property
+    def tag(self) -> str:
+        return self._copy.tag
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         return self._copy.reward_range
 
@@ -155,6 +164,10 @@ class LearnerSide:
     @property
     def version(self) -> int:
         return self._copy.version
+
+    @property
+    def tag(self) -> str:
+        return self._copy.tag
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -209,6 +222,10 @@ class LearnerSide:
         _restore_client(self._client, arrays)
 
 
+class OtherModelError(ValueError):
+    """Changes of a model that this is not: the server's is another's of the same version."""
+
+
 class _Copy:
     """The shared weights as the server last sent them, and what came with them."""
 
@@ -219,16 +236,25 @@ class _Copy:
         self.reward_range = (0.0, 0.0)
         self.weights: Array = np.zeros(2**bits + 1, dtype=np.float32)
 
+    @property
+    def tag(self) -> str:
+        return model_tag(self.version, self.weights)
+
     def receive(self, payload: bytes) -> bool:
         """Take in the weights or changes of safetensors; return whether they are newer than what was known."""
         told, tensors = _read(payload)
-        if told.version <= self.version:
+        if told.version < self.version:
             return False
         if told.bits != self.bits:
             raise ValueError(f"payload must have {self.bits} bits, got {told.bits}")
         if told.since > self.version:
             raise ValueError(f"payload must hold changes since {self.version} or before, got since {told.since}")
-        self.weights = self._changed(tensors, told.since)
+        weights = self._changed(tensors, told.since)
+        if checksum(weights) != told.crc32:
+            raise OtherModelError(f"payload must hold changes of the model known as {self.version}, got another's")
+        if told.version == self.version:
+            return False
+        self.weights = weights
         self.version, self.newest, self.reward_range = told.version, told.newest, (told.low, told.high)
         return True
 
@@ -269,6 +295,7 @@ class _Told(msgspec.Struct):
     low: float
     high: float
     newest: int
+    crc32: int  # of all weights, also where only changes are sent
     since: int = 0
 
 

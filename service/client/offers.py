@@ -41,6 +41,8 @@ def make_offer(
     """Return a request to decide, or say what is wrong with it."""
     if event_id is not None:
         check_name("event_id", event_id)
+    if isinstance(exclude, str):
+        raise ValueError(f"exclude must be a list of ids, got {exclude!r}")
     named = _named(actions)
     allowed = np.array([name not in exclude for name in named])
     if not allowed.any():
@@ -62,15 +64,15 @@ def check_name(name: str, value: object) -> None:
 
 def _named(actions: Actions) -> dict[str, Features]:
     """Return actions with their features, at least one, each once."""
-    if isinstance(actions, str):
+    if isinstance(actions, str) or not isinstance(actions, Collection):
         raise ValueError(f"actions must be a mapping or a list of ids, got {actions!r}")
+    for name in actions:
+        check_name("actions", name)
     named = dict(actions) if isinstance(actions, Mapping) else {name: {} for name in actions}
     if not named:
         raise ValueError("actions must hold at least one action, got none")
     if len(named) < len(actions):
         raise ValueError(f"actions must have different ids, got {list(actions)!r}")
-    for name in named:
-        check_name("actions", name)
     return named
 
 

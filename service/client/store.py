@@ -68,7 +68,7 @@ class DeviceStore:
         version = self.meta("schema")
         if version != SCHEMA_VERSION:
             raise ValueError(f"folder must hold a device of schema version {SCHEMA_VERSION}, got {version}")
-        self.n_queued, self.n_waiting = self._count("queue"), self._count("waiting")
+        self._recount()
 
     def close(self) -> None:
         """Close the file and let others open it."""
@@ -81,16 +81,18 @@ class DeviceStore:
         if durable != self._durable:
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._durable = durable
-        counts = self.n_queued, self.n_waiting
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            self.n_queued, self.n_waiting = counts
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            self._recount()
             raise
+
+    def _recount(self) -> None:
+        self.n_queued, self.n_waiting = self._count("queue"), self._count("waiting")
 
     def _count(self, table: str) -> int:
         return int(self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -140,10 +142,11 @@ class DeviceStore:
         """Return up to ``n`` uploads, by rising sequence number."""
         return [Queued(*row) for row in self._db.execute("SELECT * FROM queue ORDER BY seq LIMIT ?", (n,))]
 
-    def dequeue(self, seqs: Iterable[int]) -> None:
-        """Forget uploads; those that are gone already are no error."""
-        for seq in seqs:
-            self.n_queued -= self._db.execute("DELETE FROM queue WHERE seq = ?", (seq,)).rowcount
+    def dequeue(self, seqs: Iterable[int]) -> int:
+        """Forget uploads, those that are there; return how many were."""
+        gone = sum(self._db.execute("DELETE FROM queue WHERE seq = ?", (seq,)).rowcount for seq in seqs)
+        self.n_queued -= gone
+        return gone
 
     def renumber(self, version: int, *, only_unknown: bool) -> None:
         """Say of waiting uploads that they were made with ``version``: of those made before any, or of all."""

@@ -12,13 +12,14 @@ import httpx
 from service.client.device import Decision, Device, Status
 from service.client.offers import Actions, Features, make_offer
 from service.client.syncing import Link, Synced
-from service.client.transport import ask, check_seconds, headers
+from service.client.transport import ask, check_seconds, check_url, headers
 from service.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
     from service.client.privacy import Privacy
 
 TRIES = 5  # of each request of a sync that somebody waits for
+CLOSE_SECONDS = 5.0  # that closing waits for the last sync
 
 
 class DeviceClient:
@@ -47,6 +48,7 @@ class DeviceClient:
         gzip: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        check_url(url)
         check_seconds(sync_seconds)
         self._http = httpx.Client(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
@@ -61,7 +63,7 @@ class DeviceClient:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if sync_seconds is not None:
-            self._thread = threading.Thread(target=self._keep_syncing, name=f"sync of {client}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"sync of {client}", daemon=True)
             self._thread.start()
 
     def __enter__(self) -> Self:
@@ -101,19 +103,29 @@ class DeviceClient:
         return self._device.status()
 
     def close(self) -> None:
-        """Stop syncing after a last try, and save the models; closing twice is allowed."""
+        """Stop syncing after a last try of a few seconds, and save the models; closing twice is allowed."""
         self._closing.set()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
-        self._device.close()
-        self._http.close()
+        try:
+            if self._thread is not None:
+                self._thread.join(CLOSE_SECONDS)
+            self._device.close()
+        finally:
+            if self._thread is None:
+                self._http.close()
 
     def _sync(self, tries: int) -> Synced:
         synced: Synced = self._drive(self._link.sync(tries))
         return synced
 
+    def _run(self) -> None:
+        """Sync until the device is closed; a request that is under way then ends here, and counts as unanswered."""
+        try:
+            self._keep_syncing()
+        finally:
+            self._http.close()
+
     def _keep_syncing(self) -> None:
-        while True:
+        while not self._device.closed:
             last = self._closing.is_set()
             with self._syncing:
                 self._sync_quietly()
@@ -126,7 +138,8 @@ class DeviceClient:
         try:
             self._sync(1)
         except Exception as error:
-            self._link.failed(error)
+            if not self._device.closed:
+                self._link.failed(error)
 
     def _drive(self, flow: Flow[Any]) -> Any:
         answer: Answer | Failure | None = None

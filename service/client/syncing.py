@@ -15,6 +15,7 @@ import msgspec
 from service.client.backoff import Backoff
 from service.client.choosing import Round
 from service.client.device import Decision, Device, log
+from service.client.global_side import OtherModelError
 from service.client.offers import Offer
 from service.client.store import Queued
 from service.client.wire import (
@@ -114,7 +115,7 @@ class Link:
             found = _read(answer, _Scores)
         except _Trouble as trouble:
             self._scores_from = self._clock() + self._scores_backoff.failed(_retry_after(answer))
-            self.device.trouble = str(trouble)
+            self._troubled(str(trouble))
             return None
         self._scores_backoff.worked()
         self.device.told(found.version)
@@ -128,14 +129,21 @@ class Link:
         sent, dropped, self.pause = 0, self.device.dropped, None
         try:
             fresh = yield from self._prepare(tries)
-            while batch := self.device.batch(min(self._most, MOST[self.device.route])):
+            newest = self.device.seq  # what comes meanwhile is for the next sync: a model must be fetched some time
+            while (batch := self.device.batch(min(self._most, MOST[self.device.route]))) and batch[0].seq <= newest:
                 sent += yield from self._upload(batch, tries)
             if self.device.download and (sent or not fresh):
                 yield from self._model(tries)
             self.device.trouble = None
         except _Trouble as trouble:
-            self.device.trouble = str(trouble)
+            self._troubled(str(trouble))
         return Synced(sent, self.device.dropped - dropped, self.device.version, self.device.trouble)
+
+    def _troubled(self, trouble: str) -> None:
+        """Keep what is wrong, and say it once."""
+        if trouble != self.device.trouble:
+            log.warning("%s works on its own: %s", self.device.client, trouble)
+        self.device.trouble = trouble
 
     def failed(self, error: Exception) -> None:
         """Take note that a sync in the background did not end as it should."""
@@ -195,6 +203,7 @@ class Link:
             yield from self._start_again(batch, tries)
             return 0
         if uploaded.positions:
+            self._most = min(2 * self._most, MOST["residuals"])
             self.device.sent(batch, uploaded.positions)
             if not self.device.download:
                 self.device.told(uploaded.version)
@@ -214,15 +223,19 @@ class Link:
 
     def _model(self, tries: int) -> Flow[None]:
         since = self.device.version
-        headers = {"If-None-Match": f'"{since}"'} if since else {}
+        headers = {"If-None-Match": f'"{self.device.tag}"'} if since else {}
         answer = yield from self._ask(Request("GET", f"{self._base}/model?since={since}", b"", headers), tries)
         if answer.status == 304:
             return
         if answer.status != 200:
             raise self._stop(answer)
         try:
-            self.device.received(answer.body, int(answer.headers["etag"].strip('"')))
+            self.device.received(answer.body, _version(answer.headers["etag"]))
         except (KeyError, ValueError) as error:
+            if isinstance(error, OtherModelError) and since:  # another service, or one that began anew
+                self.device.forget_model()
+                yield from self._model(tries)
+                return
             self._round_until = -float("inf")
             self.pause = self._backoff.failed()
             raise _Trouble(f"the service sent a model that cannot be used: {error}") from None
@@ -250,14 +263,14 @@ class Link:
         if why.code in ("wrong_upload", "not_joined"):
             self._round_until = -float("inf")  # the loop is another by now
             raise self._stop(answer)
-        if answer.status == 413 and len(batch) > 1:
-            self._most = len(batch) // 2
-        elif item is not None and answer.status not in _CLOSED and int(item[1]) < len(batch):
+        spoiled = answer.status == 413 or (answer.status in (400, 422) and why.code and why.target != "client")
+        if item is not None and answer.status not in _CLOSED and int(item[1]) < len(batch):
             self.device.refused([batch[int(item[1])]], why.message)
-        elif answer.status == 413 and batch:
-            self.device.refused(batch, why.message)
-        else:
+        elif not (spoiled and batch):
             raise self._stop(answer)
+        elif len(batch) == 1:
+            self.device.refused(batch, why.message)
+        self._most = max(1, len(batch) // 2)  # where one is wrong others may be, and all are sent again
 
     def _opened(self, answer: Answer, kind: type[T]) -> T:
         """Return what a success holds; stop at anything else."""
@@ -282,6 +295,11 @@ def _read(answer: Reply, kind: type[T]) -> T:
         return msgspec.json.decode(answer.body, type=kind)
     except msgspec.DecodeError as error:  # some networks answer for others
         raise _Trouble(f"the service must answer as one of fedres does: {error}") from None
+
+
+def _version(tag: str) -> int:
+    """Return the version that an ETag begins with."""
+    return int(tag.removeprefix("W/").strip('"').partition("-")[0])
 
 
 def _retry_after(answer: Reply) -> float:

@@ -12,7 +12,14 @@ from service.client.wire import Answer, Failure, Request
 
 def headers(key: str | None) -> dict[str, str]:
     """Return what every request says."""
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ValueError("key must be printable ASCII, got other characters")
     return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def check_url(url: str) -> None:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ValueError(f"url must begin with http:// or https://, got {url!r}")
 
 
 def check_seconds(sync_seconds: float | None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from service.client.store import Queued
 
+LONGEST_REST = 86_400.0  # seconds, of those that a service can ask for
 SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Answer:
     def retry_after(self) -> float:
         """The seconds that the service asks to wait; 0 if it does not, or gives a date."""
         text = self.headers.get("retry-after", "")
-        return float(text) if text.isdigit() else 0.0
+        return min(float(text), LONGEST_REST) if text.isascii() and text.isdigit() else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from service.engine.core import Core
 from service.engine.deciding import Action, View, check_id
 from service.engine.federated import (
+    Published,
     Residual,
     Update,
     Uploaded,
@@ -26,6 +27,7 @@ from service.engine.federated import (
 )
 from service.engine.records import JOIN, NOTHING, RESIDUAL, UPDATE
 from service.errors import ApiError
+from service.scoring.sealing import model_tag
 from service.store import Duplicate, Record
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the store
@@ -64,11 +66,16 @@ class Devices(Core):
         view = self.view(loop)
         return view.version, score_actions(view, context, actions, self._preparers[view.settings.crosses])
 
-    def federated_model(self, loop: str, since: int | None = None) -> tuple[int, bytes]:
-        """Return the published version and its weights as safetensors, or what changed ``since`` a version."""
+    def federated_model(self, loop: str, since: int | None = None) -> Published:
+        """Return the published weights, or what changed of them ``since`` a version."""
         view = self.view(loop)
         self._learning.followed.add(loop)
-        return view.version, model_bytes(view, since)
+        return Published(view.version, model_bytes(view, since), model_tag(view.version, view.weights))
+
+    def model_tag(self, loop: str) -> str:
+        """Return the tag of the model that is published."""
+        view = self.view(loop)
+        return model_tag(view.version, view.weights)
 
     def round(self, loop: str, client: str | None = None, t: int | None = None) -> dict[str, Any]:
         """Return what a device needs to know of a loop, and who uploads after the device's round t."""

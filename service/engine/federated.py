@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from service.errors import ApiError, invalid
 from service.scoring.features import FeatureError, Preparer
 from service.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
 from service.scoring.model import score
+from service.scoring.sealing import checksum
 
 LARGEST = 1e9  # of a prediction
 LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
@@ -182,6 +183,14 @@ def score_actions(view: View, context: bytes, actions: Sequence[Action], prepare
     return scores
 
 
+class Published(NamedTuple):
+    """A shared model on its way to a device."""
+
+    version: int
+    body: bytes  # safetensors
+    tag: str  # tells it from all others, also from those of other services
+
+
 def model_bytes(view: View, since: int | None) -> bytes:
     """Return the published model as safetensors: all weights, or those that changed since a version.
 
@@ -189,6 +198,7 @@ def model_bytes(view: View, since: int | None) -> bytes:
     """
     weights, known = view.weights, {"version": str(view.version), "bits": str(view.weights.size.bit_length() - 1)}
     known |= {"low": repr(view.seen_range[0]), "high": repr(view.seen_range[1]), "newest": str(view.newest)}
+    known["crc32"] = str(checksum(weights))  # of all weights, whatever is sent
     changed = None if since is None else _changed(view, since)
     if changed is None or 2 * changed.size >= weights.size:
         return safetensors({"weights": weights}, known)

@@ -38,7 +38,7 @@ ENTRIES: dict[str, Json] = {
 }
 UPDATES = operation("Upload updates of a dense learner.", body=Updates, reply=UpdatesStored)
 UPDATES["requestBody"]["content"] = content(Updates, MSGPACK_TYPE.decode())
-TAG = {"ETag": {"description": "The version, in quotes.", "schema": {"type": "string"}}}
+TAG = {"ETag": {"description": "The version and a checksum, in quotes.", "schema": {"type": "string"}}}
 MODEL = operation("Download the shared weights, or what changed since a version.", reply=BINARY)
 MODEL["responses"]["200"]["headers"] = TAG
 MODEL["responses"]["304"] = {"description": "If-None-Match has the version that is published.", "headers": TAG}
@@ -70,11 +70,11 @@ def device_routes(engine: Engine, limits: Limits) -> APIRouter:
     async def get_model(
         loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
     ) -> Response:
-        tag = _tag(engine.view(loop).version)
+        tag = _quoted(await run_in_threadpool(engine.model_tag, loop))
         if names(request.headers.getlist("if-none-match"), tag):
             return Response(status_code=304, headers={"etag": tag})
-        version, weights = await run_in_threadpool(engine.federated_model, loop, since)
-        return Response(weights, media_type=BINARY, headers={"etag": _tag(version)})
+        model = await run_in_threadpool(engine.federated_model, loop, since)
+        return Response(model.body, media_type=BINARY, headers={"etag": _quoted(model.tag)})
 
     @api.post("/federated/scores", **route(operation("Score actions by the shared model.", body=Scoring, reply=Scores)))
     async def post_scores(loop: Loop, request: Request) -> Response:
@@ -119,8 +119,8 @@ def names(if_none_match: list[str], tag: str) -> bool:
     return tag in tags or tags == ["*"]
 
 
-def _tag(version: int) -> str:
-    return f'"{version}"'
+def _quoted(tag: str) -> str:
+    return f'"{tag}"'
 
 
 def _colons(sent: Residuals) -> int:

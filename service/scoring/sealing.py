@@ -6,6 +6,8 @@ import struct
 import zlib
 from typing import Any
 
+from fedres.checks import Array
+
 
 def sealed(state: bytes) -> bytes:
     return state + struct.pack("<I", zlib.crc32(state))
@@ -18,3 +20,13 @@ def unsealed(state: bytes, mark: bytes, header: struct.Struct) -> tuple[tuple[An
     if zlib.crc32(state[:-4]) != int.from_bytes(state[-4:], "little"):
         raise ValueError(f"state must be undamaged, got {len(state)} bytes that do not match their checksum")
     return header.unpack_from(state)[1:], state[header.size : -4]
+
+
+def checksum(weights: Array) -> int:
+    """Return the CRC-32 of weights as little-endian 32-bit floats."""
+    return zlib.crc32(weights.astype("<f4", copy=False).tobytes())
+
+
+def model_tag(version: int, weights: Array) -> str:
+    """Return what tells a shared model from all others: a store that was restored may give a version twice."""
+    return f"{version}-{checksum(weights):08x}"

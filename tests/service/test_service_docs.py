@@ -1,4 +1,4 @@
-"""docs/service.md keeps its word."""
+"""docs/service.md and docs/devices.md keep their word."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from service.engine.settings import Settings
 from service.http.limits import Limits
 from service.scoring.features import Limits as FeatureLimits
 
-DOCS = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parents[2] / "docs"
+DOCS, DEVICES = ((FOLDER / name).read_text(encoding="utf-8") for name in ("service.md", "devices.md"))
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS, flags=re.DOTALL)
 STARTS = [block for block in BLOCKS if block.startswith("fedres serve")]
 USES = [block for block in BLOCKS if block not in STARTS]
@@ -35,14 +36,20 @@ def started(command, folder):
     assert process.returncode == 0
 
 
+def run(block, url, folder, *shell):
+    """Run a block of the docs against a service; it must end well and complain of nothing."""
+    script = block.replace("http://127.0.0.1:8000", url).replace("curl -s", "curl -sS --fail-with-body")
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, cwd=folder, env=env)
+    assert (done.returncode, done.stderr) == (0, ""), block + done.stdout
+    return done.stdout
+
+
 def test_its_commands_run_one_after_the_other(tmp_path):
     first, *others = STARTS
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with started(first, tmp_path) as url:
         for block in USES:
-            script = block.replace("http://127.0.0.1:8000", url).replace("curl -s", "curl -sS --fail-with-body")
-            done = subprocess.run(["sh", "-e", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=env)
-            assert (done.returncode, done.stderr) == (0, ""), block + done.stdout
+            run(block, url, tmp_path, "sh", "-e")
     for command in others:
         folder = tmp_path / "other"
         folder.mkdir()
@@ -51,6 +58,19 @@ def test_its_commands_run_one_after_the_other(tmp_path):
     assert (tmp_path / "model.bin").stat().st_size > 1_000_000
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines()[-1:])
     assert (event["event_id"], event["reward"]) == ("cup-12", 1.0)
+
+
+def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path):
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", DEVICES, flags=re.DOTALL)
+    shells = {"sh": ("sh", "-e"), "python": (sys.executable,)}
+    with started("fedres serve", tmp_path) as url:
+        answers = [
+            run(block, url, tmp_path, *shells[language])
+            for language, block in blocks
+            if "examples/" not in block and "benchmarks/" not in block  # those have tests of their own
+        ]
+    assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
+    assert (tmp_path / "shared.safetensors").stat().st_size > 100
 
 
 def test_its_table_has_every_setting_and_its_default():

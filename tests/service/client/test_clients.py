@@ -1,6 +1,7 @@
 """The two clients as programs use them: threads, event loops, background syncs."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -39,7 +40,7 @@ def test_the_client_in_fewer_than_ten_lines(live, tmp_path):
         decision = device.decide({"weather": "cold"}, {"tea": {"hot": True}, "juice": {}}, private={"age": 33})
         device.reward(decision.event_id, 1.0)
     assert decision.action in ("tea", "juice")
-    with httpx.Client(base_url=live.url, trust_env=False) as http:
+    with httpx.Client(base_url=live.url, trust_env=False, verify=False) as http:
         assert http.get("/v1/federated/round").json()["version"] > 0
     with DeviceClient(live.url, client="phone-7", folder=tmp_path, sync_seconds=None) as device:
         assert device.status().queued == 0  # a device that is closed has a last try
@@ -146,6 +147,56 @@ def test_a_folder_in_use_is_refused_and_nothing_is_left_open(live, tmp_path):
         for kind in (DeviceClient, AsyncDeviceClient):
             with pytest.raises(LeaseHeld, match="must have one holder"):
                 kind(live.url, "phone", tmp_path, sync_seconds=None)
+
+
+@pytest.fixture
+def silence():
+    """The address of a service that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_closing_does_not_wait_for_a_service_that_never_answers(silence, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("service.client.synchronous.CLOSE_SECONDS", 0.01)
+    asked, answered = threading.Event(), threading.Event()
+
+    class Stuck(httpx.BaseTransport):
+        def handle_request(self, request):
+            asked.set()
+            answered.wait(30)
+            raise httpx.ReadTimeout("silence", request=request)
+
+    device = DeviceClient(silence, "phone", tmp_path, transport=Stuck())
+    assert asked.wait(30)
+    device.close()
+    with DeviceClient(silence, "phone", tmp_path, sync_seconds=None):  # the folder is free
+        answered.set()
+        device._thread.join(30)
+        assert not device._thread.is_alive()
+    assert "the sync failed" not in caplog.text
+
+
+def test_the_async_client_is_closed_without_waiting_either(silence, tmp_path, monkeypatch):
+    monkeypatch.setattr("service.client.asynchronous.CLOSE_SECONDS", 0.01)
+
+    async def run():
+        async with AsyncDeviceClient(silence, "phone", tmp_path) as device:
+            while not device._link.device.trouble and not device._http._transport._pool.connections:
+                await asyncio.sleep(0.001)
+        assert device._task.cancelled()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [DeviceClient, AsyncDeviceClient])
+def test_a_url_or_a_key_that_cannot_be_one_is_refused(tmp_path, kind):
+    for url in ("127.0.0.1:8000", "ftp://here", "", None):
+        with pytest.raises(ValueError, match="url must begin with http:// or https://, got"):
+            kind(url, "phone", tmp_path)
+    with pytest.raises(ValueError, match="key must be printable ASCII, got other characters"):
+        kind("http://127.0.0.1:1", "phone", tmp_path, key="schlüssel")
+    with DeviceClient("http://127.0.0.1:1", "phone", tmp_path, sync_seconds=None):  # nothing holds the folder
+        pass
 
 
 def test_sync_seconds_must_be_positive(tmp_path):

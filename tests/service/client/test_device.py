@@ -3,6 +3,7 @@
 import logging
 import math
 import multiprocessing
+import sqlite3
 
 import numpy as np
 import pytest
@@ -98,6 +99,9 @@ def test_excluded_actions_are_scored_but_never_taken(device):
         (({}, {}), {}, "actions must hold at least one action, got none"),
         (({}, ["a", "a"]), {}, "actions must have different ids"),
         (({}, "tea"), {}, "actions must be a mapping or a list of ids, got 'tea'"),
+        (({}, None), {}, "actions must be a mapping or a list of ids, got None"),
+        (({}, [{"id": "a"}]), {}, "actions must be text of 1 to 200 characters, got {'id': 'a'}"),
+        (({}, ["a"]), {"exclude": "tea"}, "exclude must be a list of ids, got 'tea'"),
         (({}, [""]), {}, "actions must be text of 1 to 200 characters, got ''"),
         (({}, ["a"]), {"exclude": ["a"]}, "exclude must leave at least one action, got all 1"),
         (({}, ["a"]), {"event_id": "x" * 201}, "event_id must be text of 1 to 200 characters"),
@@ -133,6 +137,8 @@ def test_a_reward_for_an_event_that_is_unknown_or_rewarded_already_is_refused(de
     with pytest.raises(ValueError, match="event_id must be new, got 'once'"):
         device.decide({}, event_id="once")
     device.device.reward(decision.event_id, 1.0)
+    with pytest.raises(ValueError, match="event_id must be text of 1 to 200 characters, got Decision"):
+        device.device.reward(decision, 1.0)
     for name in ("once", "never"):
         with pytest.raises(ValueError, match=f"event_id must be of a decision that waits for its reward, got '{name}'"):
             device.device.reward(name, 1.0)
@@ -264,6 +270,42 @@ def test_a_disk_that_fails_leaves_the_device_as_it_was(tmp_path, monkeypatch):
         assert device.scores() == before
         device.device.reward(decision.event_id, 1.0)
         assert device.scores() != before
+
+
+def test_a_device_that_cannot_save_its_models_is_closed_all_the_same_and_has_lost_nothing(tmp_path):
+    device = Driven(OFFLINE, tmp_path)
+    device.play(0, 10)
+    scores, disk = device.scores(), device.device._store._db
+    disk.execute(f"PRAGMA max_page_count = {disk.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        device.device.close()
+    with Driven(OFFLINE, tmp_path) as again:
+        assert again.scores() == scores
+        assert again.device.status().queued == 10
+    device.http.close()
+
+
+@pytest.mark.parametrize("place", [("_models", "apply"), ("_store", "release")])
+def test_an_interrupt_at_any_moment_of_a_sync_costs_no_local_step(tmp_path, monkeypatch, place):
+    scores = []
+    for interrupted in (False, True):
+        with Driven(OFFLINE, tmp_path / str(interrupted), timing="aligned") as device:
+            device.play(0, 5)
+            if interrupted:
+                with monkeypatch.context() as patch:
+                    patch.setattr(getattr(device.device, place[0]), place[1], _interrupt)
+                    with pytest.raises(KeyboardInterrupt):
+                        device.device.refused(device.device.batch(5), "for a test")
+            device.device.refused(device.device.batch(5), "for a test")
+            assert (device.device.status().queued, device.device.status().dropped) == (0, 5)
+            scores.append(device.scores())
+        with Driven(OFFLINE, tmp_path / str(interrupted), timing="aligned") as device:
+            assert device.scores() == scores[-1]
+    assert scores[0] == scores[1]
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def _full_disk(*_):

@@ -1,6 +1,7 @@
 """The shared side of a device against the shared model of a server, in one process and through bytes."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def payload(model, version, *, since=None, indices=None, newest=0, **change):
     """Return what the server sends: all weights, or those at ``indices``."""
     low, high = model.reward_range
     told = {"version": version, "bits": model.bits, "low": low, "high": high, "newest": newest}
+    told["crc32"] = zlib.crc32(model.weights.tobytes())
     told |= {} if since is None else {"since": since}
     tensors = {"weights": np.array(model.weights)}
     if indices is not None:
@@ -249,6 +251,10 @@ def test_an_older_model_changes_nothing():
         (lambda model: payload(SharedModel(5), 3, bits=4), "payload must hold 17 finite weights"),
         (lambda model: payload(model, 3, since=2, indices=[1]), "changes since 1 or before, got since 2"),
         (lambda model: payload(SharedModel(5), 3, since=1, indices=[17], bits=4), "indices below 17"),
+        (
+            lambda model: payload(model, 3, since=1, indices=[1], crc32=7),
+            "changes of the model known as 1, got another",
+        ),
     ],
 )
 @pytest.mark.parametrize("make_side", [lambda: ResidualSide(BITS), lambda: device("fedomd", 0)])

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from network import MENU, Driven
+from network import MENU, Driven, payload
 
 _numbers = itertools.count()
 
@@ -21,6 +21,10 @@ def loop(live):
     name = f"loop-{next(_numbers)}"
     live.make_loop(name, update_interval=0.001)
     return name
+
+
+def client(live):
+    return httpx.Client(base_url=live.url, trust_env=False, verify=False)
 
 
 def uploads(live, loop):
@@ -65,7 +69,7 @@ def test_nothing_is_sent_when_there_is_nothing_new(live, loop, tmp_path):
         n_sent = len(device.network.sent)
         device.sync()
         [request] = device.network.sent[n_sent:]
-        assert request.headers["if-none-match"] == f'"{device.device.version}"'
+        assert request.headers["if-none-match"] == f'"{live.engine.model_tag(loop)}"'
 
 
 @pytest.mark.parametrize("fault", ["lost", "unanswered", 503, 500, 429])
@@ -146,6 +150,68 @@ def test_a_batch_that_is_too_large_is_sent_in_halves(live, loop, tmp_path):
     assert len(uploads(live, loop)) == 10
 
 
+def test_many_refused_uploads_cost_little_and_later_batches_are_large_again(live, loop, tmp_path):
+    with Driven(live.url, tmp_path, loop=loop, gzip=False) as device:
+        for k in range(90):
+            device.decide({"day": k}, event_id=f"e{k}")
+            device.device.reward(f"e{k}", 7.0 if k < 30 else 0.5)
+        synced = device.sync()
+        assert (synced.sent, synced.dropped, synced.trouble) == (60, 30, None)
+        posts = [request for request in device.network.sent if request.url.path.endswith("residuals")]
+        assert len(posts) < 40
+        assert sum(len(request.content) for request in posts) < 4 * len(posts[0].content)
+
+
+def test_an_upload_that_spoils_its_batch_is_found_and_dropped(live, loop, tmp_path):
+    def refuse(request):
+        if b"poison" in request.content:
+            return httpx.Response(400, json={"error": {"code": "invalid_json", "message": "no", "target": "body"}})
+        return None
+
+    with Driven(live.url, tmp_path, loop=loop, gzip=False) as device:
+        device.network.answers = refuse
+        for k in range(9):
+            device.decide({"day": "poison" if k == 5 else k}, event_id=f"e{k}")
+            device.device.reward(f"e{k}", 0.5)
+        synced = device.sync()
+        assert (synced.sent, synced.dropped, synced.trouble) == (8, 1, None)
+    assert [body["context"]["day"] for _, body in uploads(live, loop)] == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
+def test_a_sync_that_cannot_be_done_is_said_once(live, loop, tmp_path, caplog):
+    with Driven(live.url, tmp_path, ["lost"] * 3, loop=loop) as device, caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            device.sync()
+    assert [record.getMessage() for record in caplog.records] == [
+        "phone works on its own: the service does not answer: ConnectError: lost"
+    ]
+
+
+def test_a_service_that_wants_to_rest_for_ever_or_nonsense_is_asked_again_in_a_day(live, loop, tmp_path):
+    waits = [httpx.Response(503, headers={"Retry-After": text}) for text in (b"9" * 30, b"\xb2", b"soon")]
+    with Driven(live.url, tmp_path, waits, loop=loop) as device:
+        device.sync()
+        assert device.link.pause == 86_400
+        for _ in range(2):
+            device.sync()
+            assert device.link.pause < 10
+
+
+def test_a_weak_etag_of_a_proxy_is_read_too(live, loop, tmp_path):
+    weak = httpx.Response(200, content=payload(10**6, 18), headers={"ETag": 'W/"1000000"'})
+    with Driven(live.url, tmp_path, [None, weak], loop=loop) as device:
+        assert device.sync().version == 10**6
+
+
+def test_without_a_download_a_device_follows_a_service_that_begins_anew(live, loop, tmp_path):
+    with Driven(live.url, tmp_path, loop=loop, download=False) as device:
+        device.device.told(10**6)  # by a service that is gone
+        device.play(0, 2)
+        device.device.give_version(10**6, to_all=True)
+        device.link._scores_from = float("inf")
+        assert device.sync().sent == 2
+
+
 def test_a_network_that_answers_for_the_service_is_no_service(live, loop, tmp_path):
     portal = [httpx.Response(200, html="<h1>Log in to the Wi-Fi</h1>") for _ in range(3)]
     with Driven(live.url, tmp_path, [portal[0], None, portal[1], None, portal[2]], loop=loop) as device:
@@ -174,7 +240,10 @@ def test_bodies_of_a_kilobyte_are_packed_unless_told_not_to(live, loop, tmp_path
 
 
 def test_a_loop_made_anew_is_learned_from_the_start_and_the_local_model_kept(live, loop, tmp_path):
-    with Driven(live.url, tmp_path, loop=loop) as device, httpx.Client(base_url=live.url, trust_env=False) as http:
+    with (
+        Driven(live.url, tmp_path, loop=loop) as device,
+        client(live) as http,
+    ):
         device.play(0, 20)
         device.sync()
         live.settle(loop)
@@ -212,6 +281,38 @@ def test_a_service_restored_from_a_backup_takes_a_device_back_with_it(start_serv
             live.settle()
             assert device.sync().version == live.settle() < newest
             assert device.device._models.side.weights.tolist() == live.engine.view("default").weights.tolist()
+
+
+def test_a_device_of_another_services_model_notices_and_fetches_this_ones(start_service, tmp_path):
+    with Driven("http://127.0.0.1:1", tmp_path / "phone") as device:
+        for store in ("one.db", "two.db"):
+            with (
+                start_service(tmp_path / store) as live,
+                Driven(live.url, tmp_path / store[:3], client="other") as other,
+            ):
+                other.play(0, 30, likes="tea" if store == "one.db" else "milk")
+                other.sync()  # so that the service knows what changed since versions before
+                live.settle()
+                device.http.base_url = live.url
+                if store == "one.db":
+                    device.sync()
+                other.play(30, 45)
+                other.sync()
+                live.settle()
+                synced = device.sync()
+                assert synced.trouble is None
+                assert device.device._models.side.weights.tolist() == live.engine.view("default").weights.tolist()
+
+
+def test_a_sync_fetches_a_model_however_fast_rewards_come(live, loop, tmp_path):
+    with Driven(live.url, tmp_path / "phone", loop=loop) as device:
+        device.sync()
+        device.play(0, 3)
+        rounds = iter(range(3, 40))
+        device.network.before = lambda: device.play(k := next(rounds), k + 1)
+        assert device.sync().sent == 3
+        assert device.network.routes()["model"] == 2
+        assert device.device.status().queued > 0
 
 
 def test_a_folder_restored_from_a_copy_uploads_what_is_new(live, loop, tmp_path):
@@ -258,7 +359,10 @@ def test_without_scores_the_local_part_decides_alone_and_asking_rests_for_a_whil
 
 
 def test_settings_that_change_reach_the_device_within_a_minute(live, loop, tmp_path):
-    with Driven(live.url, tmp_path, loop=loop) as device, httpx.Client(base_url=live.url, trust_env=False) as http:
+    with (
+        Driven(live.url, tmp_path, loop=loop) as device,
+        client(live) as http,
+    ):
         device.sync()
         http.put(f"/v1/loops/{loop}/settings", json={"epsilon": 0.6}).raise_for_status()
         device.sync()

@@ -94,6 +94,9 @@ def test_noise_is_drawn_once_for_an_upload_however_often_it_is_sent(start_servic
 
 
 def test_no_thread_is_left_behind(start_service, tmp_path):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     traffic(start_service, tmp_path, None)
-    assert threading.active_count() == before
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in left)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import zlib
 
 import msgspec
 import numpy as np
@@ -527,7 +528,7 @@ def test_a_delta_on_any_older_version_gives_the_new_weights_to_the_bit(tmp_path)
         async with running(tmp_path) as engine:
             rng, known = np.random.default_rng(0), {0: np.zeros(2**18 + 1, np.float32)}
             for k in range(8):
-                version, model = engine.federated_model("default")
+                version, model, _ = engine.federated_model("default")
                 known[version] = weights_of(model)
                 for since, old in known.items():
                     delta = engine.federated_model("default", since)[1]
@@ -566,15 +567,18 @@ def test_the_whole_model_is_sent_where_changes_are_not_known(tmp_path):
             engine.federated_model("default")
             await engine.residuals("default", "phone", [residual()])
             await engine.settle()
-            (version, whole), (_, delta) = engine.federated_model("default"), engine.federated_model("default", 1)
+            version, whole, tag = engine.federated_model("default")
+            delta = engine.federated_model("default", 1).body
             assert facts(tmp_path, whole) == {
-                "version": "2", "bits": "18", "low": "0.0", "high": "1.0", "newest": "0"
+                "version": "2", "bits": "18", "low": "0.0", "high": "1.0", "newest": "0",
+                "crc32": str(zlib.crc32(load(whole)["weights"])),
             }  # fmt: skip
+            assert facts(tmp_path, delta)["crc32"] == facts(tmp_path, whole)["crc32"]
             assert facts(tmp_path, delta)["since"] == "1"
             assert load(engine.federated_model("default", version)[1])["indices"].size == 0
             assert engine.federated_model("default", 99)[1] == whole
         async with running(tmp_path) as engine:
-            assert engine.federated_model("default", 1) == (version, whole)
+            assert engine.federated_model("default", 1) == (version, whole, tag)
             assert load(engine.federated_model("default", version)[1])["indices"].size == 0
             await engine.residuals("default", "phone", [residual(2)])
             await engine.settle()
