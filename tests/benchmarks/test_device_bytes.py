@@ -1,0 +1,20 @@
+"""The bytes that devices send are counted on the way, and are of the order that the formulas say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_bytes_on_the_wire_are_counted_and_learners_reach_the_target(tmp_path):
+    out = tmp_path / "bytes.json"
+    size = ["--devices", "4", "--rounds", "60", "--target", "0.7", "--learners", "fedres-adagrad,fedogd"]
+    subprocess.run([sys.executable, BENCHMARKS / "device_bytes.py", *size, "--json", out], check=True)
+    one, tenth, gradients = json.loads(out.read_text())
+    assert {row["accuracy"] >= 0.7 for row in (one, tenth, gradients)} == {True}
+    assert tenth["bytes_up"] / tenth["played"] < one["bytes_up"] / one["played"]
+    for row in (one, tenth):
+        assert row["bytes_up"] / row["formula_up"] > 0.5  # names and headers, less what gzip saves
+    assert 0.02 < gradients["bytes_up"] / gradients["formula_up"] < 1.5  # mostly zeros, compressed

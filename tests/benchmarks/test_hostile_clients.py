@@ -1,0 +1,99 @@
+"""The benchmark of hostile clients does what the service does, and runs."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from service.engine.guard import Defences, Guard
+from service.engine.heads import Clients, LoopHead, Statistics
+from service.engine.records import UpdateBody
+from service.engine.settings import Settings
+from service.engine.uploads import learn_residual, learn_update
+from service.scoring.features import Preparer
+from service.scoring.federated import FederatedModel
+from service.scoring.model import SharedModel, expand
+from service.store import Entry
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hostile_clients.py"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("hostile_clients", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[spec.name]
+
+
+def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(bench):
+    settings = Settings(reward_range=(-1.0, 1.0), crosses=False, defences=Defences())
+    head, real = LoopHead("loop", 1, settings, 1, 1, Statistics()), SharedModel()
+    copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(cache_bytes=0), np.random.default_rng(0)
+    for seq in range(400):
+        client = int(rng.integers(12))
+        x = (rng.normal(size=5) * 10 ** rng.uniform(-1, 3 if client < 2 else 0)).astype(np.float32)
+        label, local = float(rng.choice([-1.0, 1.0])), float(rng.normal() * (1e6 if client < 2 else 0.5))
+        context = json.dumps({"x": x.tolist()}).encode()
+        body = {"context": {"x": x.tolist()}, "action": {"id": "own", "features": {}}}
+        body |= {"local": local, "label": label, "version": 1}
+        entry = Entry(seq, seq, "loop", "residual", f"{client}/{seq}", str(client), json.dumps(body).encode())
+        learn_residual(entry, head, real, preparer)
+        keys, values = expand(Preparer(crosses=False).prepare(context, [("own", b"{}")]), 0)
+        bench.learn_residual(bench.Upload(client, values, label, local), keys, copy, guard, Defences())
+    assert copy.to_bytes() == real.to_bytes()
+    assert guard == head.guard
+    assert np.count_nonzero(real.weights) > 5
+
+
+@pytest.mark.parametrize("how", ["mean", "median"])
+def test_a_gradient_is_taken_in_bit_for_bit_as_the_learner_of_the_service_does(bench, how):
+    defences, size = Defences(combine=how), {"n_clients": 12, "step_size": 0.1}
+    settings = Settings(global_learner="fedogd", bits=3, hyperparameters=size, defences=defences)
+    clients = Clients({str(i): i for i in range(12)}, 12)
+    head = LoopHead("loop", 1, settings, 1, 1, Statistics(), clients=clients)
+    real, copy = FederatedModel("fedogd", 3, size), FederatedModel("fedogd", 3, size)
+    guard, rng = Guard(), np.random.default_rng(0)
+    for seq in range(1, 200):
+        client = int(rng.integers(12))
+        gradient = rng.normal(size=9).astype("<f4") * (1e6 if client < 2 else 1)
+        body = msgspec.msgpack.encode(UpdateBody(client, seq, 0, "gradient", gradient.astype("<f4").tobytes()))
+        learn_update(Entry(seq, seq, "loop", "update", f"{client}/{seq}", str(client), body), head, real)
+        bench.learn_gradient(client, gradient, seq, copy, guard, defences, 12)
+    assert copy.to_bytes() == real.to_bytes()
+    assert guard == head.guard
+    assert 0 < np.abs(real.weights).max() < 100
+
+
+@pytest.mark.parametrize("uploads", ["residuals", "gradients"])
+def test_the_defences_hold_against_an_attack_that_ruins_an_undefended_model(bench, uploads):
+    attack, how = ("drift, flood" if uploads == "residuals" else "reverse, flood"), "default"
+    size = {"uploads": uploads, "clients": 20, "rounds": 40}
+    clean = bench.play(bench.Case("digits", 0, **size))
+    lost = {}
+    for defences in ("none", how):
+        case = bench.Case("digits", 0, attack=attack, hostile=4, defences=defences, **size)
+        lost[defences] = (clean - bench.play(case))[bench.Fleet(case).honest].mean()
+    assert lost["none"] > lost[how] + 0.1
+
+
+def test_the_quick_run_prints_a_table_and_writes_every_figure(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, SCRIPT, "digits", "--quick", "--seeds", "1", "--json", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "worst" in done.stdout
+    figures = json.loads(out.read_text())
+    assert len(figures) == 2 * (3 + 2) + 4 * (3 + 2)
+    clean = [x for x in figures if x["attack"] == "nobody" and x["defences"] == "none"]
+    assert all(x["lost"] == 0 for x in clean)
+    assert all(x["accuracy"] > 0.6 for x in clean if x["fleet"] == "alike")
