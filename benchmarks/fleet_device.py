@@ -7,6 +7,7 @@ does. Each round is noted in ``rounds`` before the next, so that a process that 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -122,4 +123,5 @@ def sleep_until(then: float) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("fedres.client").setLevel(logging.ERROR)  # that the network loses things is the point
     run(sys.argv[1], Path(sys.argv[2]))

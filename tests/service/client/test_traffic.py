@@ -29,12 +29,12 @@ def on_the_wire(request):
     return b"\r\n".join([f"{request.method} {request.url.raw_path.decode()}".encode(), *lines, b"", request.read()])
 
 
-def traffic(start_service, folder, private, **options):
+def traffic(start_service, folder, private, settings=(), **options):
     """Return all bytes that a device sends in a life with restarts, lost answers and syncs."""
     sent = []
     folder.mkdir(exist_ok=True)
     with start_service(folder / "store.db") as live:
-        live.make_loop("other", update_interval=60)  # publishes when it is settled
+        live.make_loop("other", update_interval=60, **dict(settings))  # publishes when it is settled
         for life in range(2):
             faults = [None, None, "unanswered", None, "lost"]
             made = Driven(live.url, folder / "phone", faults, loop="other", clock=lambda: 1e9, **options)
@@ -58,6 +58,18 @@ def test_private_features_change_no_byte_that_leaves_the_device(start_service, t
     assert runs[0] == runs[1] == runs[2]
     assert sum(b"/residuals" in request for request in runs[0]) >= 6
     assert not any(b"flu" in request or b"illness" in request for request in runs[1])
+
+
+@pytest.mark.parametrize("learner", ["fedogd", "ofediq", "fedomd"])
+def test_private_features_change_no_byte_of_an_update_either(start_service, tmp_path, local_part, learner):
+    local_part(0.25)
+    extra = {"ofediq": {"levels": 3, "blocks": 2}, "fedomd": {"sync": 3}}.get(learner, {})
+    rule = {"global_learner": learner, "bits": 6, "hyperparameters": {"n_clients": 2, **extra}}
+    runs = [traffic(start_service, tmp_path / str(k), secret, rule) for k, secret in enumerate(SECRETS[:2])]
+    assert runs[0] == runs[1]
+    assert sum(b"/updates" in request for request in runs[0]) >= 6
+    local_part(0.26)
+    assert traffic(start_service, tmp_path / "control", None, rule) != runs[0]
 
 
 def test_the_comparison_sees_it_when_local_predictions_differ(start_service, tmp_path, local_part):
