@@ -191,8 +191,10 @@ class Simulation:
 
     def __init__(self, task: Task, uploads: list[Upload]) -> None:
         self.task = task
-        n_clients, self.dim = len(task.order), task.features.shape[2]
-        self.local = [LinearLearner(self.dim + 1, RATE) for _ in range(n_clients)]
+        n_clients, dim = len(task.order), task.features.shape[2]
+        others = np.setdiff1d(np.arange(dim), task.global_features)
+        self.order = np.concatenate([task.global_features, others])  # in which a device adds up
+        self.local = [LinearLearner(dim + 1, RATE) for _ in range(n_clients)]
         self.shared = LinearLearner(len(task.global_features) + 1, RATE)
         self.models: dict[int, bytes] = {0: self.shared.get_state()}  # by position
         self.positions = [0]
@@ -214,9 +216,9 @@ class Simulation:
             inside = sum(position <= upload.version for position in arrived[i])
             self.delays.append(played[i] - inside)
             offset = self._model(upload.version).score(self._global(x))
-            part = self.local[i].score(with_one(x))
+            part = self.local[i].score(self._own(x))
             self.largest_difference = max(self.largest_difference, abs(part - upload.local))
-            self.local[i].learn(with_one(x), label, offset)
+            self.local[i].learn(self._own(x), label, offset)
             self.shared.learn(self._global(x), label, part)
             self.models[upload.position] = self.shared.get_state()
             self.positions.append(upload.position)
@@ -226,6 +228,9 @@ class Simulation:
 
     def _global(self, x: np.ndarray) -> np.ndarray:
         return with_one(x[self.task.global_features])
+
+    def _own(self, x: np.ndarray) -> np.ndarray:
+        return with_one(x[self.order])
 
     def _model(self, version: int) -> LinearLearner:
         """Return the shared model with all uploads up to a version inside."""
@@ -239,7 +244,7 @@ class Simulation:
         scores = []
         for i, version in enumerate(versions):
             shared, rows = self._model(version), self.task.test_features[i]
-            scores.append([shared.score(self._global(x)) + self.local[i].score(with_one(x)) for x in rows])
+            scores.append([shared.score(self._global(x)) + self.local[i].score(self._own(x)) for x in rows])
         return accuracies(np.array(scores), self.task)
 
 
