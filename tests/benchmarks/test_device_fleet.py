@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_devices_over_http_do_as_the_simulation(tmp_path):
     out = tmp_path / "fleet.json"
     size = ["--devices", "3", "--rounds", "40", "--kills", "2", "--latency", "0.3", "--loss", "0.2", "--runs", "1"]
+    size += ["--round-seconds", "0.1"]
     subprocess.run([sys.executable, BENCHMARKS / "device_fleet.py", *size, "--json", out], check=True)
     figures = json.loads(out.read_text())
     assert abs(figures["real - simulated"]["mean"]) < 0.01  # of 300 test rows one or two, where rounding decides
