@@ -92,7 +92,7 @@ def _run_server(kind: str, store: Path, parent: Connection) -> None:
 
 
 async def _serve(kind: str, store: Path, sock: socket.socket, parent: Connection) -> None:
-    engine = Engine.open(store) if kind == "rank" else None
+    engine = Engine.open(store, writer_process=True) if kind == "rank" else None
     app = bare if kind == "bare" else plain_fastapi()
     try:
         if engine is not None:

@@ -57,7 +57,7 @@ async def _serve(
     beside: Beside | None,
     say: Callable[[str], None],
 ) -> None:
-    engine = Engine.open(store)
+    engine = Engine.open(store, writer_process=True)
     url = f"{'https' if tls else 'http'}://{shown(sock)}"
     try:
         async with _answering(engine, keys, sock, workers, tls, limits) as ended, _running(beside, engine, url):

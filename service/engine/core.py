@@ -26,7 +26,18 @@ from service.engine.settings import Settings
 from service.engine.snapshots import Snapshots
 from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import Limits, Preparer
-from service.store import Duplicate, GroupCommit, Lease, Log, Record, Refused, StoreUnavailable, sqlite_file
+from service.store import (
+    Commits,
+    Duplicate,
+    GroupCommit,
+    Lease,
+    Log,
+    Record,
+    Refused,
+    StoreUnavailable,
+    Writer,
+    sqlite_file,
+)
 from service.store.log import system_clock
 from service.store.opening import Connection
 
@@ -36,17 +47,16 @@ YOUNG = 20_000  # objects made between two looks for cycles, of which requests l
 Answer = TypeVar("Answer")
 
 
-Parts = tuple[Snapshots, PersonalModels, Exporter, Limits]
+Parts = tuple[Log, Snapshots, PersonalModels, Exporter, Limits]
 
 
 class Core:
     """Opens and closes a store, appends to it, and asks the learner."""
 
-    def __init__(self, store: Path, lease: Lease, log: Log, learning: Learning, parts: Parts) -> None:
+    def __init__(self, store: Path, lease: Lease, commits: Commits, learning: Learning, parts: Parts) -> None:
         self.store = store
-        self._lease, self._log, self._learning = lease, log, learning
-        self._snapshots, self._personal, self._exporter, self._limits = parts
-        self._commits = GroupCommit(log)
+        self._lease, self._commits, self._learning = lease, commits, learning
+        self._log, self._snapshots, self._personal, self._exporter, self._limits = parts
         self._preparers = {crosses: Preparer(crosses=crosses, limits=self._limits) for crosses in (True, False)}
         self._loader = ThreadPoolExecutor(2, "personal")
         self._last = learning.position
@@ -54,7 +64,7 @@ class Core:
         self._turn = asyncio.Lock()
         self._closed = False
         self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
-        learning.start(self._commits)
+        learning.start(commits)
 
     @classmethod
     def open(
@@ -67,8 +77,12 @@ class Core:
         cache_bytes: int = 256_000_000,
         limits: Limits | None = None,
         wait_seconds: float = 0.0,
+        writer_process: bool = False,
     ) -> Self:
-        """Return an engine on the store at ``store``, made if need be; raise ``LeaseHeld`` if another has it."""
+        """Return an engine on the store at ``store``, made if need be; raise ``LeaseHeld`` if another has it.
+
+        With ``writer_process`` another process appends to the log, and this one has its processor for requests.
+        """
         lease = Lease(store)
         lease.acquire(wait_seconds)
         try:
@@ -76,18 +90,19 @@ class Core:
             log, reader, archive = Log(connect, clock=clock, check=True), Log(connect), Log(connect)
             snapshots = Snapshots(store.with_name(store.name + "-models"))
             personal = PersonalModels(snapshots, cache_bytes)
-            learning = Learning(log, reader, snapshots, personal, clock, snapshot_seconds)
+            learning = Learning(reader, snapshots, personal, clock, snapshot_seconds)
             warm_up()
             learning.open()
             if DEFAULT not in learning.views:
                 log.append([Record(DEFAULT, SETTINGS, None, None, encode(Settings()))])
                 learning.open()
+            commits = Writer(connect, clock=clock, files=[lease.file]) if writer_process else GroupCommit(log)
         except BaseException:
             lease.release()
             raise
         _spare_the_collector()
-        parts = (snapshots, personal, Exporter(archive), limits or Limits())
-        return cls(store, lease, log, learning, parts)
+        parts = (log, snapshots, personal, Exporter(archive), limits or Limits())
+        return cls(store, lease, commits, learning, parts)
 
     async def close(self) -> None:
         """Take no more requests; answer, learn and save those that were taken."""

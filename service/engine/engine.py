@@ -42,7 +42,7 @@ from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import FeatureError, action_features
 from service.scoring.model import PersonalModel
 from service.store import Duplicate, Record, StoreUnavailable
-from service.store.group_commit import Waiter
+from service.store.waiting import Waiter
 
 DELETED = b'{"deleted":true}'
 

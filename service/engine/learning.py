@@ -24,7 +24,7 @@ from service.engine.records import BASE, ERASED, NOTHING, RANK, TICK
 from service.engine.saving import MOST_UNSAVED, Saver, mark
 from service.engine.shared import bytes_without, read_model
 from service.engine.snapshots import Damaged, LoopPart, Snapshots
-from service.store import Entry, GroupCommit, Log, Record, StoreUnavailable
+from service.store import Commits, Entry, Log, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; a clock that is set forward is noticed after that many
@@ -40,8 +40,7 @@ class Learning:
 
     def __init__(
         self,
-        store: Log,
-        reader: Log,
+        log: Log,
         snapshots: Snapshots,
         personal: PersonalModels,
         clock: Callable[[], int],
@@ -53,7 +52,7 @@ class Learning:
         self.rebuilt = 0  # how often the snapshot was thrown away
         self.followed: set[str] = set()  # loops whose devices ask what has changed
         self.learner = Learner(self._stored)
-        self._store, self._log, self._snapshots, self._personal = store, reader, snapshots, personal
+        self._log, self._snapshots, self._personal = log, snapshots, personal
         self._clock = clock
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._fed: deque[Entry] = deque()
@@ -65,7 +64,7 @@ class Learning:
         self._saver = Saver(snapshots, personal, snapshot_seconds)
         self._published_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        self._commits: GroupCommit | None = None
+        self._commits: Commits | None = None
 
     def open(self) -> None:
         """Bring the learner to the end of the log, from the snapshot where that is good."""
@@ -77,9 +76,9 @@ class Learning:
         self._from_scratch = False
         self._publish()
 
-    def start(self, commits: GroupCommit) -> None:
+    def start(self, commits: Commits) -> None:
         self._commits = commits
-        self._store.appended = self.feed
+        commits.appended = self.feed
         self._thread.start()
 
     def stop(self) -> None:
@@ -203,14 +202,13 @@ class Learning:
         due = [name for deadline, name in self.learner.next_deadline() if deadline <= now]
         if self._commits is None or self._stopping:
             return False
-        for future in [self._commits.submit(Record(name, TICK, None, None, NOTHING)) for name in due]:
-            future.result()
+        self._commits.append([Record(name, TICK, None, None, NOTHING) for name in due])
         return bool(due)
 
     def barrier(self, loop: str) -> None:
         """Learn all that was handed to the store before."""
         assert self._commits is not None
-        self._commits.submit(Record(loop, TICK, None, None, NOTHING)).result()
+        self._commits.append([Record(loop, TICK, None, None, NOTHING)])
         self._catch_up()
 
     def _publish(self) -> None:
@@ -325,7 +323,8 @@ class Learning:
         base = self._base(state, user)
         self.learner.erasing = Erasure(loop, user, events)
         try:
-            n_erased = self._store.erase(loop, user, base, state.head.base)
+            assert self._commits is not None
+            n_erased = self._commits.erase(loop, user, base, state.head.base)
         finally:
             self._catch_up()
             self.learner.erasing = None  # still there if nothing was erased

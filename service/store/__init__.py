@@ -1,11 +1,13 @@
 """The durable store of the service: an append-only log in SQLite, group commit, and a lease on its file."""
 
-from service.store.group_commit import GroupCommit
+from service.store.group_commit import Commits, GroupCommit
 from service.store.lease import Lease, LeaseHeld
 from service.store.log import Duplicate, Entry, Log, Record, Refused
 from service.store.opening import StoreUnavailable, sqlite_file
+from service.store.writer import Writer
 
 __all__ = [
+    "Commits",
     "Duplicate",
     "Entry",
     "GroupCommit",
@@ -15,5 +17,6 @@ __all__ = [
     "Record",
     "Refused",
     "StoreUnavailable",
+    "Writer",
     "sqlite_file",
 ]

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from fedres.checks import whole
-from service.store.log import Log, Record
+from service.store.log import Entry, Log, Record
 from service.store.opening import StoreUnavailable
-
-Outcome: TypeAlias = int | Exception
-
-
-class Waiter(Protocol):
-    """What is told on its event loop what came of a record; an ``asyncio.Future`` is one."""
-
-    def get_loop(self) -> asyncio.AbstractEventLoop: ...
-    def cancelled(self) -> bool: ...
-    def done(self) -> bool: ...
-    def set_result(self, seq: int, /) -> None: ...
-    def set_exception(self, error: Exception, /) -> None: ...
+from service.store.waiting import AnyFuture, Outcome, Waiter, answer, starts
 
 
-AnyFuture: TypeAlias = Future[int] | Waiter
+class Commits(Protocol):
+    """Makes records durable, and tells ``appended`` of those that are."""
+
+    appended: Callable[[list[Entry]], None] | None
+
+    def append(self, records: Sequence[Record]) -> list[int]:
+        """Return the ``seq`` of each once all are durable; waits, on any thread but the event loop's."""
+
+    def submit_async(self, record: Record) -> asyncio.Future[int]:
+        """Return the future ``seq`` of the record, for the running event loop."""
+
+    def submit_for(self, waiter: Waiter, record: Record) -> None:
+        """Tell ``waiter``, whose event loop is running; all that it submits in one turn is committed together."""
+
+    def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
+        """Do what ``Log.erase`` does."""
+
+    def close(self) -> None:
+        """Take no more records, and return when all that were taken are answered."""
 
 
 class GroupCommit:
@@ -58,6 +63,10 @@ class GroupCommit:
         self._enqueue(record, future)
         return future
 
+    def append(self, records: Sequence[Record]) -> list[int]:
+        """Return the ``seq`` of each once all are durable."""
+        return [future.result() for future in [self.submit(record) for record in records]]
+
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         """Return the same for the running event loop, which is woken once per batch and not once per record."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -71,6 +80,19 @@ class GroupCommit:
         if self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
+
+    @property
+    def appended(self) -> Callable[[list[Entry]], None] | None:
+        """Who is told what is durable, on this object's thread."""
+        return self._log.appended
+
+    @appended.setter
+    def appended(self, told: Callable[[list[Entry]], None] | None) -> None:
+        self._log.appended = told
+
+    def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
+        """Do what ``Log.erase`` does."""
+        return self._log.erase(loop, user, instead, needless)
 
     def close(self) -> None:
         """Take no more records, and return when all that were taken are answered. The log stays open."""
@@ -102,9 +124,9 @@ class GroupCommit:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            started = [(record, future) for record, future in batch if _starts(future)]
+            started = [(record, future) for record, future in batch if starts(future)]
             if started:
-                _answer([future for _, future in started], self._commit([record for record, _ in started]))
+                answer([future for _, future in started], self._commit([record for record, _ in started]))
 
     def _next_batch(self) -> list[tuple[Record, AnyFuture]]:
         """Return what waits, as soon as anything does; nothing once closed and empty."""
@@ -119,34 +141,3 @@ class GroupCommit:
             return [StoreUnavailable(error.code, error.message) for _ in records]  # one each: a raise marks its error
         except Exception as error:  # whatever it is, nobody may wait for ever
             return [StoreUnavailable("failed", repr(error)) for _ in records]
-
-
-def _starts(future: AnyFuture) -> bool:
-    if isinstance(future, Future):
-        return future.set_running_or_notify_cancel()
-    return not future.cancelled()
-
-
-def _answer(futures: list[AnyFuture], outcomes: Sequence[Outcome]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AnyFuture, Outcome]]] = {}
-    for future, outcome in zip(futures, outcomes, strict=True):
-        if isinstance(future, Future):
-            _settle([(future, outcome)])
-        else:
-            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
-    for loop, answers in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, answers)
-
-
-def _settle(answers: list[tuple[AnyFuture, Outcome]]) -> None:
-    for future, outcome in answers:
-        if future.done():  # cancelled while its batch was being written
-            continue
-        try:
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        except Exception:  # of one who waits; the others are to be told
-            logging.getLogger(__name__).exception("an answer was lost")

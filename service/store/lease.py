@@ -11,6 +11,7 @@ from pathlib import Path
 from fedres.checks import not_negative
 
 POLL_SECONDS = 0.05  # flock can wait for ever or not at all
+LAST_BATCH_SECONDS = 10.0  # within which the writer of a holder that was killed ends: it has the lease too
 
 
 class LeaseHeld(Exception):  # noqa: N818
@@ -33,14 +34,24 @@ class Lease:
         self._file: int | None = None
 
     def acquire(self, wait_seconds: float = 0.0) -> None:
-        """Hold the lease from here on; raise ``LeaseHeld`` if another has it for ``wait_seconds`` more."""
+        """Hold the lease from here on; raise ``LeaseHeld`` if another has it for ``wait_seconds`` more.
+
+        A holder that has died is waited for anyway, as long as what it left behind may take to write its last batch.
+        """
         not_negative("wait_seconds", wait_seconds)
-        deadline = time.monotonic() + wait_seconds
+        began = time.monotonic()
         while not self._try():
-            left = deadline - time.monotonic()
+            patience = wait_seconds if self._is_alive() else max(wait_seconds, LAST_BATCH_SECONDS)
+            left = began + patience - time.monotonic()
             if left <= 0:
                 raise LeaseHeld(self.path, self._holder())
             time.sleep(min(POLL_SECONDS, left))
+
+    @property
+    def file(self) -> int:
+        """The open file that is the lease: a process that inherits it holds the lease too."""
+        assert self._file is not None
+        return self._file
 
     def release(self) -> None:
         """Give the lease back; without one, do nothing."""
@@ -71,6 +82,19 @@ class Lease:
         self._file = file
         _held.add(self)
         return True
+
+    def _is_alive(self) -> bool:
+        """Return whether the holder may be running: unless it is sure that it has died."""
+        holder = self._holder()
+        if holder is None:
+            return True
+        try:
+            os.kill(holder, 0)
+            return Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # a zombie has died
+        except ProcessLookupError:
+            return False
+        except (OSError, IndexError):  # not ours, or another system
+            return True
 
     def _holder(self) -> int | None:
         text = self.path.read_text().strip()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from fedres.checks import not_negative
@@ -76,7 +77,7 @@ class Connection(Protocol):
 def sqlite_file(path: str | os.PathLike[str], busy_seconds: float = 5.0) -> Callable[[], Connection]:
     """Return what opens connections to ``path`` that wait ``busy_seconds`` for a lock of another process."""
     not_negative("busy_seconds", busy_seconds)
-    return lambda: sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+    return partial(sqlite3.connect, path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
 
 
 def opened(connect: Callable[[], Connection]) -> Connection:

@@ -95,10 +95,12 @@ def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its
     asyncio.run(story())
 
 
-def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path):
+@pytest.mark.parametrize("writer_process", [False, True])
+def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path, writer_process):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, writer_process=writer_process) as engine:
             await play(engine, 150)
+            await engine.erase_user("default", "user-3")
             await engine.put_settings("default", {"aggregation": "sum", "learning_rate": 0.3, "crosses": False})
             await play(engine, 50, seed=1)
             await engine.put_model("default", engine.model("default"))

@@ -7,7 +7,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from fault_run import Service, digests_after_every_way_to_start, judge, kill_often, kill_workers_often
+from fault_run import (
+    Service,
+    digests_after_every_way_to_start,
+    judge,
+    kill_often,
+    kill_workers_often,
+    kill_writers_often,
+)
 from fault_server import Nursery
 
 
@@ -25,6 +32,13 @@ async def kill_workers(nursery, store, n_kills, seed):
     return await verdict(service, ledger)
 
 
+async def kill_writers(nursery, store, n_kills, seed):
+    service, began = Service(nursery, store), time.monotonic()
+    ledger = await kill_writers_often(service, n_kills, seed)
+    print(f"{n_kills} kills of the writer in {time.monotonic() - began:.0f} s")
+    return await verdict(service, ledger)
+
+
 async def verdict(service, ledger):
     """Print and return all that went wrong."""
     found = await judge(service, ledger)
@@ -39,20 +53,21 @@ async def verdict(service, ledger):
     return found
 
 
-async def run(n_kills, n_worker_kills, seed, folder):
+async def run(n_kills, n_others, seed, folder):
     async with Nursery() as nursery:
         found = await kill_servers(nursery, Path(folder, "servers.db"), n_kills, seed)
-        return found + await kill_workers(nursery, Path(folder, "workers.db"), n_worker_kills, seed)
+        found += await kill_writers(nursery, Path(folder, "writers.db"), n_others, seed)
+        return found + await kill_workers(nursery, Path(folder, "workers.db"), n_others, seed)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python tests/service/faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--worker-kills", type=int, default=10)
+    parser.add_argument("--other-kills", type=int, default=10, help="of the writer, and of workers")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(bool(asyncio.run(run(options.kills, options.worker_kills, options.seed, folder))))
+        sys.exit(bool(asyncio.run(run(options.kills, options.other_kills, options.seed, folder))))
 
 
 if __name__ == "__main__":

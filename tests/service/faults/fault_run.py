@@ -132,6 +132,21 @@ async def kill_workers_often(service, n_kills, seed):
     return ledger
 
 
+async def kill_writers_often(service, n_kills, seed):
+    """Kill the process that writes for the server under load; return the ledger."""
+    rng, ledger = random.Random(seed), Ledger()
+    await service.start()
+    await service.make_loops()
+    async with load(service, ledger, seed):
+        for _ in range(n_kills):
+            await ledger.grows()
+            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            os.kill(await service.server.writer(), signal.SIGKILL)
+            await ledger.grows()
+    service.whereabouts.hang_up()  # one that was idle for so long may be closed
+    return ledger
+
+
 async def _replaced(service, pid):
     """Return once another worker has come for one that was killed."""
     workers = await service.server.workers()

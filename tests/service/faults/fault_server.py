@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import obedient
+
 import service.serve
 from service.engine import Engine
 from service.engine.deciding import warm_up
-from service.store import sqlite_file
 from service.store.log import system_clock
 
 
@@ -68,6 +69,8 @@ async def obey(engine, url):
     while order := await orders.get():
         if json.loads(order) == "digests":
             tell("digests", {loop: await asyncio.to_thread(engine.digest, loop) for loop in engine.loops()})
+        elif json.loads(order) == "writer":
+            tell("writer", engine._commits.pid)
         else:
             tell("workers", [process.pid for process in multiprocessing.active_children()])
     os._exit(1)
@@ -76,32 +79,12 @@ async def obey(engine, url):
 def open_engine(store, *, busy_seconds=5.0, **options):
     """Open an engine whose connections do what ``<store>-pragmas`` says and whose clock is ``<store>-ahead`` off."""
     pragmas, ahead = store.with_name(store.name + "-pragmas"), store.with_name(store.name + "-ahead")
-    connect = sqlite_file(store, busy_seconds)
     return Engine.open(
         store,
-        connect=lambda: Obedient(connect(), pragmas),
+        connect=partial(obedient.connect, store, busy_seconds, pragmas),
         clock=lambda: system_clock() + int(ahead.read_text() if ahead.exists() else 0),
         **options,
     )
-
-
-class Obedient:
-    """A connection that reads a file before each transaction, and sets the pragmas that it names."""
-
-    def __init__(self, connection, pragmas):
-        self._connection, self._pragmas, self._said = connection, pragmas, ""
-        self.close = connection.close
-
-    def execute(self, sql, parameters=()):
-        if sql.startswith("BEGIN"):
-            self._obey(self._pragmas.read_text() if self._pragmas.exists() else "")
-        return self._connection.execute(sql, parameters)
-
-    def _obey(self, said):
-        if said != self._said:
-            for pragma in said.splitlines():
-                self._connection.execute(f"PRAGMA {pragma}").fetchall()
-            self._said = said
 
 
 class Nursery:
@@ -179,6 +162,10 @@ class RunningServer:
     async def digests(self):
         """Return the SHA-256 of each loop's models."""
         return await self._nursery.asked("digests")
+
+    async def writer(self):
+        """Return the id of the process that writes for it."""
+        return await self._nursery.asked("writer")
 
     async def workers(self):
         """Return the ids of the processes that answer requests in front of it."""

@@ -1,7 +1,7 @@
 """kill -9 at random moments under load, judged by what the clients were told."""
 
 from fault_clients import Connection, request_for
-from fault_run import digests_after_every_way_to_start, judge, judge_events, kill_often
+from fault_run import digests_after_every_way_to_start, judge, judge_events, kill_often, kill_writers_often
 
 N_KILLS = 30
 
@@ -12,6 +12,15 @@ def test_nothing_acknowledged_is_lost_or_counted_twice_and_the_models_are_those_
         ledger, productive = await kill_often(service, N_KILLS, seed=1)
         assert await judge(service, ledger) == []
         assert productive > N_KILLS / 3
+        live, *others = await digests_after_every_way_to_start(service)
+        assert others == [live] * 3
+
+
+def test_a_killed_writer_is_replaced_and_nothing_acknowledged_is_lost(play):
+    @play
+    async def _(service):
+        ledger = await kill_writers_often(service, n_kills=5, seed=9)
+        assert await judge(service, ledger) == []
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
 

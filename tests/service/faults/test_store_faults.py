@@ -4,6 +4,7 @@ import random
 import resource
 import sqlite3
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 from fault_clients import EARLIEST, Ledger, path_of, request_for
@@ -22,11 +23,15 @@ def pragmas(service, during, after):
 
 @contextmanager
 def file_size(service, most):
-    """Let the system refuse the server to write beyond a size."""
-    _, hard = resource.prlimit(service.server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(service.server.pid, resource.RLIMIT_FSIZE, (most, hard))
+    """Let the system refuse the server, and the process that writes for it, to write beyond a size."""
+    server = service.server.pid
+    both = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
+    _, hard = resource.prlimit(server, resource.RLIMIT_FSIZE)
+    for pid in both:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
     yield
-    resource.prlimit(service.server.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    for pid in both:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @contextmanager

@@ -1,0 +1,308 @@
+"""Group commit in a process of its own: syncing and SQLite's work then cost the event loop neither time nor turns.
+
+Whoever submits also talks to that process: the event loop when its socket has something to say, other threads while
+they wait. None of them waits for a lock longer than it takes to send or read what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import msgspec
+
+from fedres.checks import whole
+from service.store.log import Duplicate, Entry, Record, Refused
+from service.store.opening import Connection, StoreUnavailable
+from service.store.waiting import AnyFuture, Outcome, Waiter, answer, starts
+from service.store.writing import AT_ONCE, Append, Erase, Erased, Failed, Frames, Report, framed, with_length
+
+BUFFER = 1 << 22  # bytes that may be on their way
+REST = 1.0  # seconds between two starts of the process
+PAUSE = 0.01  # seconds after which a waiting thread looks whether another one has read its answer
+
+_read = msgspec.msgpack.Decoder(Report).decode
+
+Clock = Callable[[], int]
+
+
+class Batch(NamedTuple):
+    """Records that were sent together, and who waits for them."""
+
+    records: Sequence[Record]
+    futures: Sequence[AnyFuture]
+
+
+class Writer:
+    """Has what ``connect``, which must be picklable, opens written by another process; ``GroupCommit`` says how.
+
+    The process keeps ``files`` open. If it dies, those who wait are told that it is not known what was stored, and the
+    next record starts another.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        *,
+        clock: Clock,
+        files: Sequence[int] = (),
+        max_waiting: int = 10_000,
+    ) -> None:
+        whole("max_waiting", max_waiting)
+        self.appended: Callable[[list[Entry]], None] | None = None  # told what is durable, in the order of the log
+        self._hello = with_length(pickle.dumps((sys.path, pickle.dumps(connect))))
+        self._clock, self._files, self._max_waiting = clock, tuple(files), max_waiting
+        self._turn = threading.RLock()
+        self._gathered: list[tuple[Record, AnyFuture]] = []
+        self._sent: deque[Batch] = deque()
+        self._n_sent = 0  # records in them
+        self._unsent = bytearray()
+        self._loop: asyncio.AbstractEventLoop | None = None  # watches the socket
+        self._waking: asyncio.AbstractEventLoop | None = None  # is about to send
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = -REST
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def submit_async(self, record: Record) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.submit_for(future, record)
+        return future
+
+    def submit_for(self, waiter: Waiter, record: Record) -> None:
+        self._gather(record, waiter)
+        loop = waiter.get_loop()
+        if self._waking is not loop:
+            self._waking = loop
+            loop.call_soon(self._send_for, loop)
+
+    def append(self, records: Sequence[Record]) -> list[int]:
+        futures: list[Future[int]] = [Future() for _ in records]
+        for record, future in zip(records, futures, strict=True):
+            self._gather(record, future)
+        self._wait_until(lambda: all(future.done() for future in futures))
+        return [future.result() for future in futures]
+
+    def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
+        future: Future[int] = Future()
+        with self._turn:
+            self._send_gathered()
+            order = Erase(self._clock(), loop, user, _plain(instead), needless)
+            self._send(framed(order), Batch((), (future,)))
+        self._wait_until(future.done)
+        return future.result()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wait_until(lambda: not self._gathered and not self._sent)
+        with self._turn:
+            self._end()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _gather(self, record: Record, future: AnyFuture) -> None:
+        if self._closed:
+            raise StoreUnavailable("closed", "the store takes no more records")
+        if len(self._gathered) + self._n_sent >= self._max_waiting:
+            raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
+        self._gathered.append((record, future))
+
+    def _send_for(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._waking = None
+        with self._turn:
+            self._send_gathered()
+            self._watch(loop)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Send and read, from any thread, until ``done``."""
+        while not done():
+            with self._turn:
+                self._send_gathered()
+                self._push()
+                told = self._receive()
+                waiting = self._socket if self._process is not None else None
+            _tell(told)
+            if not told and waiting is not None:
+                _await(waiting, bool(self._unsent))
+
+    def _send_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        wanted = [(record, future) for record, future in gathered if starts(future)]
+        if wanted:
+            batch = Batch([record for record, _ in wanted], [future for _, future in wanted])
+            try:
+                self._send(framed(Append(self._clock(), _plain(batch.records))), batch)
+            except UnicodeEncodeError:
+                self._send_one_by_one(batch)
+
+    def _send_one_by_one(self, batch: Batch) -> None:
+        """Refuse records that are no Unicode, without which the others can be sent."""
+        for record, future in zip(*batch, strict=True):
+            try:
+                self._send(framed(Append(self._clock(), _plain([record]))), Batch([record], [future]))
+            except UnicodeEncodeError as error:
+                answer([future], [Refused(f"a record must be valid Unicode: {error}")])
+
+    def _send(self, frame: bytes, batch: Batch) -> None:
+        if self._process is None and not self._start():
+            answer(batch.futures, [_gone() for _ in batch.futures])
+            return
+        self._sent.append(batch)
+        self._n_sent += len(batch.records)
+        self._unsent += frame
+        self._push()
+
+    def _push(self) -> None:
+        """Send what the socket takes now; the event loop that watches, or the thread that waits, sends the rest."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            if self._loop is not None and self._loop is asyncio._get_running_loop():
+                self._loop.add_writer(self._socket, self._when_writable)
+        except OSError:  # the process has died: whoever reads next finds that out
+            self._unsent.clear()
+
+    def _when_writable(self) -> None:
+        with self._turn:
+            if self._loop is not None:
+                self._loop.remove_writer(self._socket)
+                self._push()
+
+    def _when_readable(self) -> None:
+        with self._turn:
+            told = self._receive()
+        _tell(told)
+
+    def _receive(self) -> list[Told]:
+        """Return what the process has said since, and to whom."""
+        if self._process is None:
+            return []
+        try:
+            data = self._socket.recv(AT_ONCE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            return self._lose()
+        return [self._reported(_read(frame)) for frame in self._frames.feed(data)]
+
+    def _reported(self, report: Report) -> Told:
+        batch = self._sent.popleft()
+        self._n_sent -= len(batch.records)
+        if isinstance(report, Failed):
+            return batch.futures, [StoreUnavailable(report.code, report.message) for _ in batch.futures]
+        if isinstance(report, Erased):
+            return batch.futures, [report.records]
+        if self.appended is not None:
+            numbered = zip(report.outcomes, batch.records, strict=True)
+            self.appended([Entry(at, report.time, *record) for at, record in numbered if isinstance(at, int)])
+        return batch.futures, [_outcome(outcome) for outcome in report.outcomes]
+
+    def _lose(self) -> list[Told]:
+        """Give the process up; return whom to tell that."""
+        lost, self._sent, self._n_sent = list(self._sent), deque(), 0
+        self._end()
+        return [(batch.futures, [_gone() for _ in batch.futures]) for batch in lost]
+
+    def _start(self) -> bool:
+        """Return whether there is a process again."""
+        if time.monotonic() < self._started_at + REST:
+            return False
+        self._started_at = time.monotonic()
+        here, there = socket.socketpair()
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        here.setblocking(False)
+        command = [sys.executable, "-c", "from service.store.writing import main; main()"]
+        with there:
+            self._process = subprocess.Popen(
+                command,
+                stdin=there.fileno(),
+                stdout=subprocess.DEVNULL,
+                pass_fds=self._files,
+                start_new_session=True,  # a Ctrl-C is for the one who asks
+            )
+        self._socket, self._frames, self._unsent = here, Frames(), bytearray(self._hello)
+        self._push()
+        return True
+
+    def _end(self) -> None:
+        """End the process once it has carried out what it was sent."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):  # not connected: it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+        self._process = None
+        watching, self._loop = self._loop, None
+        if watching is None or watching.is_closed():
+            self._socket.close()
+        else:
+            watching.call_soon_threadsafe(_unwatched, watching, self._socket)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop or self._process is None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._loop = loop
+        loop.add_reader(self._socket, self._when_readable)
+        self._push()
+
+
+Told = tuple[Sequence[AnyFuture], Sequence[Outcome]]
+
+
+def _tell(told: Sequence[Told]) -> None:
+    for futures, outcomes in told:
+        answer(futures, outcomes)
+
+
+def _await(sock: socket.socket, writing: bool) -> None:
+    """Return when the socket has something to say, or after a while."""
+    with contextlib.suppress(OSError, ValueError):  # closed by another thread
+        select.select([sock], [sock] if writing else [], [], PAUSE)
+
+
+def _unwatched(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    loop.remove_reader(sock)
+    loop.remove_writer(sock)
+    sock.close()
+
+
+def _plain(records: Sequence[Record]) -> list[Record]:
+    """Return records whose bodies are bytes, and none of a class derived from them."""
+    return [Record(loop, kind, event, user, memoryview(body)) for loop, kind, event, user, body in records]  # type: ignore[arg-type]
+
+
+def _outcome(reported: int | tuple[str, int]) -> Outcome:
+    if isinstance(reported, int):
+        return reported
+    message, first = reported
+    return Duplicate(message, first) if first else Refused(message)
+
+
+def _gone() -> StoreUnavailable:
+    return StoreUnavailable("gone", "the writer's process has ended, and it is not known what it stored: ask again")

@@ -1,0 +1,174 @@
+"""The writer's process: appends what comes in by its standard input, a socket, and says what came of it.
+
+All that has come in while a batch was being synced makes up the next one. The process ends with its input, and keeps
+until then whatever files it was handed: the lease of the store among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from service.store.log import Duplicate, Entry, Log, Record, Refused
+from service.store.opening import Connection, StoreUnavailable
+
+AT_ONCE = 1 << 20  # bytes read at once
+
+
+class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
+    time: int  # by the clock of who asks
+    records: list[Record]
+
+
+class Erase(msgspec.Struct, tag=1, array_like=True):
+    time: int
+    loop: str
+    user: str
+    instead: list[Record]
+    needless: int
+
+
+class Stored(msgspec.Struct, tag=0, array_like=True, gc=False):
+    time: int
+    outcomes: list[int | tuple[str, int]]  # the position, or why not and the position of the first (0: no duplicate)
+
+
+class Erased(msgspec.Struct, tag=1, array_like=True):
+    records: int
+
+
+class Failed(msgspec.Struct, tag=2, array_like=True):
+    code: str
+    message: str
+
+
+Order: TypeAlias = Append | Erase
+Report: TypeAlias = Stored | Erased | Failed
+
+_length = struct.Struct("<I")
+_order = msgspec.msgpack.Decoder(Order).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def framed(message: Order | Report) -> bytes:
+    """Return the message as it travels: its length comes first."""
+    return with_length(_encode(message))
+
+
+def with_length(body: bytes) -> bytes:
+    return _length.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that end in ``data``."""
+        self._rest += data
+        at, found = 0, []
+        while len(self._rest) - at >= _length.size:
+            start = at + _length.size
+            end = start + _length.unpack_from(self._rest, at)[0]
+            if end > len(self._rest):
+                break
+            found.append(bytes(self._rest[start:end]))
+            at = end
+        del self._rest[:at]
+        return found
+
+
+class Writing:
+    """Carries out orders on a log that is opened with the first of them, and again after it could not be."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._log: Log | None = None
+        self._time = 0
+
+    def carry_out(self, orders: Sequence[Order]) -> list[Report]:
+        """Return what came of each; appends that follow each other are one transaction."""
+        reports: list[Report] = []
+        gathered: list[Append] = []
+        for order in orders:
+            if isinstance(order, Append):
+                gathered.append(order)
+                continue
+            reports += self._append(gathered)
+            gathered = []
+            reports.append(self._erase(order))
+        return reports + self._append(gathered)
+
+    def _append(self, orders: Sequence[Append]) -> list[Report]:
+        if not orders:
+            return []
+        try:
+            log = self._opened(orders[-1].time)
+            outcomes = log.append([record for order in orders for record in order.records])
+        except Exception as error:
+            return [_failed(error) for _ in orders]
+        reports: list[Report] = []
+        for order in orders:
+            mine, outcomes = outcomes[: len(order.records)], outcomes[len(order.records) :]
+            reports.append(Stored(self._time, [_shown(outcome) for outcome in mine]))
+        return reports
+
+    def _erase(self, order: Erase) -> Report:
+        try:
+            log = self._opened(order.time)
+            return Erased(log.erase(order.loop, order.user, order.instead, order.needless))
+        except Exception as error:
+            return _failed(error)
+
+    def _opened(self, time: int) -> Log:
+        self._time = time
+        if self._log is None:
+            self._log = Log(self._connect, clock=lambda: self._time)
+            self._log.appended = self._note
+        return self._log
+
+    def _note(self, entries: list[Entry]) -> None:
+        self._time = entries[-1].time if entries else self._time
+
+
+def _shown(outcome: int | Refused) -> int | tuple[str, int]:
+    if isinstance(outcome, int):
+        return outcome
+    return str(outcome), outcome.seq if isinstance(outcome, Duplicate) else 0
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, StoreUnavailable):
+        return Failed(error.code, error.message)
+    return Failed("failed", repr(error))
+
+
+def main() -> None:
+    """Work until the input ends; who asked may be gone before the answer."""
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as asking:
+        frames, first = Frames(), list[bytes]()
+        while not first and (data := asking.recv(AT_ONCE)):
+            first = frames.feed(data)
+        if not first:
+            return
+        sys.path[:], connect = pickle.loads(first[0])
+        work(asking, frames, first[1:], Writing(pickle.loads(connect)))
+
+
+def work(asking: socket.socket, frames: Frames, waiting: list[bytes], writing: Writing) -> None:
+    """Carry out what waits and then what comes."""
+    data = b""
+    while waiting or (data := asking.recv(AT_ONCE)):
+        waiting += frames.feed(data)
+        reports = writing.carry_out([_order(frame) for frame in waiting])
+        asking.sendall(b"".join([framed(report) for report in reports]))
+        waiting, data = [], b""
