@@ -6,23 +6,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from service.engine.choosing import arrays_of_all, choose_kernel, choose_together, how_to_choose
 from service.engine.event_ids import new_event_id
 from service.engine.heads import CatalogueAction, Clients, Statistics
 from service.engine.history import History
-from service.engine.records import LoggedRank, RankBody, Registered, read_offered
+from service.engine.records import LoggedRank, RankBody, Registered, encode, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.explaining import explain
 from service.scoring.features import FeatureError, Given, Prepared, Preparer
-from service.scoring.kernels import score_kernel
 from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
 
@@ -47,15 +45,30 @@ class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=F
 
 
 class Offer(list[Action]):
-    """A list of actions, checked, that may come again and is never changed."""
+    """A list of actions, checked, that may come again and is never changed; what was made of it is left here."""
 
-    __slots__ = ("given",)
+    __slots__ = ("_looked_up", "_shown")
 
     def __init__(self, actions: Sequence[Action]) -> None:
         check_actions(actions)
         super().__init__(actions)
-        complete = all(map(_has_features, self))
-        self.given = Given([(action.id, bytes(action.features)) for action in self]) if complete else None
+        self._looked_up: Mapping[str, CatalogueAction] | None = None  # where features come from that are not here
+        self._shown: Shown | None = None
+
+    def shown(self, view: View) -> Shown:
+        """Return it as ``looked_up`` finds it, and as JSON."""
+        if self._shown is None or not (self._looked_up is None or self._looked_up is view.catalogue):
+            self._shown = _shown(self, view)
+            self._looked_up = None if all(map(_has_features, self)) else view.catalogue
+        return self._shown
+
+
+class Shown(NamedTuple):
+    """A list of actions in the ways that decisions need it."""
+
+    given: Given
+    ids: list[str]  # as JSON
+    logged: bytes  # the list as JSON, as the log has it
 
 
 class Ranked(msgspec.Struct, gc=False):
@@ -126,64 +139,27 @@ def draw(event_id: str) -> float:
     return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
 
 
-@kernel
-def _choose(
-    prepared: Any, models: Any, allowed: Array, square: bool, amount: float, span: Any, u: float, out: Array
-) -> Any:
-    """Return the action that ``u`` falls on; fill in two rows of ``out``: the scores and the probabilities of all."""
-    weights, shift, table, own = models
-    parts = score_kernel(prepared, weights, shift, table, own)
-    for k in range(allowed.size):
-        out[0, k] = parts[k, 0] + parts[k, 1]
-    _probabilities(out[0], allowed, square, amount, span, out[1])
-    return pick(out[1], u)
-
-
-@kernel
-def _probabilities(scores: Array, allowed: Array, square: bool, amount: float, span: Any, out: Array) -> None:
-    """Fill in what each action is drawn with.
-
-    No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
-    policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
-    """
-    within = np.maximum(scores, span[0])
-    if square:
-        squarecb(np.minimum(within, span[1]), allowed, amount, out)
-    else:
-        epsilon_greedy(within, allowed, amount, out)
-
-
-def _amount(settings: Settings, n_learned: int) -> float:
-    """Return γ_t of squarecb, ε of the others."""
-    if settings.policy == "squarecb":
-        return float(settings.gamma * max(n_learned, 1) ** 0.5)
-    return float(settings.epsilon) if settings.policy == "epsilon-greedy" else 0.0
-
-
 def choose(
     prepared: Prepared, allowed: Array, view: View, personal: PersonalModel | None, u: float
 ) -> tuple[int, list[float], list[float]]:
     """Return the action that ``u`` falls on, and the scores and the probabilities of all."""
-    settings = view.settings
-    amount, square = _amount(settings, view.statistics.learned), settings.policy == "squarecb"
-    low, high = settings.reward_range
-    span = (float(low), float(high))
     out = np.empty((2, allowed.size))
-    action = _choose(prepared, arrays(view.weights, personal), allowed, square, amount, span, u, out)
+    how = how_to_choose(view.settings, view.statistics.learned)
+    action = choose_kernel(prepared, arrays(view.weights, personal), allowed, how, u, out)
     scores, chances = out.tolist()
     return action, scores, chances
 
 
 def decide(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Decision:
     """Return the decision on a request that ``check_request`` has passed."""
-    offered = _offered(request, view)
+    offered = looked_up(request.actions, view)
     context = bytes(request.context) or b"{}"
     try:
         prepared = preparer.prepare(context, offered)
     except FeatureError as error:
         target = str(error).split(":", 1)[0]
         raise ApiError(422, "invalid_features", str(error), target) from None
-    allowed = _allowed(request)
+    allowed = allowed_in(request)
     event_id, wished = request.event_id or new_event_id(), None
     action, scores, chances = choose(prepared, allowed, view, personal, draw(event_id))
     if view.settings.apprentice:
@@ -191,7 +167,7 @@ def decide(request: RankRequest, view: View, personal: PersonalModel | None, pre
         chances = [float(k == action) for k in range(len(scores))]
     body = RankBody(
         msgspec.Raw(context),
-        _logged(request, view),
+        _logged(request.actions, view),
         action,
         chances,
         scores,
@@ -261,10 +237,9 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
     return _result(entry.event, [action.id for action in offered], stored)
 
 
-def _offered(request: RankRequest, view: View) -> Sequence[tuple[str, bytes]]:
-    if isinstance(request.actions, Offer) and request.actions.given is not None:
-        return request.actions.given
-    return looked_up(request.actions, view)
+def _shown(actions: Sequence[Action], view: View) -> Shown:
+    offered = Given(looked_up(actions, view))
+    return Shown(offered, [encode(name).decode() for name, _ in offered], encode(_logged(actions, view)))
 
 
 def looked_up(actions: Sequence[Action], view: View) -> list[tuple[str, bytes]]:
@@ -279,14 +254,11 @@ def _known(name: str, view: View) -> CatalogueAction:
     return action
 
 
-def _logged(request: RankRequest, view: View) -> Sequence[Action | Registered]:
-    if isinstance(request.actions, Offer) and request.actions.given is not None:
-        return request.actions
-    if all(map(_has_features, request.actions)):
-        return request.actions
+def _logged(actions: Sequence[Action], view: View) -> Sequence[Action | Registered]:
+    if all(map(_has_features, actions)):
+        return actions
     return [
-        action if len(action.features) else Registered(action.id, view.catalogue[action.id].put)
-        for action in request.actions
+        action if len(action.features) else Registered(action.id, view.catalogue[action.id].put) for action in actions
     ]
 
 
@@ -294,7 +266,8 @@ def _has_features(action: Action) -> bool:
     return len(action.features) > 0
 
 
-def _allowed(request: RankRequest) -> Array:
+def allowed_in(request: RankRequest) -> Array:
+    """Return which actions are not excluded."""
     if not request.exclude:
         return _all(len(request.actions))
     return np.array([action.id not in request.exclude for action in request.actions])
@@ -331,5 +304,8 @@ def warm_up() -> None:
     shared.correct(expand(prepared, 0), 0.5, 0.0)
     score(prepared, shared.weights.copy())
     weights = shared.weights.copy()
+    how, u = how_to_choose(Settings(), 0), draw("")
     for own in (None, personal):
-        _choose(prepared, arrays(weights, own), _all(2), False, 0.1, (0.0, 1.0), draw(""), np.empty((2, 2)))
+        choose_kernel(prepared, arrays(weights, own), _all(2), how, u, np.empty((2, 2)))
+    hashed = Preparer().hashed(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
+    choose_together([hashed], arrays_of_all(weights, [personal]), True, _all(2), how, [u])

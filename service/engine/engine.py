@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from service.engine import reports
+from service.engine.at_once import Readied, Written, decide_all, readied
 from service.engine.core import DEFAULT, Answer
 from service.engine.deciding import (
     Action,
     Decision,
     RankRequest,
     RankResult,
+    View,
     check_id,
     check_request,
     decide,
@@ -98,19 +100,29 @@ class Engine(Devices):
             _record(loop, request, decision)
         )  # nothing is awaited between view and submission
 
-    def decide_at_once(self, loop: str, request: RankRequest) -> Decision | None:
-        """Return a decision for ``store_at_once``, None if something must be awaited for it."""
+    def decide_at_once(self, loop: str, requests: Sequence[RankRequest | None]) -> list[Written | None]:
+        """Return decisions for ``store_at_once``, None where one must await something, or is refused."""
+        view = self.view(loop)
         if self._changing is not None:
-            return None
-        check_request(request)
-        view, known, personal = self.view(loop), True, None
+            return [None] * len(requests)
+        asked = [None if request is None else self._readied(request, view) for request in requests]
+        written = iter(decide_all([one for one in asked if one is not None], view))
+        return [None if one is None else next(written) for one in asked]
+
+    def _readied(self, request: RankRequest, view: View) -> Readied | None:
+        known, personal = True, None
         if request.user is not None and view.settings.personal:
             known, personal = self._personal.cached((view.since, request.user))
-        return decide(request, view, personal, self._preparers[view.settings.crosses]) if known else None
+        if not known or request.explain:
+            return None
+        try:
+            return readied(request, view, personal, self._preparers[view.settings.crosses])
+        except (ApiError, FeatureError):
+            return None
 
-    def store_at_once(self, loop: str, request: RankRequest, decision: Decision, waiter: Waiter) -> None:
+    def store_at_once(self, written: Written, waiter: Waiter) -> None:
         """Hand the store a decision that was just made; ``waiter`` is told its position, once it is durable."""
-        self._commits.submit_for(waiter, _record(loop, request, decision))
+        self._commits.submit_for(waiter, written.record)
 
     async def _ranked(
         self, loop: str, request: RankRequest, decision: Decision, stored: asyncio.Future[int]

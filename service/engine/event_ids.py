@@ -11,23 +11,26 @@ import time
 
 _BATCH = 512  # asking the system lets another thread run each time, which costs more than the numbers
 
-_random = b""
+_FOR_URLS = bytes.maketrans(b"+/", b"-_")
+
+_random: list[bytes] = []
 
 
 def new_event_id() -> str:
     """Return an id that nobody had before."""
-    global _random
-    if len(_random) < 10:
-        _random = os.urandom(10 * _BATCH)
-    bits = (time.time_ns() // 1_000_000).to_bytes(6, "big") + _random[:10]
-    _random = _random[10:]
-    return binascii.b2a_base64(bits, newline=False).decode().replace("+", "-").replace("/", "_")[:22]
+    try:
+        chance = _random.pop()
+    except IndexError:
+        drawn = os.urandom(10 * _BATCH)
+        _random.extend([drawn[at : at + 10] for at in range(10, len(drawn), 10)])
+        chance = drawn[:10]
+    bits = (time.time_ns() // 1_000_000).to_bytes(6, "big") + chance
+    return binascii.b2a_base64(bits).translate(_FOR_URLS)[:22].decode()
 
 
 def _forget() -> None:
     """Let a forked child draw numbers of its own."""
-    global _random
-    _random = b""
+    _random.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

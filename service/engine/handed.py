@@ -28,8 +28,12 @@ def handed(user: str | None, rank: RankBody, prepared: Prepared) -> bytes:
     text = encode(rank)
     if rank.exclude:
         return text
+    return known_body(text, Known(_case(user, rank, prepared), rank.deferred, agreed(rank)))
+
+
+def known_body(text: bytes, known: Known) -> Handed:
     body = Handed(text)
-    body.known = Known(_case(user, rank, prepared), rank.deferred, agreed(rank))
+    body.known = known
     return body
 
 

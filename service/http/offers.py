@@ -60,7 +60,7 @@ class Offers:
         text = bytes(_unread.decode(body).actions)
         if len(text) > LONGEST:
             return
-        self._offers[text] = Offer(request.actions)
+        request.actions = self._offers[text] = Offer(request.actions)  # type: ignore[assignment]  # are such actions
         if len(text) > BEGINNING:
             self._long[text[:BEGINNING]] = text
         if len(self._offers) > KEPT:

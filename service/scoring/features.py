@@ -61,24 +61,32 @@ class Prepared(NamedTuple):
 _CacheKey = tuple[str | None, bytes]  # the id of an action, None for a context, and the JSON text
 
 
-class _Hashed(NamedTuple):
+class Hashed(NamedTuple):
+    """The features of a context or of an action."""
+
     hashes: bytes  # native uint32
     values: bytes  # native float32
 
 
-class _Offer(NamedTuple):
+class HashedOffer(NamedTuple):
     """The actions of a request, one after the other."""
 
     hashes: bytes
     values: bytes
-    starts: Array  # of each action and the end, counted from the first
-    after: dict[int, Array]  # the same, counted from that many features before
+    sizes: bytes  # native int64, how many features each has
+    places: list[int]  # of each action's first byte, and the end
+    starts: Array  # int64, of each action's first feature, and the end
+
+    def row(self, action: int) -> Hashed:
+        """Return one action's features."""
+        first, last = self.places[action], self.places[action + 1]
+        return Hashed(self.hashes[first:last], self.values[first:last])
 
 
 class Given(tuple[tuple[str, bytes], ...]):
     """(id, features) of actions that may come again; a preparer leaves here what it made of them."""
 
-    hashed: tuple[Preparer, _Offer] | None = None
+    hashed: tuple[Preparer, HashedOffer] | None = None
 
 
 class Preparer:
@@ -96,50 +104,54 @@ class Preparer:
         self.crosses = crosses
         self.limits = limits or Limits()
         self._room, self._room_for_offers = cache_bytes, cache_bytes // 4
-        self._cache: OrderedDict[_CacheKey, _Hashed] = OrderedDict()
-        self._offers: OrderedDict[tuple[tuple[str, bytes], ...], _Offer] = OrderedDict()
+        self._cache: OrderedDict[_CacheKey, Hashed] = OrderedDict()
+        self._offers: OrderedDict[tuple[tuple[str, bytes], ...], HashedOffer] = OrderedDict()
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
         """Return the features of a context and of (id, features) actions, given as JSON objects, hashed.
 
         What was made of ``Given`` actions is found without looking at them.
         """
+        row, offer = self.hashed(context, actions)
+        hashes = np.frombuffer(row.hashes + offer.hashes, np.uint32)
+        values = np.frombuffer(row.values + offer.values, np.float32)
+        return Prepared(hashes, values, offer.starts + len(row.hashes) // 4, self.crosses)
+
+    def hashed(self, context: Json, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
+        """Return the same in two parts."""
         row, offer = self._look_up((None, bytes(context)), 0), self._offer_of(actions)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
-        hashes = np.frombuffer(row.hashes + offer.hashes, np.uint32)
-        values = np.frombuffer(row.values + offer.values, np.float32)
-        starts = offer.after.get(n)
-        if starts is None:
-            starts = offer.after[n] = offer.starts + n
-        return Prepared(hashes, values, starts, self.crosses)
+        return row, offer
 
-    def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> _Offer:
+    def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
         if not isinstance(actions, Given):
             return self._offer(tuple([(name, bytes(features)) for name, features in actions]))
         if actions.hashed is None or actions.hashed[0] is not self:
             actions.hashed = self, self._offer(actions)
         return actions.hashed[1]
 
-    def _offer(self, key: tuple[tuple[str, bytes], ...]) -> _Offer:
+    def _offer(self, key: tuple[tuple[str, bytes], ...]) -> HashedOffer:
         offer = self._offers.get(key)
         if offer is not None:
             self._offers.move_to_end(key)
             return offer
         rows = [self._look_up(action, place) for place, action in enumerate(key, 1)]
-        starts = np.array([0, *accumulate([len(row.hashes) // 4 for row in rows])], np.int64)
-        offer = _Offer(b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows]), starts, {})
+        places = [0, *accumulate([len(row.hashes) for row in rows])]
+        starts = np.array(places, np.int64) // 4
+        hashes, values = b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows])
+        offer = HashedOffer(hashes, values, np.diff(starts).tobytes(), places, starts)
         self._keep_offer(key, offer)
         return offer
 
-    def _keep_offer(self, key: tuple[tuple[str, bytes], ...], offer: _Offer) -> None:
+    def _keep_offer(self, key: tuple[tuple[str, bytes], ...], offer: HashedOffer) -> None:
         self._offers[key] = offer
         self._room_for_offers -= _offer_size(key, offer)
         while self._room_for_offers < 0:
             self._room_for_offers += _offer_size(*self._offers.popitem(last=False))
 
-    def _look_up(self, key: _CacheKey, place: int) -> _Hashed:
+    def _look_up(self, key: _CacheKey, place: int) -> Hashed:
         hashed = self._cache.get(key)
         if hashed is None:
             hashed = self._make(*key, place)
@@ -148,7 +160,7 @@ class Preparer:
             self._cache.move_to_end(key)
         return hashed
 
-    def _make(self, action: str | None, features: bytes, place: int) -> _Hashed:
+    def _make(self, action: str | None, features: bytes, place: int) -> Hashed:
         try:
             named = flatten(features, self.limits) if action is None else action_features(action, features, self.limits)
             hashes = [feature_hash(name) for name, _ in named]
@@ -156,21 +168,21 @@ class Preparer:
             where = "context" if action is None else f"actions[{place - 1}]"
             raise FeatureError(f"{where}: {error}") from None
         n = len(named)
-        return _Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in named]))
+        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in named]))
 
-    def _keep(self, key: _CacheKey, hashed: _Hashed) -> None:
+    def _keep(self, key: _CacheKey, hashed: Hashed) -> None:
         self._cache[key] = hashed
         self._room -= _size(key, hashed)
         while self._room < 0:
             self._room += _size(*self._cache.popitem(last=False))
 
 
-def _size(key: _CacheKey, hashed: _Hashed) -> int:
+def _size(key: _CacheKey, hashed: Hashed) -> int:
     """Return about how many bytes an entry of the cache takes, 500 of them for the objects around the data."""
     return 500 + len(key[0] or "") + len(key[1]) + 2 * len(hashed.hashes)
 
 
-def _offer_size(key: tuple[tuple[str, bytes], ...], offer: _Offer) -> int:
+def _offer_size(key: tuple[tuple[str, bytes], ...], offer: HashedOffer) -> int:
     """Return about how many bytes an offer takes, 300 of them for each action's objects."""
     return 500 + sum([300 + len(name) + len(features) for name, features in key]) + 2 * len(offer.hashes)
 

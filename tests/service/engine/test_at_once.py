@@ -1,0 +1,120 @@
+"""Decisions made together are, byte for byte, those that are made one by one."""
+
+import asyncio
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+
+from service.engine import Engine
+from service.engine.choosing import _best_first
+from service.engine.deciding import Action, Offer, RankRequest, decide
+from service.engine.engine import _record
+from service.engine.event_ids import new_event_id
+from service.errors import ApiError
+from service.scoring.model import PersonalModel, SharedModel, learn
+
+RICH = [Action(f"a{n}", msgspec.Raw(b'{"x": %d, "kind": "k%d"}' % (n % 3, n))) for n in range(5)]
+ODD = [Action('"quoted" \\ né', msgspec.Raw(b'{ "x" : [1, 2.5] }')), Action("known"), Action("b", msgspec.Raw(b"{}"))]
+
+
+def requests():
+    """Yield requests of many kinds, all with ids of their own."""
+    contexts = (b"", b"{}", b'{ "hour": 9, "day": "so\xc3\xb1ado" }', b'{"c": {"d": true, "e": [0.5, -1e-7]}}')
+    kinds = itertools.product(contexts, (RICH, ODD, ODD[:1]), (None, "nobody", "somebody"), (False, True))
+    for k, (context, actions, user, defer) in enumerate(kinds):
+        exclude = [actions[0].id, "other"] if k % 3 == 0 and len(actions) > 1 else []
+        event_id = f'e"{k}"' if k % 2 else new_event_id()
+        offer = Offer(actions) if k % 5 else list(actions)
+        fields = {"context": msgspec.Raw(context), "user": user, "exclude": exclude, "defer": defer}
+        yield RankRequest(actions=offer, event_id=event_id, **fields)
+
+
+def trained(engine):
+    """Return a view and a personal model that tell actions apart, put where the engine finds them."""
+    view, shared, personal = engine.view("default"), SharedModel(), PersonalModel()
+    preparer, rng = engine._preparers[view.settings.crosses], np.random.default_rng(0)
+    prepared = preparer.prepare(b'{"hour": 9, "c": {"d": true}}', [(a.id, bytes(a.features)) for a in (*RICH, ODD[0])])
+    for _ in range(30):
+        learn(prepared, int(rng.integers(6)), float(rng.random()), shared, personal)
+    view.weights[:] = shared.weights
+    for user, model in (("nobody", None), ("somebody", personal)):
+        engine._personal.remember((view.since, user), engine._personal.generation, model)
+    return view, {"somebody": personal}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy": "greedy", "personal": False},
+        {"policy": "squarecb", "reward_range": [-1, 2], "default_reward": 0},
+        {"apprentice": True, "epsilon": 1},
+        {"crosses": False, "epsilon": 0.5},
+    ],
+)
+def test_answers_records_and_what_the_learner_gets_are_those_of_single_decisions(tmp_path, settings):
+    async def story():
+        engine = Engine.open(tmp_path / "store.db")
+        await engine.put_actions("default", [Action("known", msgspec.Raw(b'{"y": "z"}'))])
+        await engine.put_settings("default", settings)
+        view, models = trained(engine)
+        asked = list(requests())
+        together = engine.decide_at_once("default", asked)
+        for request, written in zip(asked, together, strict=True):
+            personal = models.get(request.user) if view.settings.personal else None
+            single = decide(request, view, personal, engine._preparers[view.settings.crosses])
+            record = _record("default", request, single)
+            assert written.answer == msgspec.json.encode(single.result)
+            assert written.record == record
+            assert getattr(written.record.body, "known", None) == getattr(record.body, "known", None)
+        scores = {tuple(msgspec.json.decode(written.record.body)["scores"]) for written in together}
+        await engine.close()
+        return len(scores)
+
+    assert asyncio.run(story()) > 5
+
+
+def test_what_must_be_awaited_explained_or_refused_is_not_decided_together(tmp_path):
+    async def story():
+        engine = Engine.open(tmp_path / "store.db")
+        good = RankRequest(actions=list(RICH))
+        unknown = RankRequest(actions=list(RICH), user="from the disk")
+        explained = RankRequest(actions=list(RICH), explain=True)
+        unregistered = RankRequest(actions=[Action("nowhere")])
+        broken = RankRequest(actions=list(RICH), context=msgspec.Raw(b"[]"))
+        found = engine.decide_at_once("default", [unknown, good, None, explained, unregistered, good, broken])
+        async with engine._change():
+            assert engine.decide_at_once("default", [good]) == [None]
+        assert engine.decide_at_once("default", [unknown]) == [None]
+        with pytest.raises(ApiError, match="loop must be one that exists, got 'no'"):
+            engine.decide_at_once("no", [good])
+        await engine.close()
+        return [written is not None for written in found]
+
+    assert asyncio.run(story()) == [False, True, False, False, False, True, False]
+
+
+def test_a_list_with_actions_of_the_catalogue_follows_its_changes(tmp_path):
+    async def story():
+        engine, offer, found = Engine.open(tmp_path / "store.db"), Offer([Action("known")]), []
+        for x in (1, 2):
+            position = await engine.put_actions("default", [Action("known", msgspec.Raw(b'{"x": %d}' % x))])
+            [written] = engine.decide_at_once("default", [RankRequest(actions=offer)])
+            body = msgspec.json.decode(written.record.body)
+            case = written.record.body.known.case
+            assert body["actions"] == [{"id": "known", "put": position}]
+            found.append(np.frombuffer(case.values, np.float32).tolist())
+        await engine.close()
+        return found
+
+    assert asyncio.run(story()) == [[1, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_come_first_and_equals_in_their_order(seed):
+    scores = np.random.default_rng(seed).integers(-3, 4, 40).astype(float)
+    order = np.empty(40, np.int64)
+    _best_first(scores, order)
+    assert order.tolist() == sorted(range(40), key=scores.__getitem__, reverse=True)
