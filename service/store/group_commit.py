@@ -12,7 +12,7 @@ from typing import Protocol
 from fedres.checks import whole
 from service.store.log import Entry, Log, Record
 from service.store.opening import StoreUnavailable
-from service.store.waiting import AnyFuture, Outcome, Waiter, answer, starts
+from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
 
 
 class Commits(Protocol):
@@ -28,6 +28,9 @@ class Commits(Protocol):
 
     def submit_for(self, waiter: Waiter, record: Record) -> None:
         """Tell ``waiter``, whose event loop is running; all that it submits in one turn is committed together."""
+
+    def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
+        """Return the future ``seq`` of the last of them, for the running event loop; one transaction holds them all."""
 
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
         """Do what ``Log.erase`` does."""
@@ -60,7 +63,7 @@ class GroupCommit:
     def submit(self, record: Record) -> Future[int]:
         """Return the future ``seq`` of the record, from any thread."""
         future: Future[int] = Future()
-        self._enqueue(record, future)
+        self._enqueue((record, future))
         return future
 
     def append(self, records: Sequence[Record]) -> list[int]:
@@ -70,16 +73,22 @@ class GroupCommit:
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         """Return the same for the running event loop, which is woken once per batch and not once per record."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._enqueue(record, future)
+        self._enqueue((record, future))
         return future
 
     def submit_for(self, waiter: Waiter, record: Record) -> None:
         """Tell ``waiter``; all that its event loop submits in one turn is committed together."""
-        self._enqueue(record, waiter, wake=False)
+        self._enqueue((record, waiter), wake=False)
         loop = waiter.get_loop()
         if self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
+
+    def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
+        """Return the future ``seq`` of the last of them for the running event loop; one transaction holds them all."""
+        together = Together(len(records))
+        self._enqueue(*[(record, together) for record in records])
+        return together.answer
 
     @property
     def appended(self) -> Callable[[list[Entry]], None] | None:
@@ -112,13 +121,13 @@ class GroupCommit:
         with self._changed:
             self._changed.notify()
 
-    def _enqueue(self, record: Record, future: AnyFuture, wake: bool = True) -> None:
+    def _enqueue(self, *entries: tuple[Record, AnyFuture], wake: bool = True) -> None:
         with self._changed:
             if self._closed:
                 raise StoreUnavailable("closed", "the store takes no more records")
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) + len(entries) > self._max_waiting:
                 raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
-            self._waiting.append((record, future))
+            self._waiting.extend(entries)
             if wake:
                 self._changed.notify()
 
@@ -129,10 +138,16 @@ class GroupCommit:
                 answer([future for _, future in started], self._commit([record for record, _ in started]))
 
     def _next_batch(self) -> list[tuple[Record, AnyFuture]]:
-        """Return what waits, as soon as anything does; nothing once closed and empty."""
+        """Return what waits, as soon as anything does; nothing once closed and empty.
+
+        Records with the same waiter, one after the other, stay together.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
+            while batch and self._waiting and self._waiting[0][1] is batch[-1][1]:
+                batch.append(self._waiting.popleft())
+            return batch
 
     def _commit(self, records: list[Record]) -> Sequence[Outcome]:
         try:

@@ -25,6 +25,42 @@ class Waiter(Protocol):
 AnyFuture: TypeAlias = Future[int] | Waiter
 
 
+class Together:
+    """Waits for ``n`` records of one commit: ``answer`` is the ``seq`` of the last, or else the first failure.
+
+    It withdraws none of them, whoever stops waiting: a commit is to hold all or none.
+    """
+
+    __slots__ = ("_error", "_left", "answer")
+
+    def __init__(self, n: int) -> None:
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._left = n
+        self._error: Exception | None = None
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.answer.get_loop()
+
+    def cancelled(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, seq: int, /) -> None:
+        self._left -= 1
+        if self._left or self.answer.done():  # done: cancelled
+            return
+        if self._error is None:
+            self.answer.set_result(seq)
+        else:
+            self.answer.set_exception(self._error)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self._error = self._error or error
+        self.set_result(0)
+
+
 def starts(future: AnyFuture) -> bool:
     """Return whether the record is still wanted; it cannot be taken back from here on."""
     if isinstance(future, Future):

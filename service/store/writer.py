@@ -25,7 +25,7 @@ import msgspec
 from fedres.checks import whole
 from service.store.log import Duplicate, Entry, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
-from service.store.waiting import AnyFuture, Outcome, Waiter, answer, starts
+from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
 from service.store.writing import AT_ONCE, Append, Erase, Erased, Failed, Frames, Report, framed, with_length
 
 BUFFER = 1 << 22  # bytes that may be on their way
@@ -64,7 +64,7 @@ class Writer:
         self._hello = with_length(pickle.dumps((sys.path, pickle.dumps(connect))))
         self._clock, self._files, self._max_waiting = clock, tuple(files), max_waiting
         self._turn = threading.RLock()
-        self._gathered: list[tuple[Record, AnyFuture]] = []
+        self._gathered: deque[tuple[Record, AnyFuture]] = deque()
         self._sent: deque[Batch] = deque()
         self._n_sent = 0  # records in them
         self._unsent = bytearray()
@@ -85,17 +85,24 @@ class Writer:
         self.submit_for(future, record)
         return future
 
+    def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
+        together = Together(len(records))
+        self._gather(*[(record, together) for record in records])
+        self._send_soon(together.get_loop())
+        return together.answer
+
     def submit_for(self, waiter: Waiter, record: Record) -> None:
-        self._gather(record, waiter)
-        loop = waiter.get_loop()
+        self._gather((record, waiter))
+        self._send_soon(waiter.get_loop())
+
+    def _send_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._send_for, loop)
 
     def append(self, records: Sequence[Record]) -> list[int]:
         futures: list[Future[int]] = [Future() for _ in records]
-        for record, future in zip(records, futures, strict=True):
-            self._gather(record, future)
+        self._gather(*zip(records, futures, strict=True))
         self._wait_until(lambda: all(future.done() for future in futures))
         return [future.result() for future in futures]
 
@@ -120,12 +127,12 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _gather(self, record: Record, future: AnyFuture) -> None:
+    def _gather(self, *entries: tuple[Record, AnyFuture]) -> None:
         if self._closed:
             raise StoreUnavailable("closed", "the store takes no more records")
-        if len(self._gathered) + self._n_sent >= self._max_waiting:
+        if len(self._gathered) + self._n_sent + len(entries) > self._max_waiting:
             raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
-        self._gathered.append((record, future))
+        self._gathered.extend(entries)  # at once, whatever other threads do
 
     def _send_for(self, loop: asyncio.AbstractEventLoop) -> None:
         self._waking = None
@@ -146,7 +153,7 @@ class Writer:
                 _await(waiting, bool(self._unsent))
 
     def _send_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        gathered = [self._gathered.popleft() for _ in range(len(self._gathered))]  # others may add to it meanwhile
         wanted = [(record, future) for record, future in gathered if starts(future)]
         if wanted:
             batch = Batch([record for record, _ in wanted], [future for _, future in wanted])

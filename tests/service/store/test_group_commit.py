@@ -209,6 +209,51 @@ def test_what_an_event_loop_submits_in_one_turn_is_committed_together_and_all_ar
     assert "an answer was lost" in caplog.text
 
 
+def test_records_submitted_together_are_in_one_commit_however_full_it_is(log):
+    async def story():
+        first = asyncio.wrap_future(occupied(held, commits))
+        others = [commits.submit_async(rank(f"e{i}")) for i in range(2)]
+        together = [commits.submit_together([rank(f"{name}{i}") for i in range(4)]) for name in "tu"]
+        held.go.set()
+        assert await asyncio.gather(first, *others, *together) == [1, 2, 3, 7, 11]
+
+    held = HeldLog(log)
+    with GroupCommit(held, max_batch=3) as commits:
+        asyncio.run(story())
+    assert held.sizes == [1, 6, 4]
+
+
+def test_records_submitted_together_are_turned_away_together(log):
+    async def story():
+        first = asyncio.wrap_future(occupied(held, commits))
+        with pytest.raises(StoreUnavailable, match="3 records are waiting"):
+            commits.submit_together([rank(f"t{i}") for i in range(4)])
+        held.go.set()
+        await first
+
+    held = HeldLog(log)
+    with GroupCommit(held, max_waiting=3) as commits:
+        asyncio.run(story())
+    assert [entry.event for entry in log.read()] == ["first"]
+
+
+def test_who_submits_together_hears_of_the_first_failure_and_withdraws_nothing(log):
+    async def story():
+        first = asyncio.wrap_future(occupied(held, commits))
+        cancelled = commits.submit_together([rank("a"), rank("b")])
+        failed = commits.submit_together([rank("c"), rank("first"), rank("d", body=None)])
+        cancelled.cancel()
+        held.go.set()
+        await first
+        with pytest.raises(Duplicate, match="got 'first'"):
+            await failed
+
+    held = HeldLog(log)
+    with GroupCommit(held) as commits:
+        asyncio.run(story())
+    assert [entry.event for entry in log.read()] == ["first", "a", "b", "c"]
+
+
 def test_an_event_loop_that_ended_is_no_hindrance(log):
     held = HeldLog(log)
 

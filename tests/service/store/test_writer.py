@@ -185,6 +185,7 @@ def test_closing_answers_all_that_was_taken(file):
 
 HOLDER = """
 import os, sys
+from concurrent.futures import Future
 from service.store import Lease, Record, Writer, sqlite_file
 
 lease = Lease(sys.argv[1])
@@ -193,7 +194,7 @@ writing = Writer(sqlite_file(sys.argv[1]), clock=lambda: 0, files=[lease.file])
 writing.append([Record("shop", "rank", "a", None, b"{}")])
 print("stored", flush=True)
 os.read(0, 1)
-writing._gather(Record("shop", "rank", "b", None, b"{}"), __import__("concurrent.futures").futures.Future())
+writing._gather((Record("shop", "rank", "b", None, b"{}"), Future()))
 writing._send_gathered()
 os.kill(os.getpid(), 9)
 """
