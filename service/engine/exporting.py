@@ -73,17 +73,17 @@ class Exporter:
         status, reward = outcome(about, self._rules(body.settings), now)
         offered = [read_offered(raw) for raw in body.actions]
         features = [self._catalogue(action.put)[action.id] if action.put else action.features for action in offered]
+        excluded = set(body.exclude)
+        allowed = [k for k, action in enumerate(offered) if action.id not in excluded]
         return {
             "event_id": entry.event,
             "time": datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds"),
             "user": entry.user,
             "context": _plain(body.context),
-            "actions": [
-                {"id": action.id, "features": _plain(raw)} for action, raw in zip(offered, features, strict=True)
-            ],
+            "actions": [{"id": offered[k].id, "features": _plain(features[k])} for k in allowed],
             "action": offered[body.action].id,
             "probability": body.probabilities[body.action],
-            "probabilities": body.probabilities,
+            "probabilities": [body.probabilities[k] for k in allowed],
             "model_version": body.version,
             "reward": reward,
             "status": status,

@@ -310,6 +310,18 @@ def test_excluded_actions_are_never_taken(tmp_path):
     asyncio.run(story())
 
 
+def test_what_was_excluded_is_not_exported_since_no_policy_could_have_taken_it(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"apprentice": True})
+            await engine.rank("default", request(exclude=["a1"]))
+            [event] = engine.events("default")
+            assert [action["id"] for action in event["actions"]] == ["a0", "a2"]
+            assert (event["action"], event["probabilities"]) == ("a0", [1.0, 0.0])
+
+    asyncio.run(story())
+
+
 def test_a_decision_asked_for_again_is_the_same_and_another_request_is_refused(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
