@@ -39,6 +39,15 @@ def batch(client: httpx.Client) -> None:
     print("in a batch:", [(result["action"], round(result["probability"], 3)) for result in results])
 
 
+def page(client: httpx.Client) -> None:
+    """Fill two places of a page, no drink twice, and reward the second, which has an event of its own."""
+    slots = [{"id": "top", "features": {"size": 3}}, {"id": "side", "features": {"size": 1}}]
+    filled = client.post("/v1/rank/slots", json={**REQUEST, "slots": slots}).raise_for_status().json()["slots"]
+    print("on a page:", {slot["id"]: (slot["action"], round(slot["probability"], 3)) for slot in filled})
+    path = f"/v1/events/{quote(filled[1]['event_id'], safe='')}/reward"
+    client.post(path, json={"value": 1}).raise_for_status()
+
+
 def second_loop(client: httpx.Client) -> None:
     """Make a loop with settings of its own, change them, ask it, and delete it."""
     settings = {"policy": "squarecb", "wait_time": 60}
@@ -64,5 +73,6 @@ with httpx.Client(base_url=URL, timeout=30) as client:
     print(f"reward of the first ten {sum(earned[:10]) / 10:.1f}, of the last ten {sum(earned[-10:]) / 10:.1f}")
     explain(client)
     batch(client)
+    page(client)
     second_loop(client)
     export_and_evaluate(client)

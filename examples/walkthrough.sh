@@ -40,6 +40,12 @@ echo '# two at once, one of them without juice'
 ask POST /v1/rank/batch "{\"requests\": [$REQUEST}, $REQUEST, \"exclude\": [\"juice\"]}]}"
 echo
 
+echo '# two places of a page, no drink twice; a click on the second is the reward of its own event'
+PAGE=$(ask POST /v1/rank/slots "$REQUEST, \"slots\": [{\"id\": \"top\"}, {\"id\": \"side\"}]}")
+echo "$PAGE"
+EVENT=$(echo "$PAGE" | sed 's/.*"id":"side","event_id":"\([^"]*\)".*/\1/')
+ask POST "/v1/events/$EVENT/reward" '{"value": 1}'
+
 echo '# a second loop has a model and settings of its own'
 ask POST /v1/loops '{"name": "shop", "settings": {"policy": "squarecb", "wait_time": 60}}'
 echo

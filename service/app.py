@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from service.engine import Engine
 from service.errors import ApiError
-from service.http import federated, wire
+from service.http import federated, slots, wire
 from service.http.admin import loop_routes, service_routes
 from service.http.gate import Gate
 from service.http.hot import ENTRIES, Hot
@@ -69,10 +69,11 @@ def create_app(engine: Engine, *, keys: Keys, limits: Limits | None = None) -> F
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
     hot = Hot(engine, limits)
-    handlers = hot.handlers() | federated.hot_handlers(engine, limits)
+    handlers = hot.handlers() | slots.hot_handlers(engine, limits) | federated.hot_handlers(engine, limits)
     app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=limits, requests=requests)
     app.lane = Lane(engine, hot, app.gate)
-    entries = {path: entry for below, entry in (ENTRIES | federated.ENTRIES).items() for path in of_a_loop(below)}
+    hot_entries = ENTRIES | slots.ENTRIES | federated.ENTRIES
+    entries = {path: entry for below, entry in hot_entries.items() for path in of_a_loop(below)}
     made = document(app, entries, wire.KINDS, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
     return app

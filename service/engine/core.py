@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
+from weakref import WeakValueDictionary
 
 from service.engine.deciding import (
     View,
@@ -64,6 +65,7 @@ class Core:
         self._turn = asyncio.Lock()
         self._closed = False
         self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
+        self._filling = WeakValueDictionary[tuple[str, str], asyncio.Lock]()  # calls for slots, by loop and event id
         learning.start(commits)
 
     @classmethod
@@ -121,6 +123,12 @@ class Core:
     def _submit(self, record: Record) -> asyncio.Future[int]:
         try:
             return self._commits.submit_async(record)
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+
+    def _submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
+        try:
+            return self._commits.submit_together(records)
         except StoreUnavailable as error:
             raise unavailable(error) from error
 

@@ -208,10 +208,10 @@ def check_actions(actions: Sequence[Action]) -> None:
     check_id("actions", longest if len(longest) > LONGEST_ID else min(ids, key=len))
 
 
-def check_id(target: str, name: str) -> None:
+def check_id(target: str, name: str, longest: int = LONGEST_ID) -> None:
     """Refuse what cannot be an id: too short, too long or not text."""
-    if not 1 <= len(name) <= LONGEST_ID:
-        raise invalid(f"{target} must have 1 to {LONGEST_ID} characters, got {len(name)}", target)
+    if not 1 <= len(name) <= longest:
+        raise invalid(f"{target} must have 1 to {longest} characters, got {len(name)}", target)
     if not name.isascii():
         try:
             name.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from service.engine.deciding import (
     repeated,
 )
 from service.engine.devices import Devices
+from service.engine.event_ids import new_event_id
 from service.engine.handed import handed
 from service.engine.records import (
     ACTIONS,
@@ -34,16 +36,18 @@ from service.engine.records import (
     SETTINGS,
     ActionsBody,
     Inline,
+    LoggedRank,
     RewardBody,
     encode,
 )
 from service.engine.settings import FIXED, Settings, read_settings
 from service.engine.shared import bytes_of_model, check_model
+from service.engine.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 from service.engine.snapshots import Damaged
 from service.errors import ApiError, invalid, unavailable
 from service.scoring.features import FeatureError, action_features
 from service.scoring.model import PersonalModel
-from service.store import Duplicate, Record, StoreUnavailable
+from service.store import Duplicate, Entry, Record, StoreUnavailable
 from service.store.waiting import Waiter
 
 DELETED = b'{"deleted":true}'
@@ -72,6 +76,37 @@ class Engine(Devices):
             for request, entry in zip(requests, submitted, strict=True)
         ]
 
+    async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
+        """Return an action for each slot of a page, none of them twice, once all are stored, in one commit."""
+        check_slots(request)
+        await self._view(loop)
+        if request.event_id is None:
+            return await self._fill(loop, request, new_event_id())
+        async with self._filling.setdefault((loop, request.event_id), asyncio.Lock()):
+            known = await self._ranks_of(loop, request)
+            if not known:
+                with contextlib.suppress(Duplicate):  # of a rank call that took one of the ids this moment
+                    return await self._fill(loop, request, request.event_id)
+                known = await self._ranks_of(loop, request)
+        return filled_before(request, request.event_id, known)
+
+    async def _fill(self, loop: str, request: SlotsRequest, event_id: str) -> SlotsResult:
+        view, personal = await self._models(loop, request.user)
+        records: list[Record] = []
+
+        def decided(asked: RankRequest) -> RankResult:
+            decision = decide(asked, view, personal, self._preparers[view.settings.crosses])
+            records.append(_record(loop, asked, decision))
+            return decision.result
+
+        filled = fill(request, event_id, decided)
+        await self._stored(self._submit_together(records))
+        return filled
+
+    async def _ranks_of(self, loop: str, request: SlotsRequest) -> dict[str, tuple[Entry, LoggedRank]]:
+        events = events_of(request.event_id or "", len(request.slots))
+        return await asyncio.to_thread(self._archived, lambda: self._exporter.ranks_of(loop, events))
+
     async def _try_submit(self, loop: str, request: RankRequest) -> tuple[Decision, asyncio.Future[int]] | ApiError:
         try:
             check_request(request)
@@ -88,17 +123,22 @@ class Engine(Devices):
             return error
 
     async def _submit_rank(self, loop: str, request: RankRequest) -> tuple[Decision, asyncio.Future[int]]:
-        view = await self._view(loop)
-        personal = None
-        if request.user is not None and view.settings.personal:
-            known, personal = self._personal.cached((view.since, request.user))
-            if not known:
-                personal = await self._load((view.since, request.user))
-                view = await self._view(loop)
+        view, personal = await self._models(loop, request.user)
         decision = decide(request, view, personal, self._preparers[view.settings.crosses])
         return decision, self._submit(
             _record(loop, request, decision)
         )  # nothing is awaited between view and submission
+
+    async def _models(self, loop: str, user: str | None) -> tuple[View, PersonalModel | None]:
+        """Return the loop as it is published and the user's own model."""
+        view = await self._view(loop)
+        if user is None or not view.settings.personal:
+            return view, None
+        known, personal = self._personal.cached((view.since, user))
+        if not known:
+            personal = await self._load((view.since, user))
+            view = await self._view(loop)
+        return view, personal
 
     def decide_at_once(self, loop: str, requests: Sequence[RankRequest | None]) -> list[Written | None]:
         """Return decisions for ``store_at_once``, None where one must await something, or is refused."""

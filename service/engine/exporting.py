@@ -59,6 +59,11 @@ class Exporter:
                 return entry, read_rank(entry.body)
         return None
 
+    def ranks_of(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
+        """Return the decisions of those events that there are."""
+        entries = [entry for entry in self._log.of_events(loop, events) if entry.kind == RANK]
+        return {str(entry.event): (entry, read_rank(entry.body)) for entry in entries}
+
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
         about: dict[str | None, list[Entry]] = {}
         for entry in self._log.of_events(loop, [entry.event for entry in ranks if entry.event is not None]):

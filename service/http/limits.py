@@ -18,13 +18,14 @@ class Limits:
     update_bytes: int = 8_000_000  # of a request with updates: 100 of 2^14 + 1 numbers in 32 bits, and some room
     actions: int = 500  # in one rank call, and ids that it excludes
     batch: int = 100  # rank calls in one batch
+    slots: int = 20  # of a page in one call; each is stored with all actions
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     requests_per_second: float = 10_000.0  # of one key; twice that many at once after a pause
     request_seconds: float = 15.0  # from a connection's or a request's first byte to its last
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "residuals", "updates"):
+        for name in ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "slots", "residuals", "updates"):
             checks.whole(name, getattr(self, name))
         checks.positive("requests_per_second", self.requests_per_second)
         checks.positive("request_seconds", self.request_seconds)

@@ -65,6 +65,9 @@ def document(app: FastAPI, hot: Mapping[str, Json], kinds: Sequence[type], limit
     _, schemas = msgspec.json.schema_components([*kinds, Error], ref_template=REF)
     for name in ("actions", "exclude"):
         schemas["Rank"]["properties"][name]["maxItems"] = limits.actions
+    schemas["RankSlots"]["properties"]["actions"]["maxItems"] = limits.actions
+    schemas["RankSlots"]["properties"]["slots"]["maxItems"] = limits.slots
+    schemas["Slot"]["properties"]["exclude"]["maxItems"] = limits.actions
     schemas["Scoring"]["properties"]["actions"]["maxItems"] = limits.actions
     schemas["Batch"]["properties"]["requests"]["maxItems"] = limits.batch
     schemas["Residuals"]["properties"]["residuals"]["maxItems"] = limits.residuals

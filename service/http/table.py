@@ -20,6 +20,7 @@ Methods = dict[str, frozenset[str]]
 OF_A_LOOP: dict[str, Methods] = {  # below /v1 for the loop "default", and below /v1/loops/{loop} for any
     "/rank": {"POST": RANK},
     "/rank/batch": {"POST": RANK},
+    "/rank/slots": {"POST": RANK},
     "/events/{event_id}/reward": {"POST": RANK},
     "/events/{event_id}/activate": {"POST": RANK},
     "/events": {"GET": ADMIN},

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct, field
 
-from service.engine import deciding, federated
+from service.engine import deciding, federated, slots
 from service.engine.deciding import LONGEST_ID, RankRequest, RankResult
 from service.engine.federated import LAST
 from service.engine.settings import Settings
+from service.engine.slots import LONGEST_CALL_ID, SlotsRequest, SlotsResult
 from service.scoring.federated import LAST_ROUND
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
@@ -60,6 +61,24 @@ class Decisions(Struct):
     """What became of each request of a batch, in its order."""
 
     results: list[Either]
+
+
+class Slot(slots.PageSlot, kw_only=True, forbid_unknown_fields=True):
+    """A place for one action, its features, and what it must not show."""
+
+    id: Id
+    features: Features = field(default_factory=Raw)
+    exclude: list[Id] = field(default_factory=list)
+
+
+class RankSlots(SlotsRequest, kw_only=True, forbid_unknown_fields=True):
+    """A request for a decision on each slot of a page, no action twice."""
+
+    actions: Annotated[list[Action], Meta(min_length=1)]  # type: ignore[assignment]
+    slots: Annotated[list[Slot], Meta(min_length=1)]  # type: ignore[assignment]
+    context: Features = field(default_factory=lambda: Raw(b"{}"))
+    user: Id | None = None
+    event_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None = None
 
 
 class Reward(Struct, forbid_unknown_fields=True):
@@ -219,6 +238,8 @@ KINDS: tuple[type, ...] = (
     RankResult,
     Batch,
     Decisions,
+    RankSlots,
+    SlotsResult,
     Reward,
     Catalogue,
     CatalogueChange,

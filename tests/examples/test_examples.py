@@ -27,8 +27,14 @@ def url(tmp_path):
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        (["sh", EXAMPLES / "walkthrough.sh"], ['"explanations"', '"results"', '"epsilon":0.2', '"constant:tea"']),
-        ([sys.executable, EXAMPLES / "walkthrough.py"], ["shared by all", "in a batch", "epsilon 0.2", "valued"]),
+        (
+            ["sh", EXAMPLES / "walkthrough.sh"],
+            ['"explanations"', '"results"', '"side"', '"epsilon":0.2', '"constant:tea"'],
+        ),
+        (
+            [sys.executable, EXAMPLES / "walkthrough.py"],
+            ["shared by all", "in a batch", "on a page", "epsilon 0.2", "valued"],
+        ),
     ],
 )
 def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, command, shown):

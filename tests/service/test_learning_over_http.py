@@ -90,3 +90,47 @@ def test_a_new_user_is_first_offered_what_others_like_in_that_weather(url):
             return await share_right(client, "shared", liked, [f"new-{k}" for k in range(20)])
 
     assert asyncio.run(run()) > 0.8
+
+
+READERS = USERS[:10]
+SEEN = {"top": 1.0, "side": 0.6}  # how often a user looks at a slot
+LIKED = (0.95, 0.6, 0.02)  # how often a user who looks clicks: on the favourite, the next best, any other
+
+
+def likes(user):
+    k = USERS.index(user)
+    return DRINKS[k % 5], DRINKS[(k + 1 + k // 5) % 5]
+
+
+async def pages(client, loop):
+    """Return what each reader is shown in the two slots."""
+    page = {"actions": ACTIONS, "slots": [{"id": slot} for slot in SEEN]}
+    replies = await asyncio.gather(
+        *[client.post(f"/v1/loops/{loop}/rank/slots", json={"user": user, **page}) for user in READERS]
+    )
+    return [reply.raise_for_status().json()["slots"] for reply in replies]
+
+
+async def click(client, loop, user, slot, rng):
+    liked = LIKED[[*likes(user), slot["action"]].index(slot["action"])]
+    value = float(rng.random() < SEEN[slot["id"]] * liked)
+    reply = await client.post(f"/v1/loops/{loop}/events/{slot['event_id']}/reward", json={"value": value})
+    reply.raise_for_status()
+
+
+def test_slots_show_what_that_user_likes_best_and_next_though_one_of_them_is_seen_less(url):
+    async def run():
+        settings, rng = {**SETTINGS, "epsilon": 0.4}, np.random.default_rng(2)
+        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+            (await client.post("/v1/loops", json={"name": "pages", "settings": settings})).raise_for_status()
+            for _ in range(60):
+                shown = zip(READERS, await pages(client, "pages"), strict=True)
+                await asyncio.gather(
+                    *[click(client, "pages", user, slot, rng) for user, page in shown for slot in page]
+                )
+            await client.put("/v1/loops/pages/settings", json={**settings, "policy": "greedy"})
+            return await pages(client, "pages")
+
+    shown = [slot["action"] for page in asyncio.run(run()) for slot in page]
+    best = [drink for user in READERS for drink in likes(user)]
+    assert np.mean(np.array(shown) == best) > 0.7

@@ -39,6 +39,9 @@ def test_workers_ask_for_keys_and_keep_limits(tmp_path):
     with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
         assert client.post("/v1/rank", json={"actions": ACTIONS}).status_code == 401
         assert client.post("/v1/rank", json={"actions": ACTIONS}, headers=allowed).status_code == 200
+        page = {"actions": ACTIONS, "slots": [{"id": "top"}, {"id": "side"}]}
+        slots = client.post("/v1/rank/slots", json=page, headers=allowed).json()["slots"]
+        assert {slot["action"] for slot in slots} == {"tea", "juice"}
         assert client.get("/v1/status", headers=allowed).status_code == 403
         large = client.post(
             "/v1/rank", content=b" " * 1_100_000, headers={**allowed, "Content-Type": "application/json"}

@@ -163,7 +163,7 @@ class Client:
         for i in count():
             if self.stopped:
                 break
-            play = self._earliest if self._rng.random() < 0.7 else self._sum
+            [play] = self._rng.choices([self._earliest, self._sum, self._page], [6, 3, 1])
             await play(f"{self._name}-{i}")
         self._connection.close()
 
@@ -184,6 +184,15 @@ class Client:
         await self._rank(SUMS, event)
         for i in range(self._rng.randint(1, 3)):
             await self._reward(SUMS, event, round(self._rng.random(), 3), f"{event}-{i}")
+
+    async def _page(self, call):
+        """Fill two slots, each of them an event, and reward the second."""
+        page = {**request_for(call, self._rng.randrange(20)), "slots": [{"id": "top"}, {"id": "side"}]}
+        for _ in self._times():
+            answer = (await self._connection.insist("POST", path_of(EARLIEST, "rank/slots"), page)).json()
+            for slot in answer["slots"]:
+                self._ledger.ranked(EARLIEST, {**slot, "model_version": answer["model_version"]})
+        await self._reward(EARLIEST, f"{call}~2", round(self._rng.random(), 3))
 
     async def _rank(self, loop, event):
         request = request_for(event, self._rng.randrange(20), self._rng.randrange(24))

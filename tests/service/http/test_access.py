@@ -10,6 +10,7 @@ OPEN_TO = {  # what each role may do; admin may do everything
     "rank": {
         "POST /rank",
         "POST /rank/batch",
+        "POST /rank/slots",
         "POST /events/{event_id}/reward",
         "POST /events/{event_id}/activate",
     },

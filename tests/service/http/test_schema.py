@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from service.errors import ApiError
 from service.http.strict import decode_strictly
 from service.http.table import ROUTES
-from service.http.wire import Batch, Rank, Residuals, Reward, Scoring, Updates
+from service.http.wire import Batch, Rank, RankSlots, Residuals, Reward, Scoring, Updates
 
 CHECKS = [
     not_a_server_error,
@@ -101,6 +101,13 @@ RIGHT_RANKS = st.fixed_dictionaries(
     optional={"context": FEATURES, "user": st.just("u"), "exclude": st.just(["b"]), "defer": st.booleans()},
 )
 BATCHES = st.fixed_dictionaries({}, optional={"requests": st.lists(RANKS | RIGHT_RANKS, max_size=2) | ANYTHING})
+SLOTS = st.lists(
+    st.fixed_dictionaries({"id": st.just("s") | ANYTHING}, optional={"features": FEATURES, "exclude": ANYTHING}),
+    max_size=2,
+)
+RIGHT_SLOTS = st.fixed_dictionaries(
+    {"actions": st.just([{"id": "a"}]), "slots": SLOTS}, optional={"event_id": ANYTHING, "other": ANYTHING}
+)
 RIGHT_SCORINGS = st.fixed_dictionaries({"actions": st.just([{"id": "a"}])}, optional={"context": FEATURES})
 RIGHT_RESIDUAL = {"seq": 1, "version": 1, "context": {}, "action": {"id": "a"}, "local": 0, "label": 1.5}
 RESIDUALS = st.fixed_dictionaries(
@@ -117,11 +124,12 @@ REWARDS = st.fixed_dictionaries({}, optional={"value": ANYTHING, "id": ANYTHING,
     [
         (Rank, RANKS | RIGHT_RANKS),
         (Batch, BATCHES),
+        (RankSlots, RANKS | RIGHT_SLOTS),
         (Reward, REWARDS),
         (Scoring, RANKS | RIGHT_SCORINGS),
         (Residuals, UPLOADS),
     ],
-    ids=["Rank", "Batch", "Reward", "Scoring", "Residuals"],
+    ids=["Rank", "Batch", "RankSlots", "Reward", "Scoring", "Residuals"],
 )
 def test_the_document_allows_exactly_what_is_read(client, kind, bodies):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
@@ -153,6 +161,7 @@ def is_read(decoder, body):
 HOT = {
     "/rank": Rank,
     "/rank/batch": Batch,
+    "/rank/slots": RankSlots,
     "/events/{event_id}/reward": Reward,
     "/federated/residuals": Residuals,
 }
