@@ -15,14 +15,14 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.adagrad import bare_kernel, kernel
 
 EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY = range(4)
 
 Word = Any  # uint64 inside the kernels
 
 
-@kernel
+@bare_kernel
 def uniform(allowed: Array, out: Array) -> None:
     """Spread probability evenly over what is allowed."""
     count = 0
@@ -32,7 +32,7 @@ def uniform(allowed: Array, out: Array) -> None:
         out[a] = 1.0 / count if allowed[a] else 0.0
 
 
-@kernel
+@bare_kernel
 def best_score(scores: Array, allowed: Array) -> float:
     best = -np.inf
     for a in range(scores.size):
@@ -41,7 +41,7 @@ def best_score(scores: Array, allowed: Array) -> float:
     return best
 
 
-@kernel
+@bare_kernel
 def epsilon_greedy(scores: Array, allowed: Array, epsilon: float, out: Array) -> None:
     """Spread ``epsilon`` evenly, and share the rest among the best."""
     best, count, ties = best_score(scores, allowed), 0, 0
@@ -55,7 +55,7 @@ def epsilon_greedy(scores: Array, allowed: Array, epsilon: float, out: Array) ->
             out[a] += (1 - epsilon) / ties
 
 
-@kernel
+@bare_kernel
 def squarecb(scores: Array, allowed: Array, gamma: float, out: Array) -> None:
     """Weigh by the inverse gap to the best, 1/(K + γ·gap); what is left is shared among the best [FosRak20, Alg. 1]."""
     best, count, ties, left = best_score(scores, allowed), 0, 0, 1.0
@@ -71,7 +71,7 @@ def squarecb(scores: Array, allowed: Array, gamma: float, out: Array) -> None:
             out[a] = left / ties
 
 
-@kernel
+@bare_kernel
 def pick(probabilities: Array, u: float) -> int:
     """Return the action that a uniform number in [0, 1) falls on; never one of probability 0."""
     last = -1
@@ -109,7 +109,7 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed must fit 63 bits, got {seed}")
 
 
-@kernel
+@bare_kernel
 def choose(code: int, setting: float, scores: Array, allowed: Array, n: int, seed: int, client: int, out: Array) -> int:
     """Write the probabilities of a client's n-th decision, counted from 1, and return the action drawn.
 

@@ -17,7 +17,7 @@ from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
 from fedres.global_learners.fedres_adagrad import learn as learn_shared
-from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.adagrad import bare_kernel, kernel
 
 Group = tuple[Any, ...]  # what belongs together, unpacked on the first lines of a kernel
 
@@ -124,21 +124,29 @@ class _AdaGrad(_Player):
             (*self.code, self.seed),
             self.rates,
             (action, probability),
+            (np.ones(self.n_actions, dtype=np.bool_), *np.empty((3, self.n_actions))),
         )
         return action, probability
 
 
-@kernel
+@bare_kernel
 def _play_adagrad(
-    t0: int, models: Group, xg: Group, xl: Group, rewards: Array, policy: Group, rates: Group, outputs: Group
+    t0: int,
+    models: Group,
+    xg: Group,
+    xl: Group,
+    rewards: Array,
+    policy: Group,
+    rates: Group,
+    outputs: Group,
+    room: Group,
 ) -> None:
     """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features)."""
     shared, personal, slow, evidence, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
     (code, setting, seed), (chosen, probability) = policy, outputs
-    n_rounds, n_clients, n_actions = rewards.shape
-    scores, probabilities = np.empty(n_actions), np.empty(n_actions)
-    allowed = np.ones(n_actions, dtype=np.bool_)
+    allowed, scores, probabilities, parts = room
+    n_rounds, n_clients, _ = rewards.shape
     use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
     g_row, l_row = g_indices[0], l_indices[0]
     for r in range(n_rounds):
@@ -146,7 +154,7 @@ def _play_adagrad(
         learns = code != EXPLORE_EVERY or n % setting == 0
         for p in range(n_clients):
             mine, its, x, z = personal[p], evidence[p], g_values[r, p], l_values[r, p]
-            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores)
+            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
             a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
             chosen[r, p], probability[r, p] = a, probabilities[a]
             if learns and not use_shared:  # nobody else is concerned
@@ -166,7 +174,8 @@ def _play_adagrad(
                 offset, shift = shared_part(shared, g_row, a * g_stride, x), a * l_stride
                 part = learn_residual(mine, slow[p], its, l_row, shift, z, reward, offset, rates[1])
             sent[p, 1], sent[p, 2], sent[p, 3] = part, reward, a * g_stride
-            sent[p, 4:] = x
+            for k in range(x.size):
+                sent[p, 4 + k] = x[k]
         for p in range(n_clients):
             if due[p, 0]:
                 shift = int(due[p, 3])

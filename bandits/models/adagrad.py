@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, at, clamp, dim_of, joint, kernel, multiply_add, see, step
+from fedres.local_learners.adagrad import Real, at, bare_kernel, clamp, dim_of, joint, kernel, multiply_add, see, step
 from fedres.local_learners.evidence import FORGET, RECENT
 from fedres.local_learners.paced import PRIOR
 from fedres.local_learners.trusted import DOUBT
@@ -21,7 +21,7 @@ SLOWER = 30.0  # how many times slower the slow half of a personal model learns
 Five = tuple[float, float, float, float, float]
 
 
-@kernel
+@bare_kernel
 def shared_part(weights: Array, indices: Array, shift: int, values: Array) -> float:
     """Return w·x in 64 bits; ``weights`` is the state of a shared model."""
     total = 0.0
@@ -30,7 +30,7 @@ def shared_part(weights: Array, indices: Array, shift: int, values: Array) -> fl
     return total
 
 
-@kernel
+@bare_kernel
 def five_shared_parts(weights: Array, shift: int, stride: int, values: Array) -> Five:
     """Return it for five arms on one context: the same sums side by side, so that none waits for the last addition."""
     a = b = c = d = e = 0.0
@@ -44,7 +44,7 @@ def five_shared_parts(weights: Array, shift: int, stride: int, values: Array) ->
     return a, b, c, d, e
 
 
-@kernel
+@bare_kernel
 def five_personal_parts(state: Array, shift: int, stride: int, values: Array) -> Five:
     """Return the local part for five arms on one context, in 32 bits as ``joint`` has it."""
     a = b = c = d = e = np.float32(0)
@@ -74,7 +74,7 @@ def share(evidence: Array) -> float:
     return quick
 
 
-@kernel
+@bare_kernel
 def _shared_parts(shared: Array, indices: Array, values: Array, stride: int, out: Array) -> None:
     start = 0
     if stride > 0 and out.size >= 5:
@@ -89,7 +89,7 @@ def _shared_parts(shared: Array, indices: Array, values: Array, stride: int, out
         out[a] = shared_part(shared, indices[i], a * stride, values[v])
 
 
-@kernel
+@bare_kernel
 def _personal_parts(personal: Array, indices: Array, values: Array, stride: int, out: Array) -> None:
     start = 0
     if stride > 0 and out.size >= 5:
@@ -104,7 +104,7 @@ def _personal_parts(personal: Array, indices: Array, values: Array, stride: int,
         out[a] = joint(personal, indices[i], a * stride, values[v], _ONE, np.float32(0))
 
 
-@kernel
+@bare_kernel
 def predict(
     shared: Array,
     personal: Array,
@@ -117,15 +117,17 @@ def predict(
     l_values: Array,
     l_stride: int,
     out: Array,
+    parts: Array,
 ) -> None:
     """Write the joint predictions of all actions, clamped to [0, 1]; a model of no features adds nothing.
 
-    Personal models beside a shared one are quick (``personal``) and ``slow``; alone, there is nothing slow.
+    Personal models beside a shared one are quick (``personal``) and ``slow``; alone, there is nothing slow. ``parts``
+    is room for as many numbers as ``out``.
     """
     if personal.size > 4:
         _personal_parts(personal, l_indices, l_values, l_stride, out)
     if personal.size > 4 and shared.size > 4:
-        worth, quick, parts = trust(evidence), share(evidence), np.empty(out.size)
+        worth, quick = trust(evidence), share(evidence)
         _personal_parts(slow, l_indices, l_values, l_stride, parts)
         for a in range(out.size):
             out[a] = worth * (quick * out[a] + (1 - quick) * parts[a])
@@ -138,7 +140,7 @@ def predict(
         out[a] = min(max(out[a], 0.0), 1.0)
 
 
-@kernel
+@bare_kernel
 def personal_step(
     state: Array, indices: Array, shift: int, values: Array, part: float, label: float, offset: float, rate: Real
 ) -> None:
@@ -150,20 +152,20 @@ def personal_step(
     step(state, indices, shift, values, _ONE, np.float32(label) - prediction, rate)
 
 
-@kernel
+@bare_kernel
 def personal_part(state: Array, indices: Array, shift: int, values: Array) -> float:
     part: float = np.float64(joint(state, indices, shift, values, _ONE, np.float32(0)))
     return part
 
 
-@kernel
+@bare_kernel
 def learn_alone(personal: Array, indices: Array, shift: int, values: Array, label: float, rate: Real) -> None:
     """Take the step of a model beside which there is no other."""
     part = personal_part(personal, indices, shift, values)
     personal_step(personal, indices, shift, values, part, label, 0.0, rate)
 
 
-@kernel
+@bare_kernel
 def learn_residual(
     personal: Array,
     slow: Array,

@@ -1,7 +1,9 @@
 """FedRes on AdaGrad, compiled, asked from Python one decision at a time.
 
-A call of compiled code costs by the arrays that are handed over, here more than what is done with them. So all models
-are one array, features that both sides share are handed over once, and a reward is learned with the next decision.
+A call of compiled code costs by what is handed over, number or array, here more than what is done with it. So all
+models are one array (``state``), what never changes is another (``setup``: the sizes of the shared and of a personal
+model, and their rates), features that both sides share are handed over once, and a reward is learned with the next
+decision. ``room`` is for kernels to work in: three rows of a number an action.
 """
 
 from __future__ import annotations
@@ -18,29 +20,31 @@ from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
 from fedres import checks
 from fedres.checks import Array
 from fedres.global_learners.fedres_adagrad import learn as learn_shared
-from fedres.local_learners.adagrad import Real, kernel
+from fedres.local_learners.adagrad import bare_kernel
 
 Maybe = Any  # an array, or None: numba compiles a kernel for each
 
 _ALIKE: tuple[Any, Any, int] = (None, None, 0)  # private features that are the shared ones
 
+_empty = np.empty  # looked up once: a third of the time of making a small array
+
 EVIDENCE = 10  # places of 32 bits at the end of a client's part: five numbers of 64
 
 
-@kernel
-def parts(state: Array, common: int, own: int, slot: int) -> tuple[Array, Array, Array, Array]:
-    """Return the shared model, a client's own, quick and slow, and the evidence; ``common`` and ``own`` are sizes."""
+@bare_kernel
+def parts(state: Array, setup: Array, slot: int) -> tuple[Array, Array, Array, Array]:
+    """Return the shared model, a client's own, quick and slow, and the evidence."""
+    common, own = int(setup[0]), int(setup[1])
     slow = own if common > 4 else 0  # nothing is slow where nothing is shared
     start = common + slot * (own + slow + EVIDENCE)
     half, end = start + own, start + own + slow
     return state[:common], state[start:half], state[half:end], state[end : end + EVIDENCE].view(np.float64)
 
 
-@kernel
+@bare_kernel
 def scores(
     state: Array,
-    common: int,
-    own: int,
+    setup: Array,
     slot: int,
     g_indices: Array,
     g_values: Array,
@@ -49,20 +53,21 @@ def scores(
     l_values: Maybe,
     l_stride: int,
     out: Array,
+    room: Array,
 ) -> None:
     """Write the predictions for one of many clients; private features that are None are the shared ones."""
-    shared, mine, slow, its = parts(state, common, own, slot)
+    shared, mine, slow, its = parts(state, setup, slot)
+    x = g_indices, g_values, g_stride
     if l_indices is None:
-        predict(shared, mine, slow, its, g_indices, g_values, g_stride, g_indices, g_values, g_stride, out)
+        predict(shared, mine, slow, its, *x, *x, out, room[0])
     else:
-        predict(shared, mine, slow, its, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
+        predict(shared, mine, slow, its, *x, l_indices, l_values, l_stride, out, room[0])
 
 
-@kernel
+@bare_kernel
 def decide(
     state: Array,
-    common: int,
-    own: int,
+    setup: Array,
     slot: int,
     g_indices: Array,
     g_values: Array,
@@ -77,29 +82,24 @@ def decide(
     seed: int,
     client: int,
     out: Array,
+    room: Array,
 ) -> tuple[int, float]:
     """Write the predictions, and return the action drawn and its probability.
 
     Where only ``some`` are allowed, ``out`` says which, 1 or 0, before it is written.
     """
-    allowed, probabilities = np.ones(out.size, dtype=np.bool_), np.empty(out.size)
-    if some:
-        allowed[:] = out != 0
-    scores(state, common, own, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out)
+    probabilities, allowed = room[1], room[2]
+    for a in range(out.size):
+        allowed[a] = out[a] if some else 1.0
+    scores(state, setup, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out, room)
     action = choose(code, setting, out, allowed, n, seed, client, probabilities)
     return action, probabilities[action]
 
 
-@kernel
-def row(table: Array, action: int) -> Any:
-    return table[min(action, len(table) - 1)]
-
-
-@kernel
+@bare_kernel
 def learn_one(
     state: Array,
-    common: int,
-    own: int,
+    setup: Array,
     slot: int,
     g_indices: Array,
     g_values: Array,
@@ -108,18 +108,17 @@ def learn_one(
     l_values: Array,
     l_shift: int,
     reward: float,
-    shared_rate: Real,
-    personal_rate: Real,
     alone: bool,
 ) -> float:
     """Do what ``learn`` does, with features of the chosen action."""
-    shared, mine, slow, its = parts(state, common, own, slot)
-    if common <= 4:
-        if own > 4:
+    shared, mine, slow, its = parts(state, setup, slot)
+    shared_rate, personal_rate = setup[2], setup[3]
+    if shared.size <= 4:
+        if mine.size > 4:
             learn_alone(mine, l_indices, l_shift, l_values, reward, personal_rate)
         return 0.0
     part = 0.0
-    if own > 4:
+    if mine.size > 4:
         offset = shared_part(shared, g_indices, g_shift, g_values)
         part = learn_residual(mine, slow, its, l_indices, l_shift, l_values, reward, offset, personal_rate)
     if alone:
@@ -127,11 +126,10 @@ def learn_one(
     return part
 
 
-@kernel
+@bare_kernel
 def learn(
     state: Array,
-    common: int,
-    own: int,
+    setup: Array,
     slot: int,
     action: int,
     g_indices: Array,
@@ -141,49 +139,41 @@ def learn(
     l_values: Maybe,
     l_stride: int,
     reward: float,
-    shared_rate: Real,
-    personal_rate: Real,
     alone: bool,
 ) -> float:
     """Let a client learn, and if it is ``alone`` in its round the shared model too; return what it uploads."""
-    where, x, shift = row(g_indices, action), row(g_values, action), action * g_stride
+    where, x = g_indices[min(action, len(g_indices) - 1)], g_values[min(action, len(g_values) - 1)]
+    shift = action * g_stride
     if l_indices is None:
-        return learn_one(
-            state, common, own, slot, where, x, shift, where, x, shift, reward, shared_rate, personal_rate, alone
-        )
-    here, z, there = row(l_indices, action), row(l_values, action), action * l_stride
-    return learn_one(
-        state, common, own, slot, where, x, shift, here, z, there, reward, shared_rate, personal_rate, alone
-    )
+        return learn_one(state, setup, slot, where, x, shift, where, x, shift, reward, alone)
+    here, z = l_indices[min(action, len(l_indices) - 1)], l_values[min(action, len(l_values) - 1)]
+    return learn_one(state, setup, slot, where, x, shift, here, z, action * l_stride, reward, alone)
 
 
-@kernel
+@bare_kernel
 def learn_and_decide(
     state: Array,
-    common: int,
-    own: int,
+    setup: Array,
     slot: int,
     action: int,
     values: Array,
     reward: float,
-    shared_rate: Real,
-    personal_rate: Real,
     next_slot: int,
     indices: Array,
     next_values: Array,
     stride: int,
-    some: bool,
     code: int,
     setting: float,
     n: int,
     seed: int,
     client: int,
     out: Array,
+    room: Array,
 ) -> tuple[int, float]:
     """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
-    who, given = (state, common, own), (None, None, 0)
-    learn(*who, slot, action, indices, values, stride, *given, reward, shared_rate, personal_rate, True)
-    return decide(*who, next_slot, indices, next_values, stride, *given, some, code, setting, n, seed, client, out)
+    learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True)
+    x = indices, next_values, stride
+    return decide(state, setup, next_slot, *x, None, None, 0, False, code, setting, n, seed, client, out, room)
 
 
 class AdaGradModel:
@@ -202,7 +192,8 @@ class AdaGradModel:
         self.newcomer = np.concatenate([own, slow, np.zeros(EVIDENCE, dtype=np.float32)])
         self.common, self.own = shared.size, own.size
         self.state = np.append(shared, self.newcomer)
-        self.shared_rate, self.personal_rate = rates
+        self.setup = np.array([self.common, self.own, *rates])
+        self._make_room(1)
         self.version = 0
         self.due: Sample | None = None  # the only sample of the last round, learned with the next decision
         self.waiting: deque[list[tuple[Sample, float]]] = deque([] for _ in range(delay))
@@ -228,52 +219,54 @@ class AdaGradModel:
 
     def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
         self._settle()
+        self._make_room(shared.n)
         out = np.empty(shared.n)
-        scores(self.state, self.common, self.own, slot, *shared[2:], *private[2:], out)
+        scores(self.state, self.setup, slot, *shared[2:], *private[2:], out, self.room)
         return out
 
     def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
         """Do what ``Scored`` does, in one call of compiled code, which learns what is due as well."""
         n, _, indices, values, stride = shared
         code, setting, number, seed, client = rule
-        some = allowed is not None
-        out = np.empty(n) if allowed is None else allowed.astype(np.float64)
+        if n != self.n_actions:
+            self._make_room(n)
         due, self.due = self.due, None
-        if due is not None and due[3] is due[2] and private is shared and due[2].indices is indices:
-            learner, taken, last, _, reward = due
-            action, probability = learn_and_decide(
-                self.state,
-                self.common,
-                self.own,
-                learner,
-                taken,
-                last.values,
-                reward,
-                self.shared_rate,
-                self.personal_rate,
-                slot,
-                indices,
-                values,
-                stride,
-                some,
-                code,
-                setting,
-                number,
-                seed,
-                client,
-                out,
-            )
-            return action, probability, out
+        if due is not None and allowed is None and private is shared:
+            learner, taken, last, same, reward = due
+            if same is last and last.indices is indices:
+                out = _empty(n)
+                action, probability = learn_and_decide(
+                    self.state,
+                    self.setup,
+                    learner,
+                    taken,
+                    last.values,
+                    reward,
+                    slot,
+                    indices,
+                    values,
+                    stride,
+                    code,
+                    setting,
+                    number,
+                    seed,
+                    client,
+                    out,
+                    self.room,
+                )
+                return action, probability, out
         if due is not None:
             self._learn(due, True)
-        who, x = (self.state, self.common, self.own, slot), (indices, values, stride)
+        out = np.empty(n) if allowed is None else allowed.astype(np.float64)
         l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
-        z = l_indices, l_values, l_stride
-        action, probability = decide(*who, *x, *z, some, code, setting, number, seed, client, out)
+        who, x, z = (self.state, self.setup, slot), (indices, values, stride), (l_indices, l_values, l_stride)
+        some = allowed is not None
+        action, probability = decide(*who, *x, *z, some, code, setting, number, seed, client, out, self.room)
         return action, probability, out
 
     def play(self, samples: list[Sample]) -> None:
-        self._settle()
+        if self.due is not None:
+            self._settle()
         if len(samples) == 1 and not self.waiting:
             self.due = samples[0]
             self.version += self.common > 4
@@ -287,6 +280,9 @@ class AdaGradModel:
     def close(self) -> None:
         """Nothing to free."""
 
+    def _make_room(self, n: int) -> None:
+        self.n_actions, self.room = n, np.empty((3, n))
+
     def _settle(self) -> None:
         """Learn what is due."""
         if self.due is not None:
@@ -295,11 +291,11 @@ class AdaGradModel:
 
     def _learn(self, sample: Sample, alone: bool) -> float:
         slot, action, shared, private, reward = sample
-        who, x = (self.state, self.common, self.own, slot, action), shared[2:]
         l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
-        return learn(*who, *x, l_indices, l_values, l_stride, reward, self.shared_rate, self.personal_rate, alone)
+        z = l_indices, l_values, l_stride
+        return learn(self.state, self.setup, slot, action, *shared[2:], *z, reward, alone)
 
     def _learn_shared(self, arrived: list[tuple[Sample, float]]) -> None:
         for (_, action, x, _, reward), part in arrived:
             indices, shift, values = x.take(action)
-            learn_shared(self.shared, indices, shift, values, reward, part, 1.0, self.shared_rate)
+            learn_shared(self.shared, indices, shift, values, reward, part, 1.0, self.setup[2])

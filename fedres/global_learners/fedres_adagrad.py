@@ -16,7 +16,7 @@ from fedres.checks import Array
 from fedres.global_learners.base import Server, Setting, body_of
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import needs_squared_loss
-from fedres.local_learners.adagrad import Real, clamp, joint, kernel, see, step
+from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, step
 from fedres.messages import Down, Triplet, Up
 
 
@@ -67,7 +67,7 @@ class FedResAdaGradServer(Server):
         return self.publish(self.state[2 : 2 + self.weights.size].astype(np.float64))
 
 
-@kernel
+@bare_kernel
 def learn(
     state: Array, indices: Array, shift: int, values: Array, label: Real, offset: Real, weight: Real, rate: Real
 ) -> None:

@@ -103,6 +103,16 @@ def test_one_action_is_chosen_for_sure(kind):
             bandit.reward(decision.id, 0.5)
 
 
+@pytest.mark.parametrize("kind", ["compiled", "readable", "vw"])
+def test_the_number_of_actions_may_change_from_one_decision_to_the_next(kind):
+    rng = np.random.default_rng(0)
+    with bandit_of(kind, epsilon=1.0) as bandit:
+        for n in (2, 5, 1, 4, 4, 3):
+            decision = bandit.decide("anna", rows(rng.normal(size=(n, D))))
+            assert (decision.scores.size, decision.probability) == (n, 1 / n)
+            bandit.reward(decision.id, 1.0)
+
+
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_excluded_actions_are_never_chosen(name):
     bandit, rng = FederatedBandit(name, local_learner="linear"), np.random.default_rng(0)
