@@ -48,9 +48,9 @@ class Actions(NamedTuple):
 
     def keep(self, action: int) -> Actions:
         """Return actions of which ``take`` knows this one, and which do not keep the others' features in memory."""
-        n, dim, indices, values, stride = self
-        if len(values) == 1 == len(indices):
+        if len(self.values) == 1 == len(self.indices):
             return self
+        n, dim, indices, values, stride = self
         where = indices[action : action + 1].copy() if len(indices) > 1 else indices
         return Actions(n, dim, where, values[action : action + 1].copy() if len(values) > 1 else values, stride)
 

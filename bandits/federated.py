@@ -120,11 +120,11 @@ class FederatedBandit:
 
     def decide(self, client: Hashable, shared: Any, private: Any = None, exclude: Collection[int] = ()) -> Decision:
         """Choose for a client, who joins with the first decision. ``exclude`` names actions not to be chosen."""
-        xg = as_actions(shared)
+        n_actions, dim, _, _, stride = xg = as_actions(shared)
         xl = xg if private is None else as_actions(private)
-        allowed = None if len(exclude) == 0 else _allowed(xg.n, exclude)
-        layout = xg.dim, xg.stride, xl.dim, xl.stride
-        if layout != self._layout or xl.n != xg.n:
+        allowed = None if len(exclude) == 0 else _allowed(n_actions, exclude)
+        layout = (dim, stride, dim, stride) if xl is xg else (dim, stride, xl.dim, xl.stride)
+        if layout != self._layout or (xl is not xg and xl.n != n_actions):
             self._check(xg, xl, layout)
         who = self._clients.get(client)
         model = self._model if self._model is not None else self._build(xg, xl, layout)
@@ -214,7 +214,7 @@ class FederatedBandit:
             unit = (value - self._low) / self._width
         except TypeError:
             unit = -1.0
-        if not 0 <= unit <= 1:
+        if not 0.0 <= unit <= 1.0:
             high = self._low + self._width
             raise ValueError(f"reward must be in [{self._low:g}, {high:g}], got {value!r} for decision {decision}")
         return float(unit)
