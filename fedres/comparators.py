@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.linalg import LinAlgError, null_space
-from scipy.optimize import brentq
 
 from fedres import checks
 from fedres.checks import Array
@@ -108,6 +106,8 @@ def quadratic_over_ball(curvature_matrix: Array, linear: Array, radius: float) -
 
 def _on_sphere(gaps: Array, pull: Array, radius: float) -> Array:
     """Return x_i = pull_i / (gaps_i + ν), ν such that ‖x‖ = radius (the secular equation)."""
+    from scipy.optimize import brentq
+
     used = pull != 0
     gap, size = gaps[used], np.abs(pull[used])
     low = max(0.0, float((size / radius - gap).max())) * (1 - 1e-12)
@@ -134,6 +134,8 @@ def _newton(
     features: Array, label: Array, loss: Loss, offset: Array, scale: Array, radius: float, ridge: float
 ) -> Array:
     """Return the minimiser by Newton's method, in coordinates without the directions that change nothing."""
+    from scipy.linalg import null_space
+
     _, sizes, directions = np.linalg.svd(features, full_matrices=False)
     directions = directions[sizes > max(features.shape) * EPSILON * sizes.max(initial=0.0)].T
     outputs = loss.outputs if isinstance(loss, Softmax) else 1
@@ -178,7 +180,7 @@ def _solve(hessian: Array, gradient: Array) -> Array:
     scaled = hessian / size[:, None] / size
     try:
         np.linalg.cholesky(scaled)
-    except LinAlgError:
+    except np.linalg.LinAlgError:
         raise ValueError(NO_MINIMISER) from None
     return np.asarray(np.linalg.solve(scaled, gradient / size) / size)
 
@@ -244,7 +246,7 @@ class _Arrow:
             inner = np.linalg.solve(block, np.concatenate([edge, b[..., None]], axis=2))
             schur = corner - np.einsum("pkr,pks->rs", edge, inner[..., :-1])
             da = -_solve(schur, a - np.einsum("pkr,pk->r", edge, inner[..., -1]))
-        except LinAlgError:
+        except np.linalg.LinAlgError:
             raise ValueError(NO_MINIMISER) from None
         return da, -inner[..., -1] - inner[..., :-1] @ da
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.special import log_softmax
 
 from fedres import checks
 from fedres.checks import Array
@@ -73,6 +72,8 @@ class Simplex:
         return result
 
     def advance(self, state: Array, gradient: Array, step_size: float) -> Array:
+        from scipy.special import log_softmax
+
         result: Array = log_softmax(state - step_size * gradient, axis=-1)
         return result
 
