@@ -119,6 +119,7 @@ class Federation:
         self.learner = learner
         self.server = learner.server()
         self.parties = [_Party(learner, site, local_timing) for site in sites]
+        self.in_order = self.parties[0].everybody
         self.t = 0
         self.bits_up = np.zeros(learner.n_clients, dtype=np.int64)
         self.bits_down = np.zeros(learner.n_clients, dtype=np.int64)
@@ -139,7 +140,7 @@ class Federation:
             for party in self.parties:
                 party.site.downlink.send(down, self.t + 1)  # usable from round t + 1 + β on
                 self.bits_down[party.site.who] += down.bits
-        return _merge(rounds, [party.site.who for party in self.parties])
+        return rounds[0] if self.in_order else _merge(rounds, [party.site.who for party in self.parties])
 
     def known_to(self, client: int) -> Array:
         """Return the shared weights with which a client predicts in the next round; not to be written to."""
@@ -172,7 +173,7 @@ class Federation:
 
         def clean(name: str, values: Array, shape: tuple[int | None, ...]) -> Array:
             rows = np.array(values)
-            if rows.shape[:1] == (k,):
+            if example.present is not None and rows.shape[:1] == (k,):
                 rows[~present] = 0
             return checks.array(name, rows, shape)
 
@@ -303,8 +304,6 @@ class _Waiting:
 
 def _merge(rounds: Sequence[Round], who: Sequence[Array]) -> Round:
     """Return the sites' rounds as one, clients in order."""
-    if len(rounds) == 1 and (np.diff(who[0]) > 0).all():
-        return rounds[0]
     order = np.argsort(np.concatenate(who), kind="stable")
 
     def join(name: str) -> Array:

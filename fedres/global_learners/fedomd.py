@@ -66,8 +66,8 @@ class FedOMD(Setting):
         return draws.subset(self.seed, t, self.n_clients, self.participants)
 
     def takes_part(self, t: int, who: Array) -> Array:
-        if not self.syncs_after(t):
-            return np.zeros(len(who), dtype=bool)
+        if self.participants is None or not self.syncs_after(t):
+            return np.full(len(who), self.syncs_after(t))
         return np.isin(who, self.chosen(t))
 
     def client(self, who: npt.ArrayLike | None = None) -> FedOMDClient:
