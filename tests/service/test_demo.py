@@ -58,11 +58,15 @@ def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
         assert {0.0, 1.0} <= {json.loads(line)["reward"] for line in events}
 
 
-def test_the_printed_curl_line_works(tmp_path):
+def test_the_printed_curl_line_works_and_a_second_service_on_the_store_is_refused_in_one_line(tmp_path):
     with served(tmp_path) as (_, lines):
         line = next(line for line in lines if "curl" in line)
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["action"] in ("tea", "juice")
+        again = fedres("serve", "--port", 0, "--store", f"sqlite:///{tmp_path}/fedres.db")
+    assert again.exit_code == 2
+    [line] = again.stderr.splitlines()
+    assert "must have one holder" in line
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -99,15 +103,6 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, words, mes
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert message in line
-
-
-def test_a_second_service_on_a_store_is_refused_in_one_line(tmp_path):
-    with served(tmp_path):
-        again = subprocess.run(
-            [FEDRES, "serve", "--port", "0"], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-    assert again.returncode == 2
-    assert "must have one holder" in again.stderr
 
 
 def test_keys_are_made_listed_and_revoked_while_the_service_runs(tmp_path):

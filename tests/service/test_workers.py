@@ -1,6 +1,5 @@
 """Several processes that answer for one engine; what happens when they are killed is in ``faults``."""
 
-import contextlib
 import re
 import subprocess
 import sys
@@ -9,64 +8,68 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.http.keys import Keys
+
 ACTIONS = [{"id": "tea", "features": {"hot": True}}, {"id": "juice", "features": {}}]
 
 
-@contextlib.contextmanager
-def served(folder, *words):
-    """Lend a service with two workers: its process and its address."""
-    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0", "--workers", "2", *words]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def headers(folder):
+    """A key of each kind, as a header."""
+    keys = Keys(folder / "fedres.db")
+    made = {"rank": keys.add("rank"), "device": keys.add("device", client="phone-7"), "admin": keys.add("admin")}
+    return {role: {"Authorization": f"Bearer {key}"} for role, key in made.items()}
+
+
+@pytest.fixture(scope="module")
+def client(folder, headers):
+    """Speak to a service with two workers, on a store that has keys."""
+    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             lines = iter(process.stdout.readline, "")
             url = next(found[0] for line in lines if (found := re.search(r"http://[\d.]+:\d+", line)))
-            yield process, url
+            with httpx.Client(base_url=url, timeout=30) as made:
+                yield made
         finally:
             process.kill()
 
 
-def made_key(folder, *words):
-    """Return the header of a new key."""
-    fedres = Path(sys.executable).with_name("fedres")
-    made = subprocess.run([fedres, "keys", "add", *words], cwd=folder, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return {"Authorization": f"Bearer {made.stdout.strip()}"}
+@pytest.mark.slow
+def test_workers_ask_for_keys_and_keep_limits(client, headers):
+    allowed = headers["rank"]
+    assert client.post("/v1/rank", json={"actions": ACTIONS}).status_code == 401
+    assert client.post("/v1/rank", json={"actions": ACTIONS}, headers=allowed).status_code == 200
+    page = {"actions": ACTIONS, "slots": [{"id": "top"}, {"id": "side"}]}
+    slots = client.post("/v1/rank/slots", json=page, headers=allowed).json()["slots"]
+    assert {slot["action"] for slot in slots} == {"tea", "juice"}
+    assert client.get("/v1/status", headers=allowed).status_code == 403
+    large = client.post("/v1/rank", content=b" " * 1_100_000, headers={**allowed, "Content-Type": "application/json"})
+    assert large.status_code == 413
 
 
 @pytest.mark.slow
-def test_workers_ask_for_keys_and_keep_limits(tmp_path):
-    allowed = made_key(tmp_path, "rank")
-    with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
-        assert client.post("/v1/rank", json={"actions": ACTIONS}).status_code == 401
-        assert client.post("/v1/rank", json={"actions": ACTIONS}, headers=allowed).status_code == 200
-        page = {"actions": ACTIONS, "slots": [{"id": "top"}, {"id": "side"}]}
-        slots = client.post("/v1/rank/slots", json=page, headers=allowed).json()["slots"]
-        assert {slot["action"] for slot in slots} == {"tea", "juice"}
-        assert client.get("/v1/status", headers=allowed).status_code == 403
-        large = client.post(
-            "/v1/rank", content=b" " * 1_100_000, headers={**allowed, "Content-Type": "application/json"}
-        )
-        assert large.status_code == 413
-
-
-@pytest.mark.slow
-def test_workers_know_whose_key_it_is_and_which_model_a_device_has(tmp_path):
-    bound, admin = made_key(tmp_path, "device", "--client", "phone-7"), made_key(tmp_path, "admin")
-    with served(tmp_path) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
-        version = client.get("/v1/federated/round", headers=bound).json()["version"]
-        stored = upload(client, "phone-7", version, bound)
-        assert (stored.status_code, len(stored.json()["positions"])) == (200, 1)
-        assert upload(client, "phone-7", version, bound).json()["positions"] == stored.json()["positions"]
-        assert upload(client, "phone-8", version, admin).status_code == 200
-        for pretended in ({}, {"fedres.client": "phone-8"}, {"X-Client": "phone-8"}):
-            forged = upload(client, "phone-8", version, {**bound, **pretended})
-            assert (forged.status_code, forged.json()["error"]["code"]) == (403, "forged_client")
-        assert client.get("/v1/federated/round?client=phone-8", headers=bound).status_code == 403
-        client.get("/v1/model", headers=bound)  # returns once all is learned
-        model = client.get("/v1/federated/model", headers=bound)
-        tags = {"If-None-Match": f'"0", W/{model.headers["etag"]}'}
-        same = client.get("/v1/federated/model", headers={**bound, **tags})
-        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", model.headers["etag"])
+def test_workers_know_whose_key_it_is_and_which_model_a_device_has(client, headers):
+    bound, admin = headers["device"], headers["admin"]
+    version = client.get("/v1/federated/round", headers=bound).json()["version"]
+    stored = upload(client, "phone-7", version, bound)
+    assert (stored.status_code, len(stored.json()["positions"])) == (200, 1)
+    assert upload(client, "phone-7", version, bound).json()["positions"] == stored.json()["positions"]
+    assert upload(client, "phone-8", version, admin).status_code == 200
+    for pretended in ({}, {"fedres.client": "phone-8"}, {"X-Client": "phone-8"}):
+        forged = upload(client, "phone-8", version, {**bound, **pretended})
+        assert (forged.status_code, forged.json()["error"]["code"]) == (403, "forged_client")
+    assert client.get("/v1/federated/round?client=phone-8", headers=bound).status_code == 403
+    client.get("/v1/model", headers=bound)  # returns once all is learned
+    model = client.get("/v1/federated/model", headers=bound)
+    tags = {"If-None-Match": f'"0", W/{model.headers["etag"]}'}
+    same = client.get("/v1/federated/model", headers={**bound, **tags})
+    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", model.headers["etag"])
 
 
 def upload(client, name, version, headers):
