@@ -50,11 +50,10 @@ class HalfSquaredDistance:
 
 @dataclass(frozen=True)
 class LogisticRisks:
-    """Σ of ln(1 + exp(−γh·w)) + ρ‖w‖² over problems of ``size`` weights each; x holds each one's γh."""
+    """Σ of ln(1 + exp(−γh·w)) over problems of ``size`` weights each; x holds each one's γh."""
 
     problems: int
     size: int
-    rho: float = 0.0
     outputs: int = 0
 
     @property
@@ -66,17 +65,14 @@ class LogisticRisks:
         return self.features
 
     def predict(self, weights, features):
-        own, margin = self.parts(weights, features)
-        return (np.logaddexp(0, -margin) + self.rho * (own**2).sum(axis=-1)).sum(axis=-1)
+        return np.logaddexp(0, -self.margin(weights, features)).sum(axis=-1)
 
     def gradient(self, weights, features, slope):
-        own, margin = self.parts(weights, features)
-        each = 2 * self.rho * own - expit(-margin)[..., None] * self.apart(features)
+        each = -expit(-self.margin(weights, features))[..., None] * self.apart(features)
         return slope[:, None] * each.reshape(len(features), -1)
 
-    def parts(self, weights, features):
-        own = self.apart(weights)
-        return own, (own * self.apart(features)).sum(axis=-1)
+    def margin(self, weights, features):
+        return (self.apart(weights) * self.apart(features)).sum(axis=-1)
 
     def apart(self, rows):
         return rows.reshape(*rows.shape[:-1], self.problems, self.size)

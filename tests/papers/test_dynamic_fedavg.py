@@ -1,21 +1,16 @@
-"""Dynamic FedAvg against the exact deviation on quadratic risks, and the shapes of the paper's figure 1.
+"""Dynamic FedAvg against the exact deviation on quadratic risks; `test_reproduce_theory` has the paper's figure 1.
 
 [DynFed] E. Rizk, S. Vlaski, A. H. Sayed. Dynamic Federated Learning. 2020.
-A risk with a regulariser, or with a vector as its target, is a model whose prediction is the risk itself.
+A risk with a vector as its target is a model whose prediction is the risk itself.
 """
-
-from functools import cache
 
 import numpy as np
 import pytest
-from side_by_side import HalfSquaredDistance, Itself, LogisticRisks
+from side_by_side import HalfSquaredDistance, Itself
 
-from fedres import Example, Federation, Linear, Logistic, Squared, bounds, global_learner, step_sizes
-from fedres.comparators import best_fixed
+from fedres import Example, Federation, Linear, Squared, bounds, global_learner, step_sizes
 
-# --- quadratic risks, P_k = ½‖w − w_k°‖² ---
-
-K, L, N, D, MU = 16, 4, 5, 32, 0.5
+K, L, N, D, MU = 16, 4, 5, 32, 0.5  # risks P_k = ½‖w − w_k°‖²
 
 
 def federation(model, loss, n_clients, **hyperparameters):
@@ -160,94 +155,3 @@ def test_the_step_chosen_for_drift_and_noise_beats_a_third_and_three_times_it():
         measured_msd(5, offsets, variances, drift, 400, step_size=mu, **common) for mu in (best / 3, best, 3 * best)
     )
     assert middle < min(low, high)
-
-
-# --- the paper's experiment (section IV): regularised logistic risks of 2-dimensional features ---
-
-AGENTS, ACTIVE, SAMPLES, RHO, PASSES = 20, 7, 20, 0.1, 32
-
-
-def minimisers(samples):
-    """Return w° of the mean risk of each problem, (PASSES, 2), from its γh."""
-    count = SAMPLES * AGENTS
-    share = np.full(count, 1 / count)
-    problems = samples.reshape(count, PASSES, 2).swapaxes(0, 1)
-    return np.array([best_fixed(x, np.ones(count), Logistic(), weights=share, ridge=2 * RHO) for x in problems])
-
-
-class World:
-    """The true parameters w*, walking, with c_k added for each agent, and the labelled features they give."""
-
-    def __init__(self, c_variance):
-        self.rng = np.random.default_rng(6)
-        self.truth = self.rng.normal(size=(PASSES, 2))  # w_0*
-        self.shifts = np.sqrt(c_variance) * self.rng.normal(size=(AGENTS, PASSES, 2))  # c_k
-        scale = self.rng.uniform(0.5, 1.5, size=(AGENTS, 1, 1))
-        self.features = scale * self.rng.normal(size=(SAMPLES, AGENTS, PASSES, 2))
-        self.batch, self.epochs = self.rng.integers(10, 21, AGENTS), self.rng.integers(1, 11, AGENTS)
-
-    def walk(self, q_variance):
-        self.truth = self.truth + np.sqrt(q_variance) * self.rng.normal(size=self.truth.shape)  # [DynFed, eq. 17]
-
-    def samples(self):
-        """Return γh, (SAMPLES, AGENTS, 2·PASSES)."""
-        sign = np.where((self.features * (self.truth + self.shifts)).sum(axis=-1) >= 0, 1, -1)
-        return (sign[..., None] * self.features).reshape(SAMPLES, AGENTS, -1)
-
-
-@cache
-def deviations(mu, c_variance, q_variance, *, from_zero=False, n_iterations=60):
-    """Return ln of each problem's mean ‖w_i − w_i°‖²: in the steady state, or of the last iteration from w_0 = 0."""
-    world = World(c_variance)
-    start = None if from_zero else minimisers(world.samples()).ravel()
-    server = federation(
-        LogisticRisks(PASSES, 2, RHO), Itself(), AGENTS, buffer=SAMPLES, step_size=mu, participants=ACTIVE,
-        batch=world.batch, epochs=world.epochs, start=start, seed=6,
-    )  # fmt: skip
-    found = []
-    for i in range(1, n_iterations + 1):
-        world.walk(q_variance)
-        weights = iterate(server, world.samples())
-        if i == n_iterations or (i > 20 and i % 4 == 0 and not from_zero):
-            found.append(((weights.reshape(PASSES, 2) - minimisers(world.samples())) ** 2).sum(axis=1))
-    return np.log(np.mean(found, axis=0))
-
-
-def rises(lower, higher):
-    """Whether the mean over the problems rises, by more than two standard errors of the paired differences."""
-    gain = higher - lower
-    return gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(PASSES)
-
-
-@pytest.mark.slow
-def test_a_larger_step_converges_faster_and_to_a_larger_deviation_when_nothing_moves():
-    """Figure 1a."""
-    early = [deviations(mu, 0.1, 0.0, from_zero=True, n_iterations=8) for mu in (0.2, 1.0)]
-    late = [deviations(mu, 0.1, 0.0) for mu in (0.2, 1.0, 5.0)]
-    assert rises(early[1], early[0])
-    assert rises(late[0], late[1])
-    assert rises(late[1], late[2])
-
-
-@pytest.mark.slow
-def test_under_drift_the_best_step_is_neither_the_smallest_nor_the_largest():
-    """Figure 1b, at its variances."""
-    low, middle, high = (deviations(mu, 0.1, 0.01) for mu in (0.2, 1.0, 5.0))
-    assert rises(middle, low)
-    assert rises(middle, high)
-
-
-@pytest.mark.slow
-def test_the_deviation_rises_with_how_much_agents_differ():
-    """Figure 1c, at a step that needs fewer iterations than the paper's 0.01."""
-    found = [deviations(1.0, variance, 0.0) for variance in (0.01, 0.1, 1.0)]
-    assert rises(found[0], found[1])
-    assert rises(found[1], found[2])
-
-
-@pytest.mark.slow
-def test_the_deviation_rises_with_the_drift():
-    """Figure 1d."""
-    found = [deviations(0.2, 0.1, variance) for variance in (1e-4, 1e-3, 1e-2)]
-    assert rises(found[0], found[1])
-    assert rises(found[1], found[2])
