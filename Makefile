@@ -8,16 +8,22 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: serve test check faults clean
+.PHONY: serve test check lint kernels faults clean
 
 test: check
 
 check: .venv/installed
+	$(MAKE) --no-print-directory -j 2 lint kernels
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist worksteal
+
+kernels: .venv/installed  # compiled beside the linters, which leave a core free
+	$(BIN)/python tests/compile_kernels.py
 
 serve: .venv/installed
 	$(BIN)/fedres serve --demo
