@@ -17,6 +17,12 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # for libraries not lo
     os.environ.setdefault(name, "1")
 
 
+def pytest_collection_modifyitems(items):
+    """Put the files with slow tests first: what is left for the end is short, and the processes end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def make_stream(n_rounds, n_clients, dim, *, seed=0, local_dim=None, loss="squared", outputs=0):
     """Return noisy linear examples: a shared part, and a part of each client's own where ``local_dim`` is given."""
     rng = np.random.default_rng(seed)
