@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
+from service.engine.clock import Clock, continued, steady_clock
 from service.engine.deciding import (
     View,
     warm_up,
@@ -39,7 +40,6 @@ from service.store import (
     Writer,
     sqlite_file,
 )
-from service.store.log import system_clock
 from service.store.opening import Connection
 
 DEFAULT = "default"
@@ -73,7 +73,7 @@ class Core:
         cls,
         store: Path,
         *,
-        clock: Callable[[], int] = system_clock,
+        clock: Clock | None = None,
         connect: Callable[[], Connection] | None = None,
         snapshot_seconds: float = 10.0,
         cache_bytes: int = 256_000_000,
@@ -89,7 +89,9 @@ class Core:
         lease.acquire(wait_seconds)
         try:
             connect = connect or sqlite_file(store)
-            log, reader, archive = Log(connect, clock=clock, check=True), Log(connect), Log(connect)
+            reader, archive = Log(connect, check=True), Log(connect)
+            clock = continued(clock or steady_clock(), reader.last_time())
+            log = Log(connect, clock=clock)
             snapshots = Snapshots(store.with_name(store.name + "-models"))
             personal = PersonalModels(snapshots, cache_bytes)
             learning = Learning(reader, snapshots, personal, clock, snapshot_seconds)

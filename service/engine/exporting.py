@@ -39,7 +39,7 @@ class Exporter:
 
     def events(self, loop: str, after: int, limit: int | None) -> Iterator[dict[str, Any]]:
         """Yield at most ``limit`` events after position ``after`` of the log, oldest first, each with its own."""
-        now, left = self._now(), limit
+        now, left = self._log.last_time(), limit
         while left is None or left > 0:
             entries = self._log.read(after, CHUNK, loop)
             if not entries:
@@ -94,10 +94,6 @@ class Exporter:
             "status": status,
             "position": entry.seq,
         }
-
-    def _now(self) -> int:
-        last = self._log.read(max(self._log.last() - 1, 0), 1)
-        return last[0].time if last else 0
 
     def _rules(self, position: int) -> Rules:
         return rules_of(self._settings(position))

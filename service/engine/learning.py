@@ -27,7 +27,7 @@ from service.engine.snapshots import Damaged, LoopPart, Snapshots
 from service.store import Commits, Entry, Log, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once
-LONGEST_SLEEP = 1.0  # seconds; a clock that is set forward is noticed after that many
+LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
 MOST_FED = 10_000  # records that wait in memory
 LONGEST_HOLD = 0.001  # seconds of learning before other threads get their turn
 RETRY = 0.2  # seconds, while the store is unavailable

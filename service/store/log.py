@@ -179,6 +179,12 @@ class Log:
             [(seq, _)] = db.execute(LAST)
             return int(seq)
 
+    def last_time(self) -> int:
+        """Return the time of the last entry, 0 for an empty log."""
+        with self._connection() as db:
+            [(_, time)] = db.execute(LAST)
+            return int(time)
+
     def close(self) -> None:
         """Close for good; what was acknowledged needs no closing to be safe."""
         with self._turn:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import pickle
 import shutil
 import sqlite3
 
@@ -12,6 +13,7 @@ import pytest
 
 import bandits
 from service.engine import Action, Engine, RankRequest
+from service.engine.clock import steady_clock
 from service.engine.deciding import decide, draw
 from service.engine.event_ids import new_event_id
 from service.engine.learner import digest_of, replay
@@ -98,7 +100,8 @@ def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its
 @pytest.mark.parametrize("writer_process", [False, True])
 def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path, writer_process):
     async def story():
-        async with running(tmp_path, writer_process=writer_process) as engine:
+        clock = Clock()
+        async with running(tmp_path, clock=clock, writer_process=writer_process) as engine:
             await play(engine, 150)
             await engine.erase_user("default", "user-3")
             await engine.put_settings("default", {"aggregation": "sum", "learning_rate": 0.3, "crosses": False})
@@ -106,7 +109,7 @@ def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path, writer_
             await engine.put_model("default", engine.model("default"))
             await engine.put_actions("default", [Action("a1", msgspec.Raw(b'{"new": 1}'))])
             await engine.put_settings("default", {"wait_time": 1})
-            engine._learning._clock.pass_seconds(700)
+            clock.pass_seconds(700)
             await play(engine, 50, seed=2)
             assert engine.digest("default") == rebuilt(tmp_path)
             await play(engine, 20, seed=3)
@@ -240,6 +243,36 @@ def test_clock_jumps_lose_nothing(tmp_path):
             assert engine.gauges("default")["learned_events"] == 7 * 15
 
     asyncio.run(story())
+
+
+def test_a_clock_behind_the_log_goes_on_from_there_at_its_own_pace(tmp_path):
+    async def story():
+        clock = Clock()
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_settings("default", {"wait_time": 60})
+            await engine.rank("default", request(event_id="before"))
+        clock.pass_seconds(-86_400)
+        async with running(tmp_path, clock=clock) as engine:
+            clock.pass_seconds(30)
+            await engine.rank("default", request(event_id="after"))
+            assert [event["status"] for event in engine.events("default")] == ["waiting", "waiting"]
+            clock.pass_seconds(30)
+            await engine.settle()
+            assert [event["status"] for event in engine.events("default")] == ["expired", "waiting"]
+            clock.pass_seconds(30)
+            await engine.settle()
+            assert [event["status"] for event in engine.events("default")] == ["expired", "expired"]
+            assert engine.digest("default") == rebuilt(tmp_path)
+
+    asyncio.run(story())
+
+
+def test_a_steady_clock_begins_at_the_wall_clock_and_does_not_follow_it():
+    wall = Clock()
+    steady = pickle.loads(pickle.dumps(steady_clock(wall)))
+    wall.pass_seconds(86_400)
+    first, second = steady(), steady()
+    assert wall() - 86_400 * SECOND <= first <= second < wall()
 
 
 @pytest.mark.parametrize(("aggregation", "reward"), [("earliest", 1.0), ("sum", 1.25)])

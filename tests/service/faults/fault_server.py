@@ -22,6 +22,7 @@ import obedient
 
 import service.serve
 from service.engine import Engine
+from service.engine.clock import steady_clock
 from service.engine.deciding import warm_up
 from service.store.log import system_clock
 
@@ -77,12 +78,12 @@ async def obey(engine, url):
 
 
 def open_engine(store, *, busy_seconds=5.0, **options):
-    """Open an engine whose connections do what ``<store>-pragmas`` says and whose clock is ``<store>-ahead`` off."""
+    """Open an engine whose connections do what ``<store>-pragmas`` says; the wall clock is ``<store>-ahead`` off."""
     pragmas, ahead = store.with_name(store.name + "-pragmas"), store.with_name(store.name + "-ahead")
     return Engine.open(
         store,
         connect=partial(obedient.connect, store, busy_seconds, pragmas),
-        clock=lambda: system_clock() + int(ahead.read_text() if ahead.exists() else 0),
+        clock=steady_clock(lambda: system_clock() + int(ahead.read_text() if ahead.exists() else 0)),
         **options,
     )
 
