@@ -48,8 +48,13 @@ class App(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(engine: Engine, *, keys: Keys, limits: Limits | None = None) -> FastAPI:
-    """Return the application on an engine, which stays its caller's to close."""
+def create_app(
+    engine: Engine, *, keys: Keys, limits: Limits | None = None, at_the_gate: Limits | None = None
+) -> FastAPI:
+    """Return the application on an engine, which stays its caller's to close.
+
+    ``at_the_gate`` are the limits that its gate keeps to, where others have kept to ``limits`` already.
+    """
     requests = Requests()
     limits = limits or Limits()
     app = App(
@@ -70,7 +75,7 @@ def create_app(engine: Engine, *, keys: Keys, limits: Limits | None = None) -> F
         app.add_exception_handler(kind, _failed)
     hot = Hot(engine, limits)
     handlers = hot.handlers() | slots.hot_handlers(engine, limits) | federated.hot_handlers(engine, limits)
-    app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=limits, requests=requests)
+    app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=at_the_gate or limits, requests=requests)
     app.lane = Lane(engine, hot, app.gate)
     hot_entries = ENTRIES | slots.ENTRIES | federated.ENTRIES
     entries = {path: entry for below, entry in hot_entries.items() for path in of_a_loop(below)}

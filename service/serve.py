@@ -18,7 +18,7 @@ from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.replies import log
 from service.http.server import Server, Tls, bound, shown, stop_on_signals
-from service.workers import TRUSTED, Unlocked, working
+from service.workers import Unlocked, counted, working
 
 Beside = Callable[[Engine, str], Awaitable[None]]
 
@@ -79,7 +79,7 @@ async def _answering(
         return
     told = asyncio.Event()
     stop_on_signals(told.set)
-    app = create_app(engine, keys=Unlocked(engine.store), limits=TRUSTED)
+    app = create_app(engine, keys=Unlocked(engine.store), limits=limits, at_the_gate=counted(limits))
     async with working(workers, app, engine.store, sock, limits, tls):
         yield told.wait()
 

@@ -76,3 +76,12 @@ def upload(client, name, version, headers):
     residual = {"seq": 1, "version": version, "context": {}, "action": ACTIONS[0], "local": 0.5, "label": 1}
     body = {"client": name, "residuals": [residual]}
     return client.post("/v1/federated/residuals", json=body, headers=headers)
+
+
+@pytest.mark.slow
+def test_workers_show_the_same_documents_as_a_service_without(tmp_path):
+    def documents(*words):
+        with served(tmp_path, *words) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
+            return client.get("/openapi.json").json(), client.get("/docs").text
+
+    assert documents() == documents("--workers", "1")
