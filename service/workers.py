@@ -1,8 +1,8 @@
 """Several processes that answer HTTP for one engine.
 
 Workers take connections, TLS, keys, limits and slow clients; what they let in they hand to the engine's process over a
-Unix socket, and it answers as if it had been asked itself. One process decides, logs and learns, so that the log has
-one writer and the models are the log's alone. A worker that dies is started again; workers whose engine dies end.
+pair of sockets, and it answers as if it had been asked itself. One process decides, logs and learns, so that the log
+has one writer and the models are the log's alone. A worker that dies is started again; workers whose engine dies end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import logging
 import multiprocessing
 import socket
 import struct
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -85,21 +84,31 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
+def _run_among(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` as one of the tasks until it is done; nobody else holds it."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
 class Bridge:
     """The engine's end: plays requests from workers into ``app``."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
         self._decode = msgspec.msgpack.Decoder(Asked).decode
+        self._open: set[asyncio.Task[None]] = set()
 
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def open(self, worker: socket.socket) -> None:
         """Answer a worker until it goes."""
+        _run_among(self._open, self._connected(worker))
+
+    async def _connected(self, worker: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=worker)
         tasks: set[asyncio.Task[None]] = set()
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                task = asyncio.ensure_future(self._answer(self._decode(await _read(reader)), writer))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                _run_among(tasks, self._answer(self._decode(await _read(reader)), writer))
         await asyncio.gather(*tasks, return_exceptions=True)
         writer.close()
 
@@ -201,14 +210,14 @@ def _engine_gone() -> ApiError:
     return ApiError(503, "engine_gone", "the engine's process has ended, and it is not known what it stored: ask again")
 
 
-def _work(store: Path, sock: socket.socket, engine_at: str, limits: Limits, tls: Tls | None) -> None:
+def _work(engine: socket.socket, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None) -> None:
     """Be a worker."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_worker(store, sock, engine_at, limits, tls))
+        runner.run(_worker(engine, store, sock, limits, tls))
 
 
-async def _worker(store: Path, sock: socket.socket, engine_at: str, limits: Limits, tls: Tls | None) -> None:
-    reader, writer = await asyncio.open_unix_connection(engine_at)
+async def _worker(engine: socket.socket, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=engine)
     forward = Forward(reader, writer)
     gate = Gate(forward, hot={}, keys=Keys(store), limits=limits, requests=Requests())
     server = Server(gate, sock, limits, tls)
@@ -224,26 +233,24 @@ async def working(
     n: int, app: Asgi, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None
 ) -> AsyncIterator[list[int]]:
     """Run ``n`` workers on ``sock`` in front of ``app``; lends the ids of the processes there are."""
-    with tempfile.TemporaryDirectory(prefix="fedres-") as folder:
-        engine_at = str(Path(folder, "engine"))
-        bridge = await asyncio.start_unix_server(Bridge(app).connected, engine_at)
-        arguments = (store, sock, engine_at, limits, tls)
-        ids: list[int] = []
-        keepers = [asyncio.ensure_future(_keep(arguments, ids)) for _ in range(n)]
-        try:
-            yield ids
-        finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
-            bridge.close()
+    bridge, ids = Bridge(app), list[int]()
+    keepers = [asyncio.ensure_future(_keep(bridge, (store, sock, limits, tls), ids)) for _ in range(n)]
+    try:
+        yield ids
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
 
 
-async def _keep(arguments: tuple[Any, ...], ids: list[int]) -> None:
+async def _keep(bridge: Bridge, arguments: tuple[Any, ...], ids: list[int]) -> None:
     """Keep one worker alive; cancelled, let it answer what is under way and end it."""
     while True:
-        process = multiprocessing.get_context("spawn").Process(target=_work, args=arguments)
-        process.start()
+        ours, theirs = socket.socketpair()
+        with theirs:  # the worker has its own copy, and closes it even when it is killed
+            process = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs, *arguments))
+            process.start()
+        bridge.open(ours)
         assert process.pid is not None
         ids.append(process.pid)
         try:

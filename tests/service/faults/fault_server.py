@@ -92,7 +92,7 @@ class Nursery:
     """``async with``: the process that servers are forked from."""
 
     async def __aenter__(self):
-        self._folder = tempfile.TemporaryDirectory()  # for all that a killed server could not clear away
+        self._folder = tempfile.TemporaryDirectory()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, __file__),
             stdin=asyncio.subprocess.PIPE,
@@ -128,6 +128,10 @@ class Nursery:
     def is_empty(self):
         """Return whether it is known that no server runs."""
         return self._told["ended"].done()
+
+    def temporary_files(self):
+        """Return what servers have put in the folder for temporary files."""
+        return sorted(path.name for path in Path(self._folder.name).iterdir())
 
     def order(self, order):
         self._process.stdin.write(json.dumps(order).encode())

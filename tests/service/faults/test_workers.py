@@ -6,11 +6,13 @@ from fault_clients import Ledger
 from fault_run import digests_after_every_way_to_start, judge, kill_workers_often, load, nobody_at
 
 
-def test_killed_workers_are_replaced_and_a_killed_engine_takes_its_workers_along_and_nothing_is_lost(play):
+def test_killed_workers_are_replaced_and_a_killed_engine_takes_its_workers_along_and_nothing_is_lost(play, nursery):
     @play
     async def _(service):
+        before = nursery.temporary_files()
         ledger = await kill_workers_often(service, n_kills=3, seed=7)
         assert await judge(service, ledger) == []
+        assert nursery.temporary_files() == before
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
 
