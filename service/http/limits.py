@@ -22,7 +22,8 @@ class Limits:
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     requests_per_second: float = 10_000.0  # of one key; twice that many at once after a pause
-    request_seconds: float = 15.0  # from a connection's or a request's first byte to its last
+    # From a connection's or a request's first byte to its last, and for any part of a reply to be taken.
+    request_seconds: float = 15.0
 
     def __post_init__(self) -> None:
         for name in ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "slots", "residuals", "updates"):

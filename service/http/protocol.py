@@ -1,12 +1,15 @@
 """uvicorn's HTTP protocol with an end to its patience: it alone waits for ever for the rest of a request.
 
 Head and body of a request must come within ``request_seconds``, and a head may have ``HEAD_BYTES``. What is refused
-here has not reached the application, so the reply in the service's own shape is written here too.
+here has not reached the application, so the reply in the service's own shape is written here too. A client that takes
+nothing of its reply for as long is cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -16,6 +19,7 @@ from service.http.lane import Lane
 from service.http.replies import Reply, Scope, refusal
 
 HEAD_BYTES = 65_536
+AT_ONCE = struct.pack("ii", 1, 0)  # for SO_LINGER: the system does not keep what the client does not take either
 FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
 
 
@@ -27,6 +31,7 @@ class Joined:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._held = transport, b""
+        self._written = 0  # bytes
         self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
@@ -37,12 +42,21 @@ class Joined:
             self._held = data
         else:
             held, self._held = self._held, b""
-            self._transport.write(held + data if held else data)
+            self._send(held + data if held else data)
 
     def write_all(self, reply: bytes) -> None:
         """Send a whole reply."""
         self.flush()
-        self._transport.write(reply)
+        self._send(reply)
+
+    def _send(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
+
+    def left(self) -> tuple[int, int]:
+        """Return how many bytes the client has yet to take, and how many it has taken."""
+        waiting = self._transport.get_write_buffer_size()
+        return waiting, self._written - waiting
 
     def flush(self) -> None:
         if self._held:
@@ -72,6 +86,7 @@ class Protocol(HttpToolsProtocol):
         self._missing = 0  # bytes of it
         self._ending = False  # with the answer to that
         self._answered_at = 0.0
+        self._progress = (0, 0.0)  # bytes that the client had taken, and since when no more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -216,6 +231,17 @@ class Protocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def end_if_stuck(self) -> None:
+        """Cut a client off that takes nothing of what waits for it; to be called now and then."""
+        waiting, taken = self.transport.left()  # type: ignore[attr-defined]
+        before, since = self._progress
+        if not waiting or taken != before:
+            self._progress = (taken, self.loop.time())
+        elif self.loop.time() - since > self.request_seconds:
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.transport.abort()
 
     def _give_up(self) -> None:
         self._deadline = None

@@ -10,14 +10,15 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from service.http.limits import Limits
-from service.http.protocol import protocol
+from service.http.protocol import Protocol, protocol
 
 BACKLOG = 2048
+TICKS = 10  # of uvicorn's, a second in all, between two looks at who takes their replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,12 @@ class Server(uvicorn.Server):
         )
         self.servers = [server]
         self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            for connection in list(self.server_state.connections):
+                cast(Protocol, connection).end_if_stuck()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

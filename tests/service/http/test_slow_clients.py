@@ -1,7 +1,9 @@
-"""Connections that never finish their request, or never begin one, are closed."""
+"""Connections that never finish or begin a request, or never read the reply, are closed."""
 
 import json
+import select
 import socket
+import time
 
 import pytest
 
@@ -108,3 +110,45 @@ def test_what_is_no_http_is_refused_in_the_same_shape(live, nonsense):
     with connected(live) as connection:
         connection.sendall(nonsense)
         assert parsed(all_of(connection)) == (400, "invalid_http")
+
+
+@pytest.fixture(scope="module")
+def large(impatient):
+    """The service with an export and a model that no system's buffers hold."""
+    numbers = [k / 7 for k in range(900)]
+    requests = [{"context": {"x": numbers}, "actions": [{"id": "a", "features": {}}]}] * 40
+    with impatient.client() as client:
+        for _ in range(15):
+            assert client.post("/v1/rank/batch", json={"requests": requests}).status_code == 200
+        made = client.post("/v1/loops", json={"name": "large", "settings": {"bits": 22}})
+        assert made.status_code == 201
+    return impatient
+
+
+def asking(live, path):
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    connection.connect(live.address)
+    connection.sendall(b"GET %b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n" % path)
+    return connection
+
+
+@pytest.mark.parametrize("path", [b"/v1/events", b"/v1/loops/large/model"], ids=["in parts", "as a whole"])
+def test_a_client_that_does_not_read_its_reply_is_cut_off(large, path):
+    with asking(large, path) as connection:
+        closed = select.poll()
+        closed.register(connection, select.POLLRDHUP)
+        assert closed.poll(20_000)
+        with pytest.raises(ConnectionResetError):
+            all_of(connection)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_reply(large):
+    with asking(large, b"/v1/events") as connection:
+        received, chunk = b"", b"-"
+        while chunk:
+            chunk = connection.recv(250_000, socket.MSG_WAITALL)
+            received += chunk
+            time.sleep(PATIENCE / 10)
+        assert received.endswith(b"\r\n0\r\n\r\n")
+        assert received.count(b'"event_id"') >= 600
