@@ -63,6 +63,7 @@ class Core:
         self._last = learning.position
         self._changing: asyncio.Event | None = None  # set once what is being changed is in force
         self._turn = asyncio.Lock()
+        self._erasing = asyncio.Lock()
         self._closed = False
         self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
         self._filling = WeakValueDictionary[tuple[str, str], asyncio.Lock]()  # calls for slots, by loop and event id

@@ -24,6 +24,7 @@ from service.engine.deciding import (
     repeated,
 )
 from service.engine.devices import Devices
+from service.engine.erasing import Erasing
 from service.engine.event_ids import new_event_id
 from service.engine.handed import handed
 from service.engine.records import (
@@ -53,7 +54,7 @@ from service.store.waiting import Waiter
 DELETED = b'{"deleted":true}'
 
 
-class Engine(Devices):
+class Engine(Devices, Erasing):
     """Ranks, takes rewards and learns; ``open`` makes one.
 
     Methods that are awaited return once what they say is in the store. Settings, catalogue, model and erasures hold
@@ -294,13 +295,6 @@ class Engine(Devices):
             raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
         weights = {str(key): weight for key, weight in model.weights.items()}
         return {"user": user, "model_version": view.version, "constant": model.constant, "weights": weights}
-
-    async def erase_user(self, loop: str, user: str) -> int:
-        """Erase a user's model, events and rewards from both files; return how many records that were."""
-        check_id("user", user)
-        async with self._change():
-            self.view(loop)
-            return await self._on_learner(lambda: self._learning.erase(loop, user))
 
     # what is stored and how it goes
 

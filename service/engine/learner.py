@@ -206,6 +206,7 @@ class Learner:
         self.time = 0  # its time
         self.dropped: list[int] = []  # first positions of loops that were deleted
         self.erasing: Erasure | None = None
+        self.basing = False  # the next records of users' models hold what is here already
         self.erased: list[tuple[int, str]] = []  # (first position of the loop, user) of whom nothing may be left
         self._stored = stored
         self._preparer = Preparer(limits=ANY, cache_bytes=32_000_000)
@@ -215,7 +216,7 @@ class Learner:
         if entry.kind == SETTINGS:
             self._make_or_drop(entry)
         state = self.loops.get(entry.loop)
-        if state is not None and not (entry.kind == BASE and self.erasing is not None and entry.user is not None):
+        if state is not None and not (self.basing and entry.kind == BASE and entry.user is not None):
             state.apply(entry)
         if entry.kind == ERASED and self.erasing is not None:
             self._erase(self.erasing)

@@ -202,14 +202,17 @@ class Learning:
         due = [name for deadline, name in self.learner.next_deadline() if deadline <= now]
         if self._commits is None or self._stopping:
             return False
-        self._commits.append([Record(name, TICK, None, None, NOTHING) for name in due])
+        self._append(*[Record(name, TICK, None, None, NOTHING) for name in due])
         return bool(due)
 
     def barrier(self, loop: str) -> None:
         """Learn all that was handed to the store before."""
-        assert self._commits is not None
-        self._commits.append([Record(loop, TICK, None, None, NOTHING)])
+        self._append(Record(loop, TICK, None, None, NOTHING))
         self._catch_up()
+
+    def _append(self, *records: Record) -> None:
+        assert self._commits is not None
+        self._commits.append(records)
 
     def _publish(self) -> None:
         self._published_at = time.monotonic()
@@ -314,22 +317,50 @@ class Learning:
         state = self.learner.loops[loop]
         return digest(state.shared, self._snapshots.all_personal(state.head.since))
 
+    def begin_save(self) -> Future[None] | None:
+        """Return what is done once the snapshot that is being written is, None where the file is up to date."""
+        self._take_personal()
+        return self._saver.begin(self.learner, self._last)
+
+    def n_without_base(self, loop: str) -> int:
+        return self._snapshots.n_without_base(self.learner.loops[loop].head.since)
+
+    def base_some(self, loop: str, without: str, after: int, limit: int) -> tuple[int | None, list[str]]:
+        """Log at most ``limit`` models of users as they are; nobody may log anything meanwhile.
+
+        Only models that are saved and that the log has no base of, in rows after ``after`` of the snapshot. Return the
+        last row looked at, None where there are no more, and the users.
+        """
+        self.barrier(loop)
+        self._take_personal()
+        since = self.learner.loops[loop].head.since
+        found = self._snapshots.some_without_base(since, after, limit)
+        own = [(user, model) for _, user, model in found if user != without and self._personal.is_saved((since, user))]
+        self.learner.basing = True
+        try:
+            self._append(*[Record(loop, BASE, None, user, model) for user, model in own])
+        finally:
+            self._catch_up()
+            self.learner.basing = False
+        users = [user for user, _ in own]
+        self._saver.note_based(since, users)
+        return (found[-1][0] if found else None), users
+
     def erase(self, loop: str, user: str) -> int:
-        """Return how many records were erased; nobody may log anything meanwhile."""
+        """Return how many records were erased; nobody may log anything meanwhile. A ``flush`` must follow."""
         self.barrier(loop)
         self.flush()
         state = self.learner.loops[loop]
         events = tuple(self._log.events_of(loop, user, RANK))
         base = self._base(state, user)
-        self.learner.erasing = Erasure(loop, user, events)
+        self.learner.erasing, self.learner.basing = Erasure(loop, user, events), True
         try:
             assert self._commits is not None
             n_erased = self._commits.erase(loop, user, base, state.head.base)
         finally:
             self._catch_up()
-            self.learner.erasing = None  # still there if nothing was erased
+            self.learner.erasing, self.learner.basing = None, False  # still there if nothing was erased
             self._publish()
-        self.flush()
         return n_erased
 
     def _base(self, state: LoopState, without: str) -> list[Record]:

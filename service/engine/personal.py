@@ -83,6 +83,10 @@ class PersonalModels:
         self._flushing.pop(key, None)
         self._keep(key, None)
 
+    def is_saved(self, key: Key) -> bool:
+        """Return whether a user's model is in the snapshot as it was published last."""
+        return key not in self._unsaved and key not in self._flushing
+
     def clear(self) -> None:
         """Forget all."""
         self.generation += 1

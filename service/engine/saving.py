@@ -41,6 +41,18 @@ class Saver:
         if self._writing is None and (full or self.seconds_left(learner.position) <= 0):
             self._begin(learner, last)
 
+    def begin(self, learner: Learner, last: Entry | None) -> Future[None] | None:
+        """Return what is done once the snapshot on its way is written; begin one if there is none but must be."""
+        if self._writing is not None and self._writing.done():
+            self._end()
+        if self._writing is None and (learner.position > self.position or self._unwritten is not None):
+            self._begin(learner, last)
+        return self._writing
+
+    def note_based(self, since: int, users: list[str]) -> None:
+        """Write that the log has a base of users' models, after what is being written and before all later changes."""
+        self._writer.submit(self._snapshots.note_based, since, users)
+
     def flush(self, learner: Learner, last: Entry | None) -> None:
         """Return once the file is up to date; raise ``StoreUnavailable`` if it cannot be."""
         if self._writing is not None:

@@ -186,6 +186,30 @@ class Snapshots:
                 _check(f"{loop} {user}", seal, model)
                 yield user, model
 
+    def some_without_base(self, loop: int, after: int, limit: int) -> list[tuple[int, str, bytes]]:
+        """Return row, user and model of personal models that the log has no base of, by rising row."""
+        where = "based = 0 AND loop = ? AND rowid > ? ORDER BY rowid LIMIT ?"
+        with self._read() as db:
+            rows = db.execute(f"SELECT rowid, user, seal, model FROM personal WHERE {where}", (loop, after, limit))
+            found = rows.fetchall()
+        for _, user, seal, model in found:
+            _check(f"{loop} {user}", seal, model)
+        return [(row, user, model) for row, user, _, model in found]
+
+    def n_without_base(self, loop: int) -> int:
+        """Return how many personal models of a loop the log has no base of."""
+        with self._read() as db:
+            [(n,)] = db.execute("SELECT count(*) FROM personal WHERE based = 0 AND loop = ?", (loop,))
+            return int(n)
+
+    def note_based(self, loop: int, users: Iterable[str]) -> None:
+        """Take note that the log has a base of users' models as they are in the file."""
+        with self._writing:
+            self._writer.execute("BEGIN IMMEDIATE")
+            rows = ((loop, user) for user in users)
+            self._writer.executemany("UPDATE personal SET based = 1 WHERE loop = ? AND user = ?", rows)
+            self._writer.execute("COMMIT")
+
     def write(self, changes: Changes) -> None:
         """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
         with self._writing:

@@ -35,6 +35,12 @@ class Commits(Protocol):
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
         """Do what ``Log.erase`` does."""
 
+    def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
+        """Do what ``Log.drop_older`` does."""
+
+    def checkpoint(self) -> None:
+        """Do what ``Log.checkpoint`` does."""
+
     def close(self) -> None:
         """Take no more records, and return when all that were taken are answered."""
 
@@ -102,6 +108,14 @@ class GroupCommit:
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
         """Do what ``Log.erase`` does."""
         return self._log.erase(loop, user, instead, needless)
+
+    def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
+        """Do what ``Log.drop_older`` does."""
+        self._log.drop_older(loop, kind, users)
+
+    def checkpoint(self) -> None:
+        """Do what ``Log.checkpoint`` does."""
+        self._log.checkpoint()
 
     def close(self) -> None:
         """Take no more records, and return when all that were taken are answered. The log stays open."""

@@ -35,6 +35,11 @@ ERASE = """DELETE FROM log WHERE seq IN (
 SUPERSEDED = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND seq < ?3
     AND user IN (SELECT user FROM log WHERE seq >= ?3 AND kind = ?2 AND user IS NOT NULL)"""
 
+# Of users' records of a kind all but the newest.
+OLDER = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND user IN (SELECT value FROM json_each(?3))
+    AND seq < (SELECT max(newer.seq) FROM log AS newer
+        WHERE newer.loop = ?1 AND newer.user = log.user AND newer.kind = ?2)"""
+
 CODES = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
@@ -145,6 +150,16 @@ class Log:
             db.execute("COMMIT")
             _empty_wal(db)
             return int(n_erased)
+
+    def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
+        """Delete the records of a kind that newer ones of the same users make needless."""
+        with self._connection() as db:
+            db.execute(OLDER, (loop, kind, json.dumps(list(users))))
+
+    def checkpoint(self) -> None:
+        """Move what was committed to the database file, so that ``erase`` has little left to move."""
+        with self._connection() as db:
+            list(db.execute("PRAGMA wal_checkpoint(PASSIVE)"))
 
     def read(self, after: int = 0, limit: int = 1_000, loop: str | None = None) -> list[Entry]:
         """Return at most ``limit`` entries with ``seq > after``, oldest first, of one loop or of all."""

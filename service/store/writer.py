@@ -26,7 +26,20 @@ from fedres.checks import whole
 from service.store.log import Duplicate, Entry, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
-from service.store.writing import AT_ONCE, Append, Erase, Erased, Failed, Frames, Report, framed, with_length
+from service.store.writing import (
+    AT_ONCE,
+    Append,
+    Change,
+    Checkpoint,
+    Done,
+    DropOlder,
+    Erase,
+    Failed,
+    Frames,
+    Report,
+    framed,
+    with_length,
+)
 
 BUFFER = 1 << 22  # bytes that may be on their way
 REST = 1.0  # seconds between two starts of the process
@@ -107,11 +120,19 @@ class Writer:
         return [future.result() for future in futures]
 
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
+        return self._have_done(Erase(self._clock(), loop, user, _plain(instead), needless))
+
+    def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
+        self._have_done(DropOlder(self._clock(), loop, kind, list(users)))
+
+    def checkpoint(self) -> None:
+        self._have_done(Checkpoint(self._clock()))
+
+    def _have_done(self, change: Change) -> int:
         future: Future[int] = Future()
         with self._turn:
             self._send_gathered()
-            order = Erase(self._clock(), loop, user, _plain(instead), needless)
-            self._send(framed(order), Batch((), (future,)))
+            self._send(framed(change), Batch((), (future,)))
         self._wait_until(future.done)
         return future.result()
 
@@ -220,8 +241,8 @@ class Writer:
         self._n_sent -= len(batch.records)
         if isinstance(report, Failed):
             return batch.futures, [StoreUnavailable(report.code, report.message) for _ in batch.futures]
-        if isinstance(report, Erased):
-            return batch.futures, [report.records]
+        if isinstance(report, Done):
+            return batch.futures, [report.answer]
         if self.appended is not None:
             numbered = zip(report.outcomes, batch.records, strict=True)
             self.appended([Entry(at, report.time, *record) for at, record in numbered if isinstance(at, int)])

@@ -34,14 +34,36 @@ class Erase(msgspec.Struct, tag=1, array_like=True):
     instead: list[Record]
     needless: int
 
+    def do(self, log: Log) -> int:
+        return log.erase(self.loop, self.user, self.instead, self.needless)
+
+
+class DropOlder(msgspec.Struct, tag=2, array_like=True):
+    time: int
+    loop: str
+    kind: str
+    users: list[str]
+
+    def do(self, log: Log) -> int:
+        log.drop_older(self.loop, self.kind, self.users)
+        return 0
+
+
+class Checkpoint(msgspec.Struct, tag=3, array_like=True):
+    time: int
+
+    def do(self, log: Log) -> int:
+        log.checkpoint()
+        return 0
+
 
 class Stored(msgspec.Struct, tag=0, array_like=True, gc=False):
     time: int
     outcomes: list[int | tuple[str, int]]  # the position, or why not and the position of the first (0: no duplicate)
 
 
-class Erased(msgspec.Struct, tag=1, array_like=True):
-    records: int
+class Done(msgspec.Struct, tag=1, array_like=True):
+    answer: int
 
 
 class Failed(msgspec.Struct, tag=2, array_like=True):
@@ -49,8 +71,9 @@ class Failed(msgspec.Struct, tag=2, array_like=True):
     message: str
 
 
-Order: TypeAlias = Append | Erase
-Report: TypeAlias = Stored | Erased | Failed
+Change: TypeAlias = Erase | DropOlder | Checkpoint
+Order: TypeAlias = Append | Change
+Report: TypeAlias = Stored | Done | Failed
 
 _length = struct.Struct("<I")
 _order = msgspec.msgpack.Decoder(Order).decode
@@ -105,7 +128,7 @@ class Writing:
                 continue
             reports += self._append(gathered)
             gathered = []
-            reports.append(self._erase(order))
+            reports.append(self._change(order))
         return reports + self._append(gathered)
 
     def _append(self, orders: Sequence[Append]) -> list[Report]:
@@ -122,10 +145,9 @@ class Writing:
             reports.append(Stored(self._time, [_shown(outcome) for outcome in mine]))
         return reports
 
-    def _erase(self, order: Erase) -> Report:
+    def _change(self, change: Change) -> Report:
         try:
-            log = self._opened(order.time)
-            return Erased(log.erase(order.loop, order.user, order.instead, order.needless))
+            return Done(change.do(self._opened(change.time)))
         except Exception as error:
             return _failed(error)
 

@@ -1,5 +1,6 @@
 """Several processes that answer for one engine; what happens when they are killed is in ``faults``."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -26,10 +27,10 @@ def headers(folder):
     return {role: {"Authorization": f"Bearer {key}"} for role, key in made.items()}
 
 
-@pytest.fixture(scope="module")
-def client(folder, headers):
-    """Speak to a service with two workers, on a store that has keys."""
-    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0", "--workers", "2"]
+@contextlib.contextmanager
+def speaking_to(folder, workers):
+    """Lend a client of a service."""
+    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0", "--workers", str(workers)]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             lines = iter(process.stdout.readline, "")
@@ -38,6 +39,13 @@ def client(folder, headers):
                 yield made
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def client(folder, headers):
+    """Speak to a service with two workers, on a store that has keys."""
+    with speaking_to(folder, 2) as made:
+        yield made
 
 
 @pytest.mark.slow
@@ -79,9 +87,9 @@ def upload(client, name, version, headers):
 
 
 @pytest.mark.slow
-def test_workers_show_the_same_documents_as_a_service_without(tmp_path):
-    def documents(*words):
-        with served(tmp_path, *words) as (_, url), httpx.Client(base_url=url, timeout=30) as client:
-            return client.get("/openapi.json").json(), client.get("/docs").text
+def test_workers_show_the_same_documents_as_a_service_without(tmp_path, client):
+    def documents(client):
+        return client.get("/openapi.json").json(), client.get("/docs").text
 
-    assert documents() == documents("--workers", "1")
+    with speaking_to(tmp_path, 1) as alone:
+        assert documents(client) == documents(alone)

@@ -118,11 +118,20 @@ def test_no_question_makes_sqlite_walk_the_whole_log(file):
         assert log.read(after=3) + log.read(loop="news") + log.of_event("shop", "b") + log.of_user("shop", "v") == []
         assert isinstance(log.append([rank("a")])[0], Duplicate)
         assert log.erase("shop", "u") == 1
+        log.drop_older("shop", "base", ["v"])
         connection.set_trace_callback(None)
         questions = [sql for sql in asked if " WHERE " in sql and "FROM log" in sql and "LIMIT 1)" not in sql]
         plans = [str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in questions]
-    assert len(plans) == 6
-    assert [plan for plan in plans if "SCAN" in plan] == []
+    assert len(plans) == 7
+    assert [plan for plan in plans if "SCAN" in plan.replace("SCAN json_each", "")] == []
+
+
+def test_older_records_of_a_kind_go_and_the_newest_of_each_user_stays(log):
+    log.append([Record("shop", "base", None, user, b"{}") for user in ("a", "b", "a", "c", "c", None)])
+    log.append([rank("e", "a"), Record("news", "base", None, "a", b"{}"), Record("news", "base", None, "a", b"{}")])
+    log.drop_older("shop", "base", ["a", "b"])
+    log.checkpoint()
+    assert [entry.seq for entry in log.read()] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_uploads_are_stored_once_beside_what_else_has_their_event(log):
