@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -18,6 +19,7 @@ from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.replies import log
 from service.http.server import Server, Tls, bound, shown, stop_on_signals
+from service.starting import opened, telling
 from service.workers import Unlocked, counted, working
 
 Beside = Callable[[Engine, str], Awaitable[None]]
@@ -57,7 +59,8 @@ async def _serve(
     beside: Beside | None,
     say: Callable[[str], None],
 ) -> None:
-    engine = Engine.open(store, writer_process=True)
+    with telling(say):
+        engine = await opened(partial(Engine.open, writer_process=True), store, sock, limits, tls)
     url = f"{'https' if tls else 'http'}://{shown(sock)}"
     try:
         async with _answering(engine, keys, sock, workers, tls, limits) as ended, _running(beside, engine, url):

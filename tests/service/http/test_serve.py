@@ -12,12 +12,16 @@ import sys
 import threading
 
 import httpx
+import numba
 import pytest
 
+from service.app import create_app
+from service.engine import Engine
 from service.http.keys import Keys
 from service.http.limits import Limits
-from service.http.server import Tls, bound
+from service.http.server import Server, Tls, bound, shown
 from service.serve import check_exposure, is_loopback, serve
+from service.starting import opened, telling
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
@@ -52,8 +56,9 @@ def process(store):
     command = [sys.executable, "-u", "-c", SERVE, str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
-            first = running.stdout.readline()
-            page = running.stdout.readline()
+            lines = iter(running.stdout.readline, "")
+            first = next(line for line in lines if line.startswith("fedres serves"))  # after what is said of compiling
+            page = next(lines)
             yield running, first, re.search(r"http://\S+", page)[0].rstrip("/")
         finally:
             running.kill()
@@ -100,8 +105,45 @@ def test_what_runs_beside_gets_the_address_and_its_failure_does_not_end_the_serv
         raise ZeroDivisionError
 
     serve(tmp_path / "store.db", port=0, beside=beside, say=said.append)
-    assert said[1:] == [(["default"], 200)]
+    assert said[-1] == (["default"], 200)
     assert "the service goes on" in caplog.text
+
+
+def test_while_the_store_is_being_opened_the_service_is_alive_but_not_ready(tmp_path):
+    may_open = threading.Event()
+
+    def open_when_allowed(store):
+        may_open.wait(60)
+        return Engine.open(store)
+
+    async def story():
+        with bound("127.0.0.1", 0) as sock:
+            opening = asyncio.ensure_future(opened(open_when_allowed, tmp_path / "s.db", sock, Limits(), None))
+            async with httpx.AsyncClient(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client:
+                assert (await client.get("/healthz")).json() == {"status": "ok"}
+                for reply in (await client.get("/readyz"), await client.post("/v1/rank", json=RANK)):
+                    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "starting")
+                    assert reply.headers["retry-after"] == "1"
+            may_open.set()
+            engine = await opening
+            server = Server(create_app(engine, keys=Keys(engine.store)), sock, Limits())
+            serving = asyncio.ensure_future(server.serve())
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+                assert (await client.get("/readyz")).status_code == 200
+            server.stop()
+            await serving
+            await engine.close()
+
+    asyncio.run(story())
+
+
+def test_compiling_is_said_once_and_not_where_it_was_done_before():
+    said = []
+    double = numba.njit(lambda x: x + x)
+    for _ in range(2):
+        with telling(said.append):
+            assert (double(1), double(1.5)) == (2, 3.0)
+    assert said == ["Compiling what decides and learns: once, about 15 s."]
 
 
 def test_a_second_service_on_the_same_store_refuses_to_start(tmp_path):
