@@ -40,7 +40,7 @@ log = logging.getLogger("fedres.service")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Asked(msgspec.Struct, array_like=True):
+class Asked(msgspec.Struct, array_like=True, tag=True):
     """A request that a worker let in."""
 
     number: int
@@ -50,6 +50,13 @@ class Asked(msgspec.Struct, array_like=True):
     headers: list[tuple[bytes, bytes]]  # those of CARRIED
     body: bytes
     client: str | None  # the only device that the key may speak for
+
+
+class Taken(msgspec.Struct, array_like=True, tag=True):
+    """That the client has taken a part of the answer, or is gone; the next part waits for it."""
+
+    number: int
+    gone: bool
 
 
 class Answered(msgspec.Struct, array_like=True):
@@ -91,12 +98,30 @@ def _run_among(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) 
     task.add_done_callback(tasks.discard)
 
 
+class _Client:
+    """What the engine's end knows of whom a worker asks for."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    def took(self, gone: bool) -> None:
+        if gone:
+            self.gone.set()
+        self._taken.set()
+
+    async def has_taken(self) -> None:
+        """Return once the client has taken the last part, or is gone."""
+        await self._taken.wait()
+        self._taken.clear()
+
+
 class Bridge:
     """The engine's end: plays requests from workers into ``app``."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
-        self._decode = msgspec.msgpack.Decoder(Asked).decode
+        self._decode = msgspec.msgpack.Decoder(Asked | Taken).decode
         self._open: set[asyncio.Task[None]] = set()
 
     def open(self, worker: socket.socket) -> None:
@@ -106,19 +131,30 @@ class Bridge:
     async def _connected(self, worker: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=worker)
         tasks: set[asyncio.Task[None]] = set()
+        clients: dict[int, _Client] = {}
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                _run_among(tasks, self._answer(self._decode(await _read(reader)), writer))
+                message = self._decode(await _read(reader))
+                if isinstance(message, Asked):
+                    client = clients[message.number] = _Client()
+                    _run_among(tasks, self._answer(message, client, clients, writer))
+                elif message.number in clients:
+                    clients[message.number].took(message.gone)
+        for client in clients.values():
+            client.took(gone=True)
         await asyncio.gather(*tasks, return_exceptions=True)
         writer.close()
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, asked: Asked, client: _Client, clients: dict[int, _Client], writer: asyncio.StreamWriter
+    ) -> None:
         start: dict[str, Any] = {"status": 500, "headers": []}
         body: list[bytes] = [asked.body]
 
         async def receive() -> dict[str, Any]:
             if not body:
-                await asyncio.Event().wait()  # workers do not tell who has gone
+                await client.gone.wait()
+                return {"type": "http.disconnect"}
             return {"type": "http.request", "body": body.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
@@ -127,9 +163,11 @@ class Bridge:
                 return
             more = message.get("more_body", False)
             answered = Answered(asked.number, start["status"], list(start["headers"]), message.get("body", b""), more)
+            if client.gone.is_set():
+                return
             writer.write(_frame(answered))
             if more:
-                await writer.drain()
+                await client.has_taken()
 
         scope = {
             "type": "http",
@@ -151,6 +189,8 @@ class Bridge:
         except Exception:  # after the answer began: the worker closes the connection
             log.exception("an answer was cut short")
             writer.write(_frame(Answered(asked.number, BROKEN, [], b"", more=False)))
+        finally:
+            del clients[asked.number]
 
 
 class Forward:
@@ -174,23 +214,31 @@ class Forward:
         asked = Asked(number, scope["method"], path, scope["query_string"], headers, body, scope[CLIENT])
         try:
             self._writer.write(_frame(asked))
-            await self._pass_on(parts, send)
+            await self._pass_on(number, parts, receive, send)
         finally:
             del self._parts[number]
 
-    async def _pass_on(self, parts: asyncio.Queue[Answered | None], send: Send) -> None:
-        more, begun = True, False
-        while more:
-            part = await parts.get()
-            if part is None and not begun:
-                raise _engine_gone()
-            if part is None or part.status == BROKEN:
-                raise ConnectionError("the engine's process did not answer to the end")
-            if not begun:
-                await send({"type": "http.response.start", "status": part.status, "headers": part.headers})
-                begun = True
-            more = part.more
-            await send({"type": "http.response.body", "body": part.body, "more_body": more})
+    async def _pass_on(self, number: int, parts: asyncio.Queue[Answered | None], receive: Receive, send: Send) -> None:
+        leaving: asyncio.Future[None] | None = None
+        part = await parts.get()
+        if part is None:
+            raise _engine_gone()
+        if part.status != BROKEN:
+            await send({"type": "http.response.start", "status": part.status, "headers": part.headers})
+        try:
+            while part is not None and part.status != BROKEN:
+                await send({"type": "http.response.body", "body": part.body, "more_body": part.more})
+                if not part.more:
+                    return
+                leaving = leaving or asyncio.ensure_future(_leaves(receive))
+                self._writer.write(_frame(Taken(number, gone=leaving.done())))
+                if leaving.done():
+                    return
+                part = await parts.get()
+            raise ConnectionError("the engine's process did not answer to the end")
+        finally:
+            if leaving is not None:
+                leaving.cancel()
 
     async def listen(self) -> None:
         """Hand out answers until the engine's process ends."""
@@ -204,6 +252,12 @@ class Forward:
         self._gone = True
         for waiting in self._parts.values():
             waiting.put_nowait(None)
+
+
+async def _leaves(receive: Receive) -> None:
+    """Return once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _engine_gone() -> ApiError:
