@@ -247,7 +247,7 @@ class Log:
 def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -> Sequence[int | Refused]:
     """Insert all in one statement, which hands the interpreter over once and not once a record; else one by one."""
     try:
-        rows = [value for at, record in enumerate(records, seq) for value in (at, now, *_row(record))]
+        rows = [value for at, record in enumerate(records, seq) for value in (at, now, *row_of(record))]
         db.execute(f"{INSERT}{MORE * (len(records) - 1)}", tuple(rows))
         return range(seq, seq + len(records))
     except (Refused, UnicodeEncodeError):
@@ -264,7 +264,7 @@ def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -
 
 def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused:
     try:
-        db.execute(INSERT, (seq, now, *_row(record)))
+        db.execute(INSERT, (seq, now, *row_of(record)))
         return seq
     except Refused as refused:
         return refused
@@ -280,8 +280,8 @@ def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused
         raise
 
 
-def _row(record: Record) -> tuple[str, str, str | None, str | None, str | bytes]:
-    """Return the record as SQLite stores it, checked: one caller's mistake must not fail the batch."""
+def row_of(record: Record) -> tuple[str, str, str | None, str | None, str | bytes]:
+    """Return the record, its body as text where it can be, checked: one caller's mistake must not fail the batch."""
     loop, kind, event, user, body = record
     for name, value in (("loop", loop), ("kind", kind)):
         if not isinstance(value, str) or not value:

@@ -55,8 +55,8 @@ FROM_VERSION_1 = (  # which knew ranks alone
 class StoreUnavailable(Exception):  # noqa: N818
     """Nothing was acknowledged.
 
-    ``code`` is one of busy, readonly, io, full, damaged (the disk or the file), foreign, version (not a file of ours),
-    overloaded, closed, failed.
+    ``code`` is one of busy, readonly, io, full, damaged (the disk, the file or the server), foreign, version (not a
+    store of ours), taken (another service has it), overloaded, closed, failed.
     """
 
     def __init__(self, code: str, message: str) -> None:
