@@ -31,6 +31,7 @@ from service.scoring.features import Limits, Preparer
 from service.store import (
     Commits,
     Duplicate,
+    EventLog,
     GroupCommit,
     Lease,
     Log,
@@ -48,7 +49,7 @@ YOUNG = 20_000  # objects made between two looks for cycles, of which requests l
 Answer = TypeVar("Answer")
 
 
-Parts = tuple[Log, Snapshots, PersonalModels, Exporter, Limits]
+Parts = tuple[EventLog, Snapshots, PersonalModels, Exporter, Limits]
 
 
 class Core:
@@ -76,6 +77,7 @@ class Core:
         *,
         clock: Clock | None = None,
         connect: Callable[[], Connection] | None = None,
+        database: str | None = None,
         snapshot_seconds: float = 10.0,
         cache_bytes: int = 256_000_000,
         limits: Limits | None = None,
@@ -84,25 +86,31 @@ class Core:
     ) -> Self:
         """Return an engine on the store at ``store``, made if need be; raise ``LeaseHeld`` if another has it.
 
-        With ``writer_process`` another process appends to the log, and this one has its processor for requests.
+        With a ``database``, an address of PostgreSQL, the log is there, and only what is derived from it at ``store``.
+        With ``writer_process`` another process appends to a log in SQLite, and this one has its processor for requests.
         """
         lease = Lease(store)
         lease.acquire(wait_seconds)
+        logs: Sequence[EventLog] = ()
         try:
-            connect = connect or sqlite_file(store)
-            reader, archive = Log(connect, check=True), Log(connect)
-            clock = continued(clock or steady_clock(), reader.last_time())
-            log = Log(connect, clock=clock)
+            logs, check = _open_logs(connect or sqlite_file(store), database, wait_seconds)
+            log, reader, archive = logs
+            log.clock = clock = continued(clock or steady_clock(), reader.last_time())
             snapshots = Snapshots(store.with_name(store.name + "-models"))
             personal = PersonalModels(snapshots, cache_bytes)
             learning = Learning(reader, snapshots, personal, clock, snapshot_seconds)
+            learning.check = check
             warm_up()
             learning.open()
             if DEFAULT not in learning.views:
                 log.append([Record(DEFAULT, SETTINGS, None, None, encode(Settings()))])
                 learning.open()
-            commits = Writer(connect, clock=clock, files=[lease.file]) if writer_process else GroupCommit(log)
+            commits: Commits = GroupCommit(log)
+            if writer_process and database is None:
+                commits = Writer(connect or sqlite_file(store), clock=clock, files=[lease.file])
         except BaseException:
+            for opened in logs:
+                opened.close()
             lease.release()
             raise
         _spare_the_collector()
@@ -198,6 +206,18 @@ class Core:
             return await asyncio.wrap_future(self._learning.call(function))
         except StoreUnavailable as error:
             raise unavailable(error) from error
+
+
+def _open_logs(
+    connect: Callable[[], Connection], database: str | None, wait_seconds: float
+) -> tuple[tuple[EventLog, EventLog, EventLog], Callable[[], None] | None]:
+    """Return the log to write, two more to read it, and what raises if the store is lost, which a file cannot be."""
+    if database is None:
+        return (Log(connect, check=True), Log(connect), Log(connect)), None
+    from service.store.postgres import open_logs  # its driver need not be there
+
+    log, reader, archive = open_logs(database, wait_seconds)
+    return (log, reader, archive), log.check
 
 
 def _spare_the_collector() -> None:

@@ -22,7 +22,7 @@ from service.engine.records import (
     read_reward,
 )
 from service.engine.settings import Settings
-from service.store import Entry, Log
+from service.store import Entry, EventLog
 
 CHUNK = 500
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
@@ -32,7 +32,7 @@ _NO_CASE = Case(None, b"", b"", 0, 0.0)
 class Exporter:
     """Reads ``log``, which nobody else should wait for."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log = log
         self._settings = lru_cache(maxsize=1_000)(self._read_settings)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)

@@ -24,13 +24,14 @@ from service.engine.records import BASE, ERASED, NOTHING, RANK, TICK
 from service.engine.saving import MOST_UNSAVED, Saver, mark
 from service.engine.shared import bytes_without, read_model
 from service.engine.snapshots import Damaged, LoopPart, Snapshots
-from service.store import Commits, Entry, Log, Record, StoreUnavailable
+from service.store import Commits, Entry, EventLog, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
 MOST_FED = 10_000  # records that wait in memory
 LONGEST_HOLD = 0.001  # seconds of learning before other threads get their turn
 RETRY = 0.2  # seconds, while the store is unavailable
+CHECK = 1.0  # seconds between two looks whether it still is ours
 
 Answer = TypeVar("Answer")
 
@@ -40,7 +41,7 @@ class Learning:
 
     def __init__(
         self,
-        log: Log,
+        log: EventLog,
         snapshots: Snapshots,
         personal: PersonalModels,
         clock: Callable[[], int],
@@ -54,6 +55,8 @@ class Learning:
         self.learner = Learner(self._stored)
         self._log, self._snapshots, self._personal = log, snapshots, personal
         self._clock = clock
+        self.check: Callable[[], None] | None = None  # raises if the store is lost, which not every store can be
+        self._check_at = 0.0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._fed: deque[Entry] = deque()
         self._yield_at = 0.0
@@ -136,6 +139,7 @@ class Learning:
             while self._tick():
                 self._catch_up()
             self._publish()
+            self._check_store()
             self.trouble = None
         except Damaged as damage:
             self.rebuild(damage)
@@ -147,6 +151,11 @@ class Learning:
             self._saver.save_if_due(self.learner, self._last)
         except StoreUnavailable as error:
             self._note(error)
+
+    def _check_store(self) -> None:
+        if self.check is not None and time.monotonic() >= self._check_at:
+            self.check()
+            self._check_at = time.monotonic() + CHECK
 
     def _note(self, error: Exception) -> None:
         if type(error) is not type(self.trouble):

@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from fedres.checks import whole
-from service.store.log import Entry, Log, Record
+from service.store.log import Entry, Record
 from service.store.opening import StoreUnavailable
+from service.store.protocol import EventLog
 from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
 
 
@@ -53,7 +54,7 @@ class GroupCommit:
     order of submission. A future cancelled before its batch begins takes its record with it.
     """
 
-    def __init__(self, log: Log, *, max_batch: int = 1_000, max_waiting: int = 10_000) -> None:
+    def __init__(self, log: EventLog, *, max_batch: int = 1_000, max_waiting: int = 10_000) -> None:
         whole("max_batch", max_batch)
         whole("max_waiting", max_waiting)
         self._log = log

@@ -103,7 +103,7 @@ class Log:
         self, connect: Callable[[], Connection], *, clock: Callable[[], int] = system_clock, check: bool = False
     ) -> None:
         self._connect = connect
-        self._clock = clock
+        self.clock = clock
         self.appended: Callable[[list[Entry]], None] | None = None  # told what is durable, on the appending thread
         self._turn = threading.Lock()
         self._db: Connection | None = None
@@ -215,7 +215,7 @@ class Log:
     def _next(self, db: Connection) -> tuple[int, int]:
         """Return the next ``seq`` and the time, which is the last entry's if the clock was set back."""
         [(seq, time)] = db.execute(LAST)
-        return seq + 1, max(time, self._clock())
+        return seq + 1, max(time, self.clock())
 
     def _select(self, where: str, *parameters: object) -> list[Entry]:
         with self._connection() as db:

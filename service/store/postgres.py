@@ -42,6 +42,10 @@ ERASE = (
 # What a user's records of a kind, from position ``seq`` on, make needless.
 SUPERSEDED = """DELETE FROM fedres.log WHERE loop = %(loop)s AND kind = %(kind)s AND seq < %(seq)s
     AND "user" IN (SELECT "user" FROM fedres.log WHERE seq >= %(seq)s AND kind = %(kind)s AND "user" IS NOT NULL)"""
+# Of each of the users, all records of a kind but the last.
+OLDER = """DELETE FROM fedres.log AS older WHERE loop = %(loop)s AND kind = %(kind)s AND "user" = ANY (%(users)s)
+    AND seq < (SELECT max(seq) FROM fedres.log AS newer
+        WHERE newer.loop = older.loop AND newer."user" = older."user" AND newer.kind = older.kind)"""
 
 
 class DatabaseHeld(LeaseHeld):
@@ -64,7 +68,7 @@ class PostgresLog:
 
     def __init__(self, address: str, *, clock: Callable[[], int] = system_clock) -> None:
         self._address = address
-        self._clock = clock
+        self.clock = clock
         self.appended: Callable[[list[Entry]], None] | None = None  # told what is durable, on the appending thread
         self._turn = threading.Lock()
         self._db: Database | None = None
@@ -89,6 +93,11 @@ class PostgresLog:
                 if time.monotonic() >= deadline:
                     raise
             time.sleep(POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise ``StoreUnavailable`` if nothing can be appended at the moment; a lost lease is taken again if free."""
+        with self._writing() as (db, _, _):
+            db.execute("SELECT 1")
 
     def append(self, records: Sequence[Record]) -> list[int | Refused]:
         """Return each record's ``seq`` once all are durable, or why that one was refused; all in one transaction."""
@@ -118,6 +127,14 @@ class PostgresLog:
                     db.execute(SUPERSEDED, {"loop": loop, "kind": instead[0].kind, "seq": seq})
             self._last = seq + len(instead), now
             return n_erased
+
+    def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
+        """Delete the records of a kind that newer ones of the same users make needless."""
+        with self._writing() as (db, _, _):
+            db.execute(OLDER, {"loop": loop, "kind": kind, "users": [*map(_sought, users)]})
+
+    def checkpoint(self) -> None:
+        """Do nothing: the server sees to that itself."""
 
     def read(self, after: int = 0, limit: int = 1_000, loop: str | None = None) -> list[Entry]:
         """Return at most ``limit`` entries with ``seq > after``, oldest first, of one loop or of all."""
@@ -149,6 +166,11 @@ class PostgresLog:
         with self._session() as db:
             return _last(db)[0]
 
+    def last_time(self) -> int:
+        """Return the time of the last record, 0 for an empty log."""
+        with self._session() as db:
+            return _last(db)[1]
+
     def close(self) -> None:
         """Close for good, and give the lease back; what was acknowledged needs no closing to be safe."""
         with self._turn:
@@ -174,7 +196,7 @@ class PostgresLog:
                 seq, before = self._leading(db, PATIENCE)
             except LeaseHeld as held:
                 raise StoreUnavailable("taken", str(held)) from held
-            yield db, seq + 1, max(before, self._clock())
+            yield db, seq + 1, max(before, self.clock())
 
     def _leading(self, db: Database, patience: float) -> tuple[int, int]:
         """Return where the log ends, with the lease held."""
@@ -212,6 +234,16 @@ class PostgresLog:
         if self._db is not None:
             self._db.close()
         self._db = self._last = None
+
+
+def open_logs(address: str, wait_seconds: float) -> tuple[PostgresLog, PostgresLog, PostgresLog]:
+    """Return the log that a service writes, once it has the lease, and two more to read it."""
+    with contextlib.ExitStack() as undo:
+        log = undo.enter_context(PostgresLog(address))
+        log.acquire(wait_seconds)
+        reader, archive = [undo.enter_context(PostgresLog(address)) for _ in range(2)]
+        undo.pop_all()
+    return log, reader, archive
 
 
 def _sought(text: str) -> str | None:
