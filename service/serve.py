@@ -19,9 +19,10 @@ from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.replies import log
 from service.http.server import Server, Tls, bound, shown, stop_on_signals
-from service.starting import opened, telling
+from service.starting import Open, Say, opened, telling
 from service.workers import Unlocked, counted, working
 
+STANDBY_SECONDS = 1e9  # as long as it takes
 Beside = Callable[[Engine, str], Awaitable[None]]
 
 
@@ -34,37 +35,53 @@ def serve(
     insecure: bool = False,
     tls: Tls | None = None,
     limits: Limits | None = None,
+    database: str | None = None,
+    standby: bool = False,
     beside: Beside | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve ``store`` until SIGTERM or SIGINT; then drain, flush and return.
 
-    More than one of ``workers`` are processes of their own, in front of this one (see ``workers.py``). ``beside`` gets
-    the engine and the address once both are ready, and is cancelled at the end.
+    With a ``database``, an address of PostgreSQL, the log is there. A ``standby`` waits as long as another service has
+    the store, and takes no connections until then. More than one of ``workers`` are processes of their own, in front of
+    this one (see ``workers.py``). ``beside`` gets the engine and the address once both are ready, and is cancelled at
+    the end.
     """
     keys = Keys(store)
     check_exposure(host, keys, insecure)
     checks.whole("workers", workers)
-    with bound(host, port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(store, keys, sock, workers, tls, limits or Limits(), beside, say))
+    opening: Open = partial(Engine.open, store, database=database, writer_process=True)
+    with bound(host, port, listening=not standby) as sock:
+        if standby:
+            opening = _waited_for(opening, say)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(opening, keys, sock, workers, tls, limits or Limits(), beside, say))
+
+
+def _waited_for(opening: Callable[..., Engine], say: Say) -> Open:
+    """Return an engine, open once no other has the store; Ctrl-C ends this wait, which it could not on a thread."""
+    say("fedres stands by: it waits until no other service has the store")
+    with telling(say):
+        engine = opening(wait_seconds=STANDBY_SECONDS)
+    return lambda: engine
 
 
 async def _serve(
-    store: Path,
+    opening: Open,
     keys: Keys,
     sock: socket.socket,
     workers: int,
     tls: Tls | None,
     limits: Limits,
     beside: Beside | None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     with telling(say):
-        engine = await opened(partial(Engine.open, writer_process=True), store, sock, limits, tls)
+        engine = await opened(opening, sock, limits, tls)
     url = f"{'https' if tls else 'http'}://{shown(sock)}"
     try:
         async with _answering(engine, keys, sock, workers, tls, limits) as ended, _running(beside, engine, url):
-            say(_welcome(url, store, keys))
+            say(_welcome(url, engine.store, keys))
             await ended
     finally:
         await engine.close()

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 from numba.core import event
 
@@ -21,7 +20,7 @@ PATIENCE = 1.0  # seconds in which most stores are open
 BETWEEN = 5.0  # seconds between two words on how it goes
 
 Say = Callable[[str], None]
-Open = Callable[[Path], Engine]
+Open = Callable[[], Engine]
 
 
 class _Compiled(event.Listener):
@@ -50,14 +49,14 @@ def telling(say: Say) -> Iterator[None]:
         yield
 
 
-async def opened(open_engine: Open, store: Path, sock: socket.socket, limits: Limits, tls: Tls | None) -> Engine:
-    """Return the engine on a store, opened on a thread; meanwhile whoever asks on ``sock`` is told to wait."""
-    opening = asyncio.ensure_future(asyncio.to_thread(open_engine, store))
-    await asyncio.wait([opening], timeout=PATIENCE)
-    if not opening.done():
+async def opened(opening: Open, sock: socket.socket, limits: Limits, tls: Tls | None) -> Engine:
+    """Return the engine, opened on a thread; meanwhile whoever asks on ``sock`` is told to wait."""
+    engine = asyncio.ensure_future(asyncio.to_thread(opening))
+    await asyncio.wait([engine], timeout=PATIENCE)
+    if not engine.done():
         async with _answering(sock, limits, tls):
-            await asyncio.wait([opening])
-    return await opening
+            await asyncio.wait([engine])
+    return await engine
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +21,16 @@ app.add_typer(keys, name="keys")
 
 Store = Annotated[
     str,
-    typer.Option(help="Where all is kept: sqlite:///PATH from here, or sqlite:////PATH from the root."),
+    typer.Option(
+        help="Where all is kept: sqlite:///PATH from here, sqlite:////PATH from the root, "
+        "or postgresql://USER:PASSWORD@HOST/DATABASE."
+    ),
+]
+Folder = Annotated[
+    Path, typer.Option(help="With PostgreSQL: where this machine keeps keys, and models made from the log.")
 ]
 DEFAULT_STORE = "sqlite:///fedres.db"
+DEFAULT_FOLDER = Path()
 
 
 @app.command()
@@ -31,6 +39,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8000,
     store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another service has the store, then take over.")
+    ] = False,
     workers: Annotated[
         int, typer.Option(help="Processes that answer requests; with several, one more decides and learns.")
     ] = 1,
@@ -46,7 +58,7 @@ def serve(
     from service.serve import serve as run
     from service.store import LeaseHeld, StoreUnavailable
 
-    path = store_path(store)
+    path = store_path(store, folder)
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
     if tls_key is not None and tls_cert is None:
@@ -62,6 +74,8 @@ def serve(
             workers=workers,
             insecure=insecure,
             tls=tls,
+            database=store if is_postgresql(store) else None,
+            standby=standby,
             beside=_beside(demo),
             say=typer.echo,
         )
@@ -69,14 +83,37 @@ def serve(
         raise ValueError(str(error)) from None
 
 
-def store_path(store: str) -> Path:
-    """Return the file of a store's address."""
-    if store.startswith(("postgresql:", "postgres:")):
-        raise ValueError(f"store must be sqlite:///PATH, got {store!r}: PostgreSQL is not built yet")
+def store_path(store: str, folder: Path) -> Path:
+    """Return the file of a store's address, or what files on this machine are named after."""
+    if is_postgresql(store):
+        return folder / f"{_database_name(store)}.postgresql"
+    if folder != DEFAULT_FOLDER:
+        raise ValueError(f"folder must come with a store in PostgreSQL, got {str(folder)!r} and {store!r}")
     prefix, path = "sqlite:///", store.removeprefix("sqlite:///")
     if not store.startswith(prefix) or not path:
-        raise ValueError(f"store must be sqlite:///PATH, got {store!r}")
+        raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {store!r}")
     return Path(path)
+
+
+def is_postgresql(store: str) -> bool:
+    """Return whether the address is one of PostgreSQL."""
+    return store.startswith(("postgresql://", "postgres://"))
+
+
+def _database_name(store: str) -> str:
+    """Return the database's name as part of a file's; what an address has else, a password too, is not shown."""
+    try:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError:
+        raise ValueError("store must be sqlite:///PATH without psycopg: pip install 'fedres[postgres]'") from None
+    try:
+        name = conninfo_to_dict(store).get("dbname")
+    except ProgrammingError as error:
+        raise ValueError(f"store must be an address of PostgreSQL: {str(error).strip()}") from None
+    if not name:
+        raise ValueError("store must name a database: postgresql://HOST/DATABASE")
+    return re.sub(r"[^\w.-]", "_", str(name))
 
 
 def _beside(demo: bool) -> Callable[[Engine, str], Awaitable[None]]:
@@ -106,14 +143,15 @@ def add_key(
     loop: Annotated[str | None, typer.Option(help="The one loop it is for; all loops unless given.")] = None,
     client: Annotated[str | None, typer.Option(help="The one device it is for; any device unless given.")] = None,
     store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Make a key and print it. It is not kept and cannot be shown again."""
-    typer.echo(_keys(store).add(role, loop, client))
+    typer.echo(_keys(store, folder).add(role, loop, client))
 
 
 @keys.command("list")
 @one_line_errors
-def list_keys(store: Store = DEFAULT_STORE, json_file: JsonFile = None) -> None:
+def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
     """List the keys, revoked ones too, by what is known of them."""
     from rich.table import Table
 
@@ -126,7 +164,7 @@ def list_keys(store: Store = DEFAULT_STORE, json_file: JsonFile = None) -> None:
             "created": _day(key.created),
             "revoked": None if key.revoked is None else _day(key.revoked),
         }
-        for key in _keys(store).list()
+        for key in _keys(store, folder).list()
     ]
     table = Table("id", "role", "loop", "client", "created", "revoked")
     for row in rows:
@@ -141,16 +179,17 @@ def list_keys(store: Store = DEFAULT_STORE, json_file: JsonFile = None) -> None:
 def revoke_key(
     name: Annotated[str, typer.Argument(metavar="ID", help="An id of `fedres keys list`.")],
     store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Refuse a key from now on, in a running service too."""
-    _keys(store).revoke(name)
+    _keys(store, folder).revoke(name)
     typer.echo(f"{name} is revoked")
 
 
-def _keys(store: str) -> Keys:
+def _keys(store: str, folder: Path) -> Keys:
     from service.http.keys import Keys
 
-    return Keys(store_path(store))
+    return Keys(store_path(store, folder))
 
 
 def _day(seconds: float) -> str:

@@ -94,7 +94,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
+def bound(host: str, port: int, *, listening: bool = True) -> Iterator[socket.socket]:
     """Lend a socket bound to ``host`` and ``port``; port 0 is any that is free."""
     family, kind, number, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
@@ -102,7 +102,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
     with socket.socket(family, kind, number) as sock:  # without its number asyncio would not set TCP_NODELAY
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)  # connections that come while the store is being opened wait
+        if listening:
+            sock.listen(BACKLOG)  # connections that come while the store is being opened wait
         yield sock
 
 

@@ -87,8 +87,11 @@ def fedres(*words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serve", "--store", "postgresql://host/db"], "PostgreSQL is not built yet"),
-        (["serve", "--store", "mysql://x"], "store must be sqlite:///PATH, got 'mysql://x'"),
+        (["serve", "--store", "mysql://x"], "must be sqlite:///PATH or postgresql://HOST/DATABASE, got 'mysql://x'"),
+        (["serve", "--store", "postgresql://127.0.0.1:1/db", "--port", "0"], "Connection refused"),
+        (["serve", "--store", "postgresql://host"], "store must name a database: postgresql://HOST/DATABASE"),
+        (["serve", "--store", "postgresql://h/db?colour=red"], "store must be an address of PostgreSQL: invalid URI"),
+        (["serve", "--folder", "elsewhere"], "folder must come with a store in PostgreSQL, got 'elsewhere'"),
         (["serve", "--port", "70000"], "port must be in [0, 65535], got 70000"),
         (["serve", "--workers", "0"], "workers must be an integer of at least 1, got 0"),
         (["serve", "--host", "0.0.0.0"], "host must be a loopback address"),

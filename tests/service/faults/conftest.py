@@ -30,10 +30,20 @@ def nursery(runner):
 @pytest.fixture
 def play(runner, nursery, tmp_path):
     """Run a scenario, an async function of a service on a new store."""
+    return _player(runner, nursery, tmp_path / "store.db")
+
+
+@pytest.fixture
+def play_on_postgres(runner, nursery, tmp_path, database):
+    """Run a scenario of a service whose log is in PostgreSQL."""
+    return _player(runner, nursery, tmp_path / "store", database)
+
+
+def _player(runner, nursery, store, database=None):
     from fault_run import Service
 
     async def run(scenario):
-        service = Service(nursery, tmp_path / "store.db")
+        service = Service(nursery, store, database)
         try:
             async with asyncio.timeout(SOON):
                 await scenario(service)

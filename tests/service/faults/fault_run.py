@@ -12,6 +12,7 @@ from fault_clients import EARLIEST, SUMS, Client, Connection, Ledger, Whereabout
 
 from service.engine.learner import digest_of, replay
 from service.store import Log, sqlite_file
+from service.store.postgres import PostgresLog
 
 N_CLIENTS = 16
 WAIT_SECONDS = 1.0  # of the loop that sums
@@ -20,8 +21,8 @@ WAIT_SECONDS = 1.0  # of the loop that sums
 class Service:
     """One store, and whichever server runs on it at the moment."""
 
-    def __init__(self, nursery, store):
-        self.store, self.whereabouts = store, Whereabouts()
+    def __init__(self, nursery, store, database=None):
+        self.store, self.database, self.whereabouts = store, database, Whereabouts()
         self.server = None
         self._nursery = nursery
         self._connection = Connection(self.whereabouts)
@@ -33,10 +34,15 @@ class Service:
     async def begin(self, **options):
         """Start a server and do not wait for it."""
         self._connection.close()
-        self.server = await self._nursery.start(self.store, **options)
+        self.server = await self._nursery.start(self.store, database=self.database, **options)
 
     async def wait_until_up(self):
         self.whereabouts.set(await self.server.url())
+
+    def moved_to(self, url):
+        """Let everybody ask another server from now on."""
+        self._connection.close()
+        self.whereabouts.set(url)
 
     async def kill(self):
         self.whereabouts.unset()
@@ -67,7 +73,7 @@ class Service:
 
     def rebuilt_digests(self):
         """Return the SHA-256 of each loop's models, made from the log alone."""
-        with Log(sqlite_file(self.store)) as log:
+        with Log(sqlite_file(self.store)) if self.database is None else PostgresLog(self.database) as log:
             return {name: digest_of(state) for name, state in replay(_entries(log)).loops.items()}
 
 

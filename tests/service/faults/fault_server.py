@@ -51,12 +51,12 @@ def next_order():
     return os.read(0, 65_536)
 
 
-def run(store, errors, workers=1, **options):
+def run(store, errors, workers=1, database=None, **options):
     """Serve until told to stop; return the exit status."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     try:
         service.serve.Engine = SimpleNamespace(open=partial(open_engine, **options))
-        service.serve.serve(Path(store), port=0, workers=workers, beside=obey, say=lambda text: None)
+        service.serve.serve(Path(store), port=0, workers=workers, database=database, beside=obey, say=lambda text: None)
         return 0
     except Exception as error:
         os.write(2, f"{error!r}\n".encode())

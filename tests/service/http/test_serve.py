@@ -46,7 +46,8 @@ yWehSKYhP0G7V79Tgi9Fvc8PMz+hRANCAASjeio1g1ewn4iqOE7Ak2iPE32t3Koz
 -----END PRIVATE KEY-----
 """
 
-SERVE = "import sys; from pathlib import Path; from service.serve import serve; serve(Path(sys.argv[1]), port=0)"
+SERVE = "import sys; from functools import partial
+from pathlib import Path; from service.serve import serve; serve(Path(sys.argv[1]), port=0)"
 RANK = {"actions": [{"id": "a", "features": {"x": 1}}, {"id": "b", "features": {"x": 2}}]}
 
 
@@ -118,7 +119,7 @@ def test_while_the_store_is_being_opened_the_service_is_alive_but_not_ready(tmp_
 
     async def story():
         with bound("127.0.0.1", 0) as sock:
-            opening = asyncio.ensure_future(opened(open_when_allowed, tmp_path / "s.db", sock, Limits(), None))
+            opening = asyncio.ensure_future(opened(partial(open_when_allowed, tmp_path / "s.db"), sock, Limits(), None))
             async with httpx.AsyncClient(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client:
                 assert (await client.get("/healthz")).json() == {"status": "ok"}
                 for reply in (await client.get("/readyz"), await client.post("/v1/rank", json=RANK)):
