@@ -20,14 +20,14 @@ from service.store.lease import LeaseHeld
 from service.store.log import Entry, Record, Refused, system_clock
 from service.store.opening import StoreUnavailable
 from service.store.postgres_opening import Database, name_of, opened, unavailable
-from service.store.postgres_rows import COLUMNS, checked, copy_in, entry_of, insert
+from service.store.postgres_rows import COLUMNS, OF_EVENTS, checked, copy_in, entry_of, insert
 
 LEASE = int.from_bytes(b"fedres\0\1")  # its advisory lock; those are of one database, not of the server
 HOLDER = """SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'
     AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND (classid::bigint << 32 | objid::bigint) = %s"""
 POLL_SECONDS = 0.1
-PATIENCE = 1.0  # seconds that a new session waits for the lease of the one it replaces
+PATIENCE = 1.0  # seconds that a new session waits for the lease of the one it replaces, which may just be ending
 
 LAST = "SELECT seq, time FROM fedres.log ORDER BY seq DESC LIMIT 1"
 EVENTS_OF = """SELECT event FROM fedres.log WHERE loop = %s AND "user" = %s AND kind = %s AND event IS NOT NULL
@@ -150,7 +150,7 @@ class PostgresLog:
 
     def of_events(self, loop: str, events: Sequence[str]) -> list[Entry]:
         """Return all that was logged about the events, oldest first."""
-        return self._select("loop = %s AND event = ANY(%b) ORDER BY seq", _sought(loop), [*map(_sought, events)])
+        return self._ask(OF_EVENTS, [*map(_sought, events)], _sought(loop))
 
     def of_user(self, loop: str, user: str) -> list[Entry]:
         """Return all records that name the user, oldest first."""
@@ -184,9 +184,11 @@ class PostgresLog:
         self.close()
 
     def _select(self, where: str, *parameters: object) -> list[Entry]:
+        return self._ask(f"SELECT {COLUMNS} FROM fedres.log WHERE {where}", *parameters)
+
+    def _ask(self, question: str, *parameters: object) -> list[Entry]:
         with self._session() as db:
-            rows = db.execute(f"SELECT {COLUMNS} FROM fedres.log WHERE {where}", parameters, binary=True)
-            return [entry_of(row) for row in rows]
+            return [entry_of(row) for row in db.execute(question, parameters, binary=True)]
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Database, int, int]]:
@@ -240,7 +242,7 @@ def open_logs(address: str, wait_seconds: float) -> tuple[PostgresLog, PostgresL
     """Return the log that a service writes, once it has the lease, and two more to read it."""
     with contextlib.ExitStack() as undo:
         log = undo.enter_context(PostgresLog(address))
-        log.acquire(wait_seconds)
+        log.acquire(max(wait_seconds, PATIENCE))
         reader, archive = [undo.enter_context(PostgresLog(address)) for _ in range(2)]
         undo.pop_all()
     return log, reader, archive

@@ -17,8 +17,13 @@ COLUMNS = 'seq, time, loop, kind, event, "user", body, raw'
 TYPES = ("int8", "int8", "text", "text", "text", "text", "text", "bytea")
 COPY = f"COPY fedres.log ({COLUMNS}) FROM STDIN (FORMAT BINARY)"
 UPLOADS = ("rank", "residual", "update", "join")  # of which an event has one each
-KNOWN = """SELECT loop, kind, event, seq FROM unnest(%b::text[], %b::text[], %b::text[]) AS given (loop, kind, event)
-    JOIN fedres.log USING (loop, kind, event)"""
+# OFFSET 0 makes the planner ask for one event after the other: without samples it would take the whole log for fewer.
+KNOWN = """SELECT given.*, seq FROM unnest(%b::text[], %b::text[], %b::text[]) AS given (loop, kind, event)
+    CROSS JOIN LATERAL (SELECT seq FROM fedres.log
+    WHERE log.loop = given.loop AND log.event = given.event AND log.kind = given.kind OFFSET 0) AS found"""
+OF_EVENTS = f"""SELECT found.* FROM (SELECT DISTINCT unnest(%b::text[]) AS event) AS given
+    CROSS JOIN LATERAL (SELECT {COLUMNS} FROM fedres.log
+    WHERE log.loop = %s AND log.event = given.event OFFSET 0) AS found ORDER BY seq"""
 
 Key = tuple[str, str, str]  # loop, kind and event of an upload
 

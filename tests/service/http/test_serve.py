@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import httpx
 import numba
@@ -46,8 +47,7 @@ yWehSKYhP0G7V79Tgi9Fvc8PMz+hRANCAASjeio1g1ewn4iqOE7Ak2iPE32t3Koz
 -----END PRIVATE KEY-----
 """
 
-SERVE = "import sys; from functools import partial
-from pathlib import Path; from service.serve import serve; serve(Path(sys.argv[1]), port=0)"
+SERVE = "import sys; from pathlib import Path; from service.serve import serve; serve(Path(sys.argv[1]), port=0)"
 RANK = {"actions": [{"id": "a", "features": {"x": 1}}, {"id": "b", "features": {"x": 2}}]}
 
 

@@ -135,12 +135,13 @@ def test_no_question_makes_postgresql_walk_the_whole_log(database, postgres):
     [(before,)] = postgres.ask(READ)
     with PostgresLog(database) as log:
         assert [log.last(), len(log.read(after=4_990)), log.read(loop="news")] == [5_000, 10, []]
-        assert len(log.of_event("shop", "e7") + log.of_events("shop", ["e8", "e9"]) + log.of_user("shop", "u9")) == 4
+        assert len(log.of_event("shop", "e7") + log.of_user("shop", "u9")) == 2
+        assert len(log.of_events("shop", [f"e{i}" for i in range(300)])) == 300
         assert log.events_of("shop", "u9", "rank") == ["e9"]
-        assert isinstance(log.append([rank("e7")])[0], Duplicate)
+        assert {type(outcome) for outcome in log.append([rank(f"e{i}") for i in range(300)])} == {Duplicate}
         assert log.erase("shop", "u7", [Record("shop", "base", None, "u1", b"{}")]) == 1
     [(after,)] = postgres.ask(READ)  # a session reports before it ends
-    assert after - before < 200
+    assert 600 < after - before < 1_500
 
 
 def test_appending_goes_on_after_the_session_was_lost_and_nothing_is_lost_with_it(log, postgres):
