@@ -18,8 +18,8 @@ from fault_run import (
 from fault_server import Nursery
 
 
-async def kill_servers(nursery, store, n_kills, seed):
-    service, began = Service(nursery, store), time.monotonic()
+async def kill_servers(nursery, store, n_kills, seed, database=None):
+    service, began = Service(nursery, store, database), time.monotonic()
     ledger, productive = await kill_often(service, n_kills, seed)
     print(f"{n_kills} kills of the server in {time.monotonic() - began:.0f} s, {productive} after acknowledgements")
     return await verdict(service, ledger)
@@ -53,8 +53,10 @@ async def verdict(service, ledger):
     return found
 
 
-async def run(n_kills, n_others, seed, folder):
+async def run(n_kills, n_others, seed, folder, database):
     async with Nursery() as nursery:
+        if database is not None:
+            return await kill_servers(nursery, Path(folder, "servers"), n_kills, seed, database)
         found = await kill_servers(nursery, Path(folder, "servers.db"), n_kills, seed)
         found += await kill_writers(nursery, Path(folder, "writers.db"), n_others, seed)
         return found + await kill_workers(nursery, Path(folder, "workers.db"), n_others, seed)
@@ -65,9 +67,10 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--other-kills", type=int, default=10, help="of the writer, and of workers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--database", help="an empty one in PostgreSQL, to kill the server alone on that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(bool(asyncio.run(run(options.kills, options.other_kills, options.seed, folder))))
+        sys.exit(bool(asyncio.run(run(options.kills, options.other_kills, options.seed, folder, options.database))))
 
 
 if __name__ == "__main__":
