@@ -102,3 +102,15 @@ def test_who_lost_the_store_to_another_says_so_unasked_and_goes_on_once_it_is_fr
             await engine.rank("default", request("u", 1, "b"))
 
     asyncio.run(scenario())
+
+
+def test_ids_that_postgresql_cannot_store_are_the_callers_mistake_and_nobodys_records(tmp_path, database):
+    async def scenario():
+        async with running(tmp_path / "first", database) as engine:
+            for user, event in (("u", "a\0"), ("u\0", "a")):
+                with pytest.raises(ApiError, match="must have no NUL") as raised:
+                    await engine.rank("default", request(user, 1, event))
+                assert raised.value.status == 422
+            assert await engine.erase_user("default", "u\0") == 0
+
+    asyncio.run(scenario())
