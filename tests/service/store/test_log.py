@@ -70,14 +70,6 @@ def test_no_question_makes_sqlite_walk_the_whole_log(file):
     assert [plan for plan in plans if "SCAN" in plan.replace("SCAN json_each", "")] == []
 
 
-def test_older_records_of_a_kind_go_and_the_newest_of_each_user_stays(log):
-    log.append([Record("shop", "base", None, user, b"{}") for user in ("a", "b", "a", "c", "c", None)])
-    log.append([rank("e", "a"), Record("news", "base", None, "a", b"{}"), Record("news", "base", None, "a", b"{}")])
-    log.drop_older("shop", "base", ["a", "b"])
-    log.checkpoint()
-    assert [entry.seq for entry in log.read()] == [2, 3, 4, 5, 6, 7, 8, 9]
-
-
 def as_version_1(file):
     """Make a store what it was before there were devices."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:

@@ -50,6 +50,15 @@ def test_time_in_the_log_never_goes_back_even_if_the_clock_does(opened):
         assert [entry.time for entry in log.read()] == [50, 50, 70, 70, 70, 70, 70, 70, 80, 80]
 
 
+def test_older_records_of_a_kind_go_and_the_newest_of_each_user_stays(log):
+    log.append([Record("shop", "base", None, user, b"{}") for user in ("a", "b", "a", "c", "c", None)])
+    log.append([rank("e", "a"), Record("news", "base", None, "a", b"{}"), Record("news", "base", None, "a", b"{}")])
+    log.drop_older("shop", "base", ["a", "b"])
+    log.checkpoint()
+    assert [entry.seq for entry in log.read()] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert log.last_time() == log.read()[-1].time
+
+
 def test_the_second_rank_of_an_event_is_refused_and_all_others_are_stored(log):
     log.append([rank("a")])
     outcomes = log.append([rank("b"), rank("a"), reward("a"), rank("b"), rank("a", loop="news"), reward("a")])
