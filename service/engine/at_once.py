@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedres.checks import Array
-from service.engine.choosing import Chosen, arrays_of_all, choose_together, how_to_choose
+from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
 from service.engine.deciding import Offer, RankRequest, Shown, View, allowed_in, check_request, draw
 from service.engine.event_ids import new_event_id
 from service.engine.handed import Known, known_body
 from service.engine.joining import Case
 from service.engine.records import RANK, encode
-from service.scoring.features import Hashed, HashedOffer, Preparer
+from service.scoring.features import Preparer
 from service.scoring.model import PersonalModel
 from service.store import Record
 
@@ -36,18 +35,7 @@ class Readied(NamedTuple):
     event_id: str
     context: bytes
     shown: Shown
-    hashed: tuple[Hashed, HashedOffer]  # the context's features, and the actions'
-    personal: PersonalModel | None
-
-
-class Texts(NamedTuple):
-    """What was chosen, the numbers as JSON."""
-
-    action: int
-    wished: int | None  # what the policy drew, where the loop is an apprentice
-    order: list[int]  # of the actions, the best first
-    chances: list[str]
-    scores: list[str]
+    asked: Asked
 
 
 def readied(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Readied:
@@ -55,59 +43,46 @@ def readied(request: RankRequest, view: View, personal: PersonalModel | None, pr
     check_request(request)
     offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
     shown, context = offer.shown(view), bytes(request.context) or b"{}"
-    hashed = preparer.hashed(context, shown.given)
-    return Readied(request, request.event_id or new_event_id(), context, shown, hashed, personal)
+    event_id = request.event_id or new_event_id()
+    asked = Asked(*preparer.hashed(context, shown.given), personal, draw(event_id))
+    return Readied(request, event_id, context, shown, asked)
 
 
 def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
     """Return the decisions on requests of one loop, whose answers explain nothing."""
     if not asked:
         return []
-    chosen = _chosen(asked, view)
-    drawn, order, chances, scores = chosen.drawn.tolist(), chosen.order.tolist(), *map(_texts, chosen[2:])
-    written, first = [], 0
-    for one, action in zip(asked, drawn, strict=True):
+    settings, excluding = view.settings, any(one.request.exclude for one in asked)
+    allowed = np.concatenate([allowed_in(one.request) for one in asked]) if excluding else ALL
+    how = how_to_choose(settings, view.statistics.learned)
+    chosen = choose_together([one.asked for one in asked], view.weights, settings.crosses, allowed, how)
+    texts, n, written, first = _texts(chosen.numbers), len(chosen.order), [], 0
+    for one, action in zip(asked, chosen.drawn, strict=True):
         last = first + len(one.shown.ids)
-        texts = Texts(action, None, order[first:last], chances[first:last], scores[first:last])
-        written.append(_written(one, view, _as_apprentice(one, texts) if view.settings.apprentice else texts))
+        order, chances, scores = chosen.order[first:last], texts[first:last], texts[n + first : n + last]
+        written.append(_written(one, view, action, order, chances, scores))
         first = last
     return written
 
 
-def _chosen(asked: Sequence[Readied], view: View) -> Chosen:
-    models = arrays_of_all(view.weights, [one.personal for one in asked])
-    how = how_to_choose(view.settings, view.statistics.learned)
-    u = [draw(one.event_id) for one in asked]
-    return choose_together([one.hashed for one in asked], models, view.settings.crosses, _allowed(asked), how, u)
-
-
-def _allowed(asked: Sequence[Readied]) -> Array:
-    if any(one.request.exclude for one in asked):
-        return np.concatenate([allowed_in(one.request) for one in asked])
-    return np.ones(sum([len(one.shown.ids) for one in asked]), dtype=bool)
-
-
-def _texts(numbers: Array) -> list[str]:
+def _texts(numbers: list[float]) -> list[str]:
     """Return each number as JSON."""
-    return encode(numbers.tolist())[1:-1].decode().split(",")
+    return encode(numbers)[1:-1].decode().split(",")
 
 
-def _as_apprentice(one: Readied, texts: Texts) -> Texts:
-    """Return the choice of the first action that is allowed."""
-    first = int(allowed_in(one.request).argmax())
-    chances = ["1.0" if k == first else "0.0" for k in range(len(texts.chances))]
-    return texts._replace(action=first, wished=texts.action, chances=chances)
+def _written(one: Readied, view: View, action: int, order: list[int], chances: list[str], scores: list[str]) -> Written:
+    wished = None
+    if view.settings.apprentice:
+        wished, action = action, int(allowed_in(one.request).argmax())
+        chances = ["1.0" if k == action else "0.0" for k in range(len(chances))]
+    body = _body(one, view, action, wished, chances, scores)
+    record = Record(view.name, RANK, one.event_id, one.request.user, body)
+    return Written(_answer(one, view.version, action, order, chances, scores), record)
 
 
-def _written(one: Readied, view: View, texts: Texts) -> Written:
-    record = Record(view.name, RANK, one.event_id, one.request.user, _body(one, view, texts))
-    return Written(_answer(one, view.version, texts), record)
-
-
-def _answer(one: Readied, version: int, texts: Texts) -> bytes:
+def _answer(one: Readied, version: int, action: int, order: list[int], chances: list[str], scores: list[str]) -> bytes:
     """Return a ``RankResult`` as JSON."""
-    ids, (action, _, order, chances, scores) = one.shown.ids, texts
-    event_id = encode(one.event_id).decode()
+    ids, event_id = one.shown.ids, encode(one.event_id).decode()
     ranking = "},{".join([f'"id":{ids[k]},"probability":{chances[k]},"score":{scores[k]}' for k in order])
     return (
         f'{{"event_id":{event_id},"action":{ids[action]},"probability":{chances[action]},'
@@ -115,9 +90,9 @@ def _answer(one: Readied, version: int, texts: Texts) -> bytes:
     ).encode()
 
 
-def _body(one: Readied, view: View, texts: Texts) -> bytes:
-    """Return a ``RankBody`` as JSON, as ``handed`` does."""
-    request, (action, wished, _, chances, scores) = one.request, texts
+def _body(one: Readied, view: View, action: int, wished: int | None, chances: list[str], scores: list[str]) -> bytes:
+    """Return a ``RankBody`` as JSON, and with it what the learner needs, as ``handed`` does."""
+    request = one.request
     exclude = encode(request.exclude).decode() if request.exclude else "[]"
     numbers = (
         f',"action":{action},"probabilities":[{",".join(chances)}],"scores":[{",".join(scores)}],'
@@ -127,7 +102,7 @@ def _body(one: Readied, view: View, texts: Texts) -> bytes:
     body = b"".join((b'{"context":', one.context, b',"actions":', one.shown.logged, numbers.encode()))
     if request.exclude:
         return body
-    row, offer = one.hashed
+    row, offer, _, _ = one.asked
     (hashes, values), weight = offer.row(action), 0.0 if action else 1 / float(chances[0])
     case = Case(request.user, row.hashes + hashes, row.values + values, len(row.hashes) // 4, weight)
     return known_body(body, Known(case, request.defer, None if wished is None else wished == action))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fedres.local_learners.adagrad import kernel
 from service.engine.settings import Settings
 from service.scoring.features import Hashed, HashedOffer, Prepared
 from service.scoring.kernels import score_kernel
-from service.scoring.model import PersonalModel, arrays
+from service.scoring.model import PersonalModel, arrays, shift_of
 
 
 class How(NamedTuple):
@@ -57,88 +58,100 @@ def _probabilities(scores: Array, allowed: Array, how: Any, out: Array) -> None:
         epsilon_greedy(within, allowed, how.amount, out)
 
 
-class Features(NamedTuple):
-    """The features of many requests, one after the other: of each its context's, then those of its actions."""
+class Asked(NamedTuple):
+    """What is asked of the models."""
 
-    hashes: Array
-    values: Array
-    n_context: Array  # int64, how many are a context's, for each request
-    n_actions: Array  # int64, for each request
-    sizes: Array  # int64, how many an action has, for each action
-    crosses: bool
-
-
-class Tables(NamedTuple):
-    """The shared weights, and the personal models of many requests, one after the other."""
-
-    weights: Array
-    shift: int
-    n_slots: Array  # int64, for each request, 0 where there is no model
-    keys: Array
-    own: Array  # one more than slots, for each request
+    context: Hashed
+    offer: HashedOffer
+    personal: PersonalModel | None
+    u: float
 
 
 class Chosen(NamedTuple):
-    """What comes of it, to be filled in."""
+    """What was chosen for many requests, one after the other."""
 
-    drawn: Array  # int64, for each request
-    order: Array  # int64, of each request's actions, the best first
-    chances: Array  # float64, for each action
-    scores: Array
-
-
-def arrays_of_all(weights: Array, personal: Sequence[PersonalModel | None]) -> Tables:
-    """Return what ``choose_together`` takes of the models: the shared weights, and the model of each request's user."""
-    found = [arrays(weights, own) for own in personal]
-    return Tables(
-        *found[0][:2],
-        np.array([keys.size for _, _, keys, _ in found], np.int64),
-        np.concatenate([keys for _, _, keys, _ in found]),
-        np.concatenate([own for _, _, _, own in found]),
-    )
+    drawn: list[int]  # for each request
+    order: list[int]  # of each request's actions, the best first
+    numbers: list[float]  # the probabilities of all actions, then their scores
 
 
-def choose_together(
-    hashed: Sequence[tuple[Hashed, HashedOffer]],
-    tables: Tables,
-    crosses: bool,
-    allowed: Array,
-    how: How,
-    u: Sequence[float],
-) -> Chosen:
-    """Return what ``choose_kernel`` finds for each of many requests, whose actions ``allowed`` has in a row."""
-    features = Features(
-        np.frombuffer(b"".join([part.hashes for parts in hashed for part in parts]), np.uint32),
-        np.frombuffer(b"".join([part.values for parts in hashed for part in parts]), np.float32),
-        np.array([len(context.hashes) // 4 for context, _ in hashed], np.int64),
-        np.array([len(offer.places) - 1 for _, offer in hashed], np.int64),
-        np.frombuffer(b"".join([offer.sizes for _, offer in hashed]), np.int64),
+ALL: Array = np.ones(0, dtype=bool)
+
+
+def choose_together(asked: Sequence[Asked], weights: Array, crosses: bool, allowed: Array, how: How) -> Chosen:
+    """Return what ``choose_kernel`` finds for each request; ``allowed`` is of all their actions, or ``ALL``.
+
+    The kernel is given few arrays, as each takes longer to hand over than to fill.
+    """
+    keys: list[bytes] = []
+    reals: list[bytes] = []
+    counts, sizes, n = array("q"), [], 0
+    for context, offer, personal, _ in asked:
+        n_actions, n_slots = len(offer.places) - 1, 0
+        keys += context.hashes, offer.hashes
+        reals += context.values, offer.values
+        if personal is not None:
+            _, _, table, own = arrays(weights, personal)
+            n_slots = table.size
+            keys.append(table.tobytes())
+            reals.append(own.tobytes())
+        counts.extend((len(context.hashes) // 4, n_actions, n_slots))
+        sizes.append(offer.sizes)
+        n += n_actions
+    places, numbers = np.empty(len(asked) + n, np.int64), np.empty(2 * n)
+    _choose_all(
+        np.frombuffer(b"".join([counts, *sizes]), np.int64),
+        np.frombuffer(b"".join(keys), np.uint32),
+        np.frombuffer(b"".join(reals), np.float32),
+        weights,
+        shift_of(weights),
         crosses,
+        allowed,
+        *how,
+        np.array([one.u for one in asked]),
+        places,
+        numbers,
     )
-    n = allowed.size
-    out = Chosen(np.empty(len(hashed), np.int64), np.empty(n, np.int64), np.empty(n), np.empty(n))
-    _choose_all(features, tables, allowed, how, np.array(u), out)
-    return out
+    found = places.tolist()
+    return Chosen(found[: len(asked)], found[len(asked) :], numbers.tolist())
 
 
 @kernel
-def _choose_all(features: Any, tables: Any, allowed: Array, how: Any, u: Array, out: Any) -> None:
-    """Do for each request what ``choose_kernel`` does for one."""
-    row = column = slot = 0
-    for k in range(u.size):
-        n_actions, n_slots = features.n_actions[k], tables.n_slots[k]
+def _choose_all(
+    counts: Array,  # for each request: its context's features, actions, slots of the table; then each action's features
+    keys: Array,  # of each request: the hashes of the context and of the actions, and the table
+    reals: Array,  # the same: values, and weights
+    weights: Array,
+    shift: int,
+    crosses: bool,
+    allowed: Array,
+    square: bool,
+    amount: float,
+    low: float,
+    high: float,
+    u: Array,
+    places: Array,
+    numbers: Array,
+) -> None:
+    """Fill in ``places``, the actions drawn and then the orders, and the ``numbers``."""
+    how, n_requests, n = How(square, amount, low, high), u.size, numbers.size // 2
+    row = key = real = 0
+    for k in range(n_requests):
+        n_actions, n_slots = counts[3 * k + 1], counts[3 * k + 2]
         starts = np.empty(n_actions + 1, np.int64)
-        starts[0] = features.n_context[k]
+        starts[0] = counts[3 * k]
         for a in range(n_actions):
-            starts[a + 1] = starts[a] + features.sizes[row + a]
-        here, mine, end = slice(row, row + n_actions), slice(column, column + starts[n_actions]), slot + n_slots
-        prepared = Prepared(features.hashes[mine], features.values[mine], starts, features.crosses)
-        models = (tables.weights, tables.shift, tables.keys[slot:end], tables.own[slot + k : end + k + 1])
-        both = np.empty((2, n_actions))
-        out.drawn[k] = choose_kernel(prepared, models, allowed[here], how, u[k], both)
-        out.scores[here], out.chances[here] = both[0], both[1]
-        _best_first(both[0], out.order[here])
-        row, column, slot = row + n_actions, column + starts[n_actions], end
+            starts[a + 1] = starts[a] + counts[3 * n_requests + row + a]
+        m = starts[n_actions]
+        prepared = Prepared(keys[key : key + m], reals[real : real + m], starts, crosses)
+        key, real, last = key + m, real + m, row + n_actions
+        own = (weights, shift, keys[key : key + n_slots], reals[real : real + n_slots + 1])
+        mine = allowed[row:last] if allowed.size else np.ones(n_actions, np.bool_)
+        out = np.empty((2, n_actions))
+        places[k] = choose_kernel(prepared, own, mine, how, u[k], out)
+        numbers[n + row : n + last], numbers[row:last] = out[0], out[1]
+        _best_first(out[0], places[n_requests + row : n_requests + last])
+        row, key, real = last, key + n_slots, real + (n_slots + 1 if n_slots else 0)
 
 
 @kernel

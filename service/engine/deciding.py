@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from service.engine.choosing import arrays_of_all, choose_kernel, choose_together, how_to_choose
+from service.engine.choosing import ALL, Asked, choose_kernel, choose_together, how_to_choose
 from service.engine.event_ids import new_event_id
 from service.engine.heads import CatalogueAction, Clients, Statistics
 from service.engine.history import History
@@ -307,5 +307,5 @@ def warm_up() -> None:
     how, u = how_to_choose(Settings(), 0), draw("")
     for own in (None, personal):
         choose_kernel(prepared, arrays(weights, own), _all(2), how, u, np.empty((2, 2)))
-    hashed = Preparer().hashed(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
-    choose_together([hashed], arrays_of_all(weights, [personal]), True, _all(2), how, [u])
+    asked = Asked(*Preparer().hashed(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")]), personal, u)
+    choose_together([asked], weights, True, ALL, how)

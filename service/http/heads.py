@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 KEPT = 1_000  # heads
 LONGEST = 4_000  # bytes of a head that is kept
 MOST_DIGITS = 15  # of a length
 
 _LENGTH = b"ength: "
+
+Kept = TypeVar("Kept")
 
 
 class Way(NamedTuple):
@@ -32,9 +34,20 @@ class Heads:
 
     def __init__(self) -> None:
         self._ways: dict[bytes, Way] = {}
+        self._found: dict[bytes, Found] = {}  # the same heads with lengths that came before
 
     def find(self, data: bytes) -> Found | None:
         """Return what ``data`` is the beginning of, if it has a whole head and that is known."""
+        end = data.find(b"\r\n\r\n")
+        head = data[: max(end, 0)]
+        found = self._found.get(head)
+        if found is None:
+            found = self._find(data)
+            if found is not None:
+                _put(self._found, head, found)
+        return found
+
+    def _find(self, data: bytes) -> Found | None:
         split = _split(data)
         if split is None:
             return None
@@ -47,9 +60,13 @@ class Heads:
         split = _split(data)
         if split is None or len(split[0]) > LONGEST or b"\r\ncontent-length: \0" not in split[0].lower():
             return
-        if len(self._ways) >= KEPT:
-            self._ways.clear()
-        self._ways[split[0]] = way
+        _put(self._ways, split[0], way)
+
+
+def _put(kept: dict[bytes, Kept], key: bytes, value: Kept) -> None:
+    if len(kept) >= KEPT:
+        kept.clear()
+    kept[key] = value
 
 
 def _split(data: bytes) -> tuple[bytes, int, int] | None:

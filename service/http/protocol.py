@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from functools import lru_cache
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -46,7 +47,8 @@ class Joined:
 
     def write_all(self, reply: bytes) -> None:
         """Send a whole reply."""
-        self.flush()
+        if self._held:
+            self.flush()
         self._send(reply)
 
     def _send(self, data: bytes) -> None:
@@ -265,11 +267,15 @@ def protocol(request_seconds: float, lane: Lane | None = None) -> type[Protocol]
 
 def _whole_reply(reply: Reply, default: list[tuple[bytes, bytes]], last: bool) -> bytes:
     """Return the reply as uvicorn writes it."""
-    headers = [*default, *reply.headers, (b"content-length", b"%d" % len(reply.body))]
-    if last:
-        headers.append((b"connection", b"close"))
+    end = b"\r\nconnection: close\r\n\r\n" if last else b"\r\n\r\n"
+    return b"%b%d%b%b" % (_beginning(reply.status, *default, *reply.headers), len(reply.body), end, reply.body)
+
+
+@lru_cache(maxsize=16)  # the date among the headers changes every second
+def _beginning(status: int, *headers: tuple[bytes, bytes]) -> bytes:
+    """Return a head up to the length."""
     lines = [b"%b: %b\r\n" % header for header in headers]
-    return b"".join([STATUS_LINE[reply.status], *lines, b"\r\n", reply.body])
+    return b"".join([STATUS_LINE[status], *lines, b"content-length: "])
 
 
 def _raw(error: ApiError) -> bytes:

@@ -237,10 +237,14 @@ def expand(prepared: Prepared, action: int) -> Example:
 
 def arrays(weights: Array, personal: PersonalModel | None) -> tuple[Array, int, Array, Array]:
     """Return what ``score_kernel`` takes of the models: shared weights, shift, personal table, personal weights."""
-    shift = 33 - (weights.size - 1).bit_length()
     if personal is None:
-        return weights, shift, _NO_KEYS, _NO_WEIGHTS
-    return weights, shift, personal._table, personal._weights
+        return weights, shift_of(weights), _NO_KEYS, _NO_WEIGHTS
+    return weights, shift_of(weights), personal._table, personal._weights
+
+
+def shift_of(weights: Array) -> int:
+    """Return by how many bits a key is shifted to say which of the shared weights is its own."""
+    return 33 - (weights.size - 1).bit_length()
 
 
 def score(prepared: Prepared, weights: Array, personal: PersonalModel | None = None) -> tuple[Array, Array]:
