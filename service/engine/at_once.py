@@ -6,8 +6,8 @@ Here no structure is made of a decision. Its numbers become text once, and that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
@@ -21,31 +21,30 @@ from service.scoring.model import PersonalModel
 from service.store import Record
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True, gc=False):
     """A decision: what goes out, once what goes into the log is there."""
 
     answer: bytes
     record: Record
 
 
-class Readied(NamedTuple):
+class Readied(Asked, frozen=True, gc=False):
     """A request with all that a decision needs."""
 
     request: RankRequest
     event_id: str
-    context: bytes
+    text: bytes  # the context as JSON
     shown: Shown
-    asked: Asked
 
 
 def readied(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Readied:
     """Return a request for ``decide_all``; what ``deciding.decide`` would refuse raises here too."""
     check_request(request)
     offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
-    shown, context = offer.shown(view), bytes(request.context) or b"{}"
+    shown, text = offer.shown(view), bytes(request.context) or b"{}"
     event_id = request.event_id or new_event_id()
-    asked = Asked(*preparer.hashed(context, shown.given), personal, draw(event_id))
-    return Readied(request, event_id, context, shown, asked)
+    context, hashed = preparer.hashed(text, shown.given)
+    return Readied(context, hashed, personal, draw(event_id), request, event_id, text, shown)
 
 
 def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
@@ -55,7 +54,7 @@ def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
     settings, excluding = view.settings, any(one.request.exclude for one in asked)
     allowed = np.concatenate([allowed_in(one.request) for one in asked]) if excluding else ALL
     how = how_to_choose(settings, view.statistics.learned)
-    chosen = choose_together([one.asked for one in asked], view.weights, settings.crosses, allowed, how)
+    chosen = choose_together(asked, view.weights, settings.crosses, allowed, how)
     texts, n, written, first = _texts(chosen.numbers), len(chosen.order), [], 0
     for one, action in zip(asked, chosen.drawn, strict=True):
         last = first + len(one.shown.ids)
@@ -99,10 +98,11 @@ def _body(one: Readied, view: View, action: int, wished: int | None, chances: li
         f'"version":{view.version},"settings":{view.settings_version},"exclude":{exclude},'
         f'"deferred":{"true" if request.defer else "false"},"wished":{"null" if wished is None else wished}}}'
     )
-    body = b"".join((b'{"context":', one.context, b',"actions":', one.shown.logged, numbers.encode()))
+    body = b"".join((b'{"context":', one.text, b',"actions":', one.shown.logged, numbers.encode()))
     if request.exclude:
         return body
-    row, offer, _, _ = one.asked
-    (hashes, values), weight = offer.row(action), 0.0 if action else 1 / float(chances[0])
-    case = Case(request.user, row.hashes + hashes, row.values + values, len(row.hashes) // 4, weight)
+    context, offer = one.context, one.offer
+    first, last = offer.places[action], offer.places[action + 1]
+    hashes, values = context.hashes + offer.hashes[first:last], context.values + offer.values[first:last]
+    case = Case(request.user, hashes, values, len(context.hashes) // 4, 0.0 if action else 1 / float(chances[0]))
     return known_body(body, Known(case, request.defer, None if wished is None else wished == action))

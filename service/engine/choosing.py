@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from bandits.exploration import epsilon_greedy, pick, squarecb
@@ -58,7 +59,7 @@ def _probabilities(scores: Array, allowed: Array, how: Any, out: Array) -> None:
         epsilon_greedy(within, allowed, how.amount, out)
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """What is asked of the models."""
 
     context: Hashed
@@ -86,7 +87,8 @@ def choose_together(asked: Sequence[Asked], weights: Array, crosses: bool, allow
     keys: list[bytes] = []
     reals: list[bytes] = []
     counts, sizes, n = array("q"), [], 0
-    for context, offer, personal, _ in asked:
+    for one in asked:
+        context, offer, personal = one.context, one.offer, one.personal
         n_actions, n_slots = len(offer.places) - 1, 0
         keys += context.hashes, offer.hashes
         reals += context.values, offer.values

@@ -63,7 +63,7 @@ class Offer(list[Action]):
         return self._shown
 
 
-class Shown(NamedTuple):
+class Shown(msgspec.Struct, frozen=True, gc=False):
     """A list of actions in the ways that decisions need it."""
 
     given: Given

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from service.engine.joining import Case
 from service.engine.records import LoggedRank, RankBody, encode
 from service.scoring.features import Prepared
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """What the learner needs of a rank record."""
 
     case: Case

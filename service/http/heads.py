@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 KEPT = 1_000  # heads
 LONGEST = 4_000  # bytes of a head that is kept
@@ -13,7 +15,7 @@ _LENGTH = b"ength: "
 Kept = TypeVar("Kept")
 
 
-class Way(NamedTuple):
+class Way(msgspec.Struct, frozen=True, gc=False):
     """What a head says."""
 
     path: str  # of the route
@@ -21,7 +23,7 @@ class Way(NamedTuple):
     authorization: bytes | None
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """A request with a known head."""
 
     way: Way

@@ -61,14 +61,14 @@ class Prepared(NamedTuple):
 _CacheKey = tuple[str | None, bytes]  # the id of an action, None for a context, and the JSON text
 
 
-class Hashed(NamedTuple):
+class Hashed(msgspec.Struct, frozen=True, gc=False):
     """The features of a context or of an action."""
 
     hashes: bytes  # native uint32
     values: bytes  # native float32
 
 
-class HashedOffer(NamedTuple):
+class HashedOffer(msgspec.Struct, frozen=True, gc=False):
     """The actions of a request, one after the other."""
 
     hashes: bytes
@@ -76,11 +76,6 @@ class HashedOffer(NamedTuple):
     sizes: bytes  # native int64, how many features each has
     places: list[int]  # of each action's first byte, and the end
     starts: Array  # int64, of each action's first feature, and the end
-
-    def row(self, action: int) -> Hashed:
-        """Return one action's features."""
-        first, last = self.places[action], self.places[action + 1]
-        return Hashed(self.hashes[first:last], self.values[first:last])
 
 
 class Given(tuple[tuple[str, bytes], ...]):
