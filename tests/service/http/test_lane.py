@@ -1,14 +1,18 @@
 """The short way of rank answers as the usual one does, and leaves to it all that is not plain."""
 
+import asyncio
 import json
 import socket
 import threading
 
 import pytest
 
+from service.app import create_app
+from service.engine import Engine
 from service.http import lane as lanes
 from service.http import protocol
-from service.http.heads import Heads, Way
+from service.http.heads import Found, Heads, Way
+from service.http.keys import Keys
 from service.http.limits import Buckets, Limits
 from service.store import StoreUnavailable
 
@@ -141,6 +145,43 @@ def test_what_breaks_a_rule_is_refused_as_usual(live, taken, body, code):
         assert talk.ask(request(body))[2]["error"]["code"] == code
         assert talk.ask(request())[0] == 200
     assert taken[-1]
+
+
+class Told:
+    """A connection that notes what it is told."""
+
+    def __init__(self):
+        self.said = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply):
+        self.said.set_result(json.loads(reply.body).get("event_id"))
+
+    def ask_again(self, data):
+        self.said.set_result(data)
+
+
+def test_of_requests_in_one_turn_only_those_that_break_a_rule_go_the_usual_way(tmp_path):
+    broken, nowhere = request(b"{"), Way("/v1/loops/{loop}/rank", "nowhere", None)
+    good = [request(with_event(b"e%d" % k)) for k in range(3)]
+
+    async def take(lane, data, way=WAY):
+        told = Told()
+        head = data.index(b"\r\n\r\n") + 4
+        assert lane.take(Found(way, head, len(data) - head), data, told)
+        return told
+
+    async def story():
+        engine, store = Engine.open(tmp_path / "store.db"), tmp_path / "store.db"
+        app = create_app(engine, keys=Keys(store), limits=Limits(requests_per_second=2.5))
+        taken = [await take(app.lane, data) for data in (good[0], broken, good[1])]
+        taken += [await take(app.lane, good[2], nowhere), await take(app.lane, good[2])]
+        said = [await told.said for told in taken]
+        later = await take(app.lane, request(with_event(b"later")))
+        said.append(await later.said)
+        await engine.close()
+        return said
+
+    assert asyncio.run(story()) == ["e0", broken, "e1", good[2], "e2", "later"]
 
 
 def test_a_head_that_is_not_plain_is_never_taken(live, taken):
