@@ -1,9 +1,9 @@
 """The short way for rank: from the bytes of a request to the store and back, with no task and nothing awaited.
 
 A request goes it if its head is known and its answer needs nothing but memory and one commit. All others, and all that
-are to be refused, go the usual way, through the gate, which then does everything anew. All that come in one turn of the
-event loop are decided together at its end, one step after the other for all, so that a step's code is in the
-processor's caches for all but the first.
+are to be refused, go the usual way, through the gate, which then does everything anew. Those that come in one turn of
+the event loop are decided together, at its end or once they are many, one step after the other for all, so that a
+step's code is in the processor's caches for all but the first.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from service.http.table import DEFAULT_LOOP, RANK, of_a_loop
 from service.store import StoreUnavailable
 
 PATHS = of_a_loop("/rank")
+AT_ONCE = 32  # requests decided together, so that the store has work while others are read
 
 
 class Connection(Protocol):
@@ -74,6 +75,8 @@ class Lane:
         key = self._key(found.way)
         if key is None or self._gate.buckets.take(key.id):
             return False
+        if len(self._taken) == AT_ONCE:
+            self._end_turn()
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._end_turn)
         self._taken.append(_Asked(self._engine, self._gate, found, key.id, data, connection))
@@ -88,14 +91,16 @@ class Lane:
         return key if key.role in RANK and key.loop in (None, way.loop) else None
 
     def _end_turn(self) -> None:
-        """Decide on all that was taken in this turn of the event loop."""
+        """Decide on all that was taken in this turn of the event loop, and not yet."""
         taken, self._taken = self._taken, []
         by_loop: dict[str, list[_Asked]] = {}
         for asked in taken:
             by_loop.setdefault(asked.way.loop, []).append(asked)
         for loop, group in by_loop.items():
-            for asked, written in zip(group, self._decided(loop, group), strict=True):
-                if written is None or not self._submit(asked, written):
+            decided = list(zip(self._decided(loop, group), group, strict=True))
+            stored = self._submit([(written, asked) for written, asked in decided if written is not None])
+            for written, asked in decided:
+                if written is None or not stored:
                     asked.give_back()
 
     def _decided(self, loop: str, group: list[_Asked]) -> Sequence[Written | None]:
@@ -112,10 +117,12 @@ class Lane:
         except Exception:
             return None
 
-    def _submit(self, asked: _Asked, written: Written) -> bool:
-        asked.answer = written.answer
+    def _submit(self, decided: Sequence[tuple[Written, _Asked]]) -> bool:
+        """Return whether the store has taken them."""
+        for written, asked in decided:
+            asked.answer = written.answer
         try:
-            self._engine.store_at_once(written, asked)
+            self._engine.store_at_once(decided)
         except Exception:
             return False
         return True

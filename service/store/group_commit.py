@@ -27,8 +27,8 @@ class Commits(Protocol):
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         """Return the future ``seq`` of the record, for the running event loop."""
 
-    def submit_for(self, waiter: Waiter, record: Record) -> None:
-        """Tell ``waiter``, whose event loop is running; all that it submits in one turn is committed together."""
+    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
+        """Hand records over now; their waiters, of the running event loop, are told what came of each."""
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
         """Return the future ``seq`` of the last of them, for the running event loop; one transaction holds them all."""
@@ -63,7 +63,6 @@ class GroupCommit:
         self._waiting: deque[tuple[Record, AnyFuture]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._waking: asyncio.AbstractEventLoop | None = None  # is about to wake the thread
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
 
@@ -83,13 +82,9 @@ class GroupCommit:
         self._enqueue((record, future))
         return future
 
-    def submit_for(self, waiter: Waiter, record: Record) -> None:
-        """Tell ``waiter``; all that its event loop submits in one turn is committed together."""
-        self._enqueue((record, waiter), wake=False)
-        loop = waiter.get_loop()
-        if self._waking is not loop:
-            self._waking = loop
-            loop.call_soon(self._wake)
+    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
+        """Hand records over; their waiters are told what came of each."""
+        self._enqueue(*entries)
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
         """Return the future ``seq`` of the last of them for the running event loop; one transaction holds them all."""
@@ -131,20 +126,14 @@ class GroupCommit:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wake(self) -> None:
-        self._waking = None
-        with self._changed:
-            self._changed.notify()
-
-    def _enqueue(self, *entries: tuple[Record, AnyFuture], wake: bool = True) -> None:
+    def _enqueue(self, *entries: tuple[Record, AnyFuture]) -> None:
         with self._changed:
             if self._closed:
                 raise StoreUnavailable("closed", "the store takes no more records")
             if len(self._waiting) + len(entries) > self._max_waiting:
                 raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
             self._waiting.extend(entries)
-            if wake:
-                self._changed.notify()
+            self._changed.notify()
 
     def _run(self) -> None:
         while batch := self._next_batch():

@@ -95,7 +95,8 @@ class Writer:
 
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.submit_for(future, record)
+        self._gather((record, future))
+        self._send_soon(future.get_loop())
         return future
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
@@ -104,9 +105,9 @@ class Writer:
         self._send_soon(together.get_loop())
         return together.answer
 
-    def submit_for(self, waiter: Waiter, record: Record) -> None:
-        self._gather((record, waiter))
-        self._send_soon(waiter.get_loop())
+    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
+        self._gather(*entries)
+        self._send_for(asyncio.get_running_loop())
 
     def _send_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._waking is not loop:
@@ -156,7 +157,7 @@ class Writer:
         self._gathered.extend(entries)  # at once, whatever other threads do
 
     def _send_for(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._waking = None
+        self._waking = None  # if it comes too, it finds nothing
         with self._turn:
             self._send_gathered()
             self._watch(loop)

@@ -192,13 +192,12 @@ class Told:
     set_exception = set_result
 
 
-def test_what_an_event_loop_submits_in_one_turn_is_committed_together_and_all_are_told(log, caplog):
+def test_what_an_event_loop_hands_over_at_once_is_committed_together_and_all_are_told(log, caplog):
     held, heard, loop = HeldLog(log), {}, asyncio.new_event_loop()
     held.go.set()
 
     def submit():
-        for n in range(5):
-            commits.submit_for(Told(loop, heard, 5), rank(f"e{n}"))
+        commits.submit_all([(rank(f"e{n}"), Told(loop, heard, 5)) for n in range(5)])
 
     with GroupCommit(held) as commits:
         loop.call_soon(submit)
