@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import select
 import socket
 import struct
 import sys
@@ -20,6 +21,7 @@ from service.store.log import Duplicate, Entry, Log, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 
 AT_ONCE = 1 << 20  # bytes read at once
+MOVE_AFTER = 1 << 22  # bytes of records, in a moment when nobody waits; SQLite itself does not wait for ever
 
 
 class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
@@ -117,6 +119,7 @@ class Writing:
         self._connect = connect
         self._log: Log | None = None
         self._time = 0
+        self._unmoved = 0  # bytes of records, in the write-ahead log alone
 
     def carry_out(self, orders: Sequence[Order]) -> list[Report]:
         """Return what came of each; appends that follow each other are one transaction."""
@@ -130,6 +133,17 @@ class Writing:
             gathered = []
             reports.append(self._change(order))
         return reports + self._append(gathered)
+
+    @property
+    def has_much_to_move(self) -> bool:
+        """Whether it is time to ``move``."""
+        return self._unmoved >= MOVE_AFTER
+
+    def move(self) -> None:
+        """Move what was written to the database file."""
+        self._unmoved = 0
+        with contextlib.suppress(StoreUnavailable):  # the next record says so too
+            self._opened(self._time).checkpoint()
 
     def _append(self, orders: Sequence[Append]) -> list[Report]:
         if not orders:
@@ -160,6 +174,7 @@ class Writing:
 
     def _note(self, entries: list[Entry]) -> None:
         self._time = entries[-1].time if entries else self._time
+        self._unmoved += sum([len(entry.body) for entry in entries])
 
 
 def _shown(outcome: int | Refused) -> int | tuple[str, int]:
@@ -194,3 +209,9 @@ def work(asking: socket.socket, frames: Frames, waiting: list[bytes], writing: W
         reports = writing.carry_out([_order(frame) for frame in waiting])
         asking.sendall(b"".join([framed(report) for report in reports]))
         waiting, data = [], b""
+        if writing.has_much_to_move and not _is_asked(asking):
+            writing.move()
+
+
+def _is_asked(asking: socket.socket) -> bool:
+    return bool(select.select([asking], [], [], 0)[0])

@@ -25,7 +25,8 @@ def pragmas(service, during, after):
 def file_size(service, most):
     """Let the system refuse the server, and the process that writes for it, to write beyond a size."""
     server = service.server.pid
-    both = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
+    children = [file.read_text() for file in Path(f"/proc/{server}/task").glob("*/children")]  # each of a thread
+    both = [server, *map(int, " ".join(children).split())]
     _, hard = resource.prlimit(server, resource.RLIMIT_FSIZE)
     for pid in both:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))

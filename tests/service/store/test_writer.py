@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from service.store import Duplicate, Lease, Log, Record, Refused, StoreUnavailable, Writer, sqlite_file, writer
-from service.store.writing import Append, Done, Erase, Failed, Frames, Stored, Writing, framed
+from service.store.writing import MOVE_AFTER, Append, Done, Erase, Failed, Frames, Stored, Writing, framed
 
 SOON = 30  # seconds after which an answer is not waited for any more
 
@@ -240,6 +240,16 @@ def test_appends_that_come_together_are_one_transaction_and_are_answered_each(fi
     assert first == [Stored(2, [1, 2]), Stored(2, [(first[1].outcomes[0][0], 1), 3])]
     assert len(begun) == 2  # the tables, and these
     assert writing.carry_out([Erase(3, "shop", "ann", [], 0), Append(3, [])]) == [Done(0), Stored(3, [])]
+
+
+def test_what_was_written_is_moved_to_the_file_when_there_is_much_of_it(file):
+    writing = Writing(sqlite_file(file))
+    writing.carry_out([Append(0, [rank("a", b"moved" * (MOVE_AFTER // 5 + 1))])])
+    assert writing.has_much_to_move
+    assert b"movedmoved" not in file.read_bytes()
+    writing.move()
+    assert not writing.has_much_to_move
+    assert b"movedmoved" in file.read_bytes()
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again_with_the_next_order(tmp_path):
