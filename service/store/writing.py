@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -21,7 +22,9 @@ from service.store.log import Duplicate, Entry, Log, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 
 AT_ONCE = 1 << 20  # bytes read at once
-MOVE_AFTER = 1 << 22  # bytes of records, in a moment when nobody waits; SQLite itself does not wait for ever
+MOVE_AFTER = 1 << 20  # bytes of records, after which they are moved to the database file when nobody waits
+MOVE_ANYWAY = 1 << 22  # bytes after which nobody is waited for
+MOVE_SHARE = 0.1  # of the time, at most, goes into that; SQLite itself moves after 64 MB
 
 
 class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
@@ -120,6 +123,7 @@ class Writing:
         self._log: Log | None = None
         self._time = 0
         self._unmoved = 0  # bytes of records, in the write-ahead log alone
+        self._move_at = 0.0  # not before
 
     def carry_out(self, orders: Sequence[Order]) -> list[Report]:
         """Return what came of each; appends that follow each other are one transaction."""
@@ -134,16 +138,19 @@ class Writing:
             reports.append(self._change(order))
         return reports + self._append(gathered)
 
-    @property
-    def has_much_to_move(self) -> bool:
-        """Whether it is time to ``move``."""
-        return self._unmoved >= MOVE_AFTER
+    def should_move(self, is_asked: Callable[[], bool]) -> bool:
+        """Return whether to ``move`` now: little at a time, so that nobody is held up for long, and not always."""
+        if self._unmoved < MOVE_AFTER or time.monotonic() < self._move_at:
+            return False
+        return self._unmoved >= MOVE_ANYWAY or not is_asked()
 
     def move(self) -> None:
         """Move what was written to the database file."""
-        self._unmoved = 0
+        began, self._unmoved = time.monotonic(), 0
         with contextlib.suppress(StoreUnavailable):  # the next record says so too
             self._opened(self._time).checkpoint()
+        ended = time.monotonic()
+        self._move_at = ended + (ended - began) / MOVE_SHARE
 
     def _append(self, orders: Sequence[Append]) -> list[Report]:
         if not orders:
@@ -209,7 +216,7 @@ def work(asking: socket.socket, frames: Frames, waiting: list[bytes], writing: W
         reports = writing.carry_out([_order(frame) for frame in waiting])
         asking.sendall(b"".join([framed(report) for report in reports]))
         waiting, data = [], b""
-        if writing.has_much_to_move and not _is_asked(asking):
+        if writing.should_move(lambda: _is_asked(asking)):
             writing.move()
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from service.store import Duplicate, Lease, Log, Record, Refused, StoreUnavailable, Writer, sqlite_file, writer
-from service.store.writing import MOVE_AFTER, Append, Done, Erase, Failed, Frames, Stored, Writing, framed
+from service.store.writing import MOVE_AFTER, MOVE_ANYWAY, Append, Done, Erase, Failed, Frames, Stored, Writing, framed
 
 SOON = 30  # seconds after which an answer is not waited for any more
 
@@ -242,14 +242,23 @@ def test_appends_that_come_together_are_one_transaction_and_are_answered_each(fi
     assert writing.carry_out([Erase(3, "shop", "ann", [], 0), Append(3, [])]) == [Done(0), Stored(3, [])]
 
 
-def test_what_was_written_is_moved_to_the_file_when_there_is_much_of_it(file):
+def test_what_was_written_is_moved_to_the_file_when_there_is_much_of_it_and_nobody_waits(file):
     writing = Writing(sqlite_file(file))
-    writing.carry_out([Append(0, [rank("a", b"moved" * (MOVE_AFTER // 5 + 1))])])
-    assert writing.has_much_to_move
+    writing.carry_out([Append(0, [rank("a", b"moved" * (MOVE_AFTER // 5))])])
+    assert not writing.should_move(lambda: False)
+    writing.carry_out([Append(0, [rank("b", b"moved")])])
+    assert not writing.should_move(lambda: True)
+    assert writing.should_move(lambda: False)
     assert b"movedmoved" not in file.read_bytes()
     writing.move()
-    assert not writing.has_much_to_move
     assert b"movedmoved" in file.read_bytes()
+    assert not writing.should_move(lambda: False)
+
+
+def test_very_much_is_moved_whoever_waits(file):
+    writing = Writing(sqlite_file(file))
+    writing.carry_out([Append(0, [rank("a", b"a" * MOVE_ANYWAY)])])
+    assert writing.should_move(lambda: True)
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again_with_the_next_order(tmp_path):
