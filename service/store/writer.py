@@ -27,7 +27,6 @@ from service.store.log import Duplicate, Entry, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
 from service.store.writing import (
-    AT_ONCE,
     Append,
     Change,
     Checkpoint,
@@ -42,8 +41,9 @@ from service.store.writing import (
 )
 
 BUFFER = 1 << 22  # bytes that may be on their way
+SAID_AT_ONCE = 1 << 16  # bytes read at once
 REST = 1.0  # seconds between two starts of the process
-PAUSE = 0.01  # seconds after which a waiting thread looks whether another one has read its answer
+PAUSE = 10  # milliseconds after which a waiting thread looks whether another one has read its answer
 
 _read = msgspec.msgpack.Decoder(Report).decode
 
@@ -80,7 +80,7 @@ class Writer:
         self._gathered: deque[tuple[Record, AnyFuture]] = deque()
         self._sent: deque[Batch] = deque()
         self._n_sent = 0  # records in them
-        self._unsent = bytearray()
+        self._unsent: deque[memoryview] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # watches the socket
         self._waking: asyncio.AbstractEventLoop | None = None  # is about to send
         self._closed = False
@@ -192,20 +192,23 @@ class Writer:
             except UnicodeEncodeError as error:
                 answer([future], [Refused(f"a record must be valid Unicode: {error}")])
 
-    def _send(self, frame: bytes, batch: Batch) -> None:
+    def _send(self, frame: bytearray, batch: Batch) -> None:
         if self._process is None and not self._start():
             answer(batch.futures, [_gone() for _ in batch.futures])
             return
         self._sent.append(batch)
         self._n_sent += len(batch.records)
-        self._unsent += frame
+        self._unsent.append(memoryview(frame))
         self._push()
 
     def _push(self) -> None:
         """Send what the socket takes now; the event loop that watches, or the thread that waits, sends the rest."""
         try:
             while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
+                n_sent = self._socket.send(self._unsent[0])
+                self._unsent[0] = self._unsent[0][n_sent:]
+                if not self._unsent[0]:
+                    self._unsent.popleft()
         except BlockingIOError:
             if self._loop is not None and self._loop is asyncio._get_running_loop():
                 self._loop.add_writer(self._socket, self._when_writable)
@@ -228,7 +231,7 @@ class Writer:
         if self._process is None:
             return []
         try:
-            data = self._socket.recv(AT_ONCE)
+            data = self._socket.recv(SAID_AT_ONCE)
         except BlockingIOError:
             return []
         except OSError:
@@ -263,16 +266,13 @@ class Writer:
         here, there = socket.socketpair()
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         here.setblocking(False)
-        command = [sys.executable, "-c", "from service.store.writing import main; main()"]
         with there:
-            self._process = subprocess.Popen(
-                command,
-                stdin=there.fileno(),
-                stdout=subprocess.DEVNULL,
-                pass_fds=self._files,
-                start_new_session=True,  # a Ctrl-C is for the one who asks
-            )
-        self._socket, self._frames, self._unsent = here, Frames(), bytearray(self._hello)
+            try:
+                self._process = _started(there, self._files)
+            except OSError:  # no memory, too many processes
+                here.close()
+                return False
+        self._socket, self._frames, self._unsent = here, Frames(), deque([memoryview(self._hello)])
         self._push()
         return True
 
@@ -304,6 +304,16 @@ class Writer:
 Told = tuple[Sequence[AnyFuture], Sequence[Outcome]]
 
 
+def _started(there: socket.socket, files: Sequence[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from service.store.writing import main; main()"],
+        stdin=there.fileno(),
+        stdout=subprocess.DEVNULL,
+        pass_fds=files,
+        start_new_session=True,  # a Ctrl-C is for the one who asks
+    )
+
+
 def _tell(told: Sequence[Told]) -> None:
     for futures, outcomes in told:
         answer(futures, outcomes)
@@ -311,8 +321,10 @@ def _tell(told: Sequence[Told]) -> None:
 
 def _await(sock: socket.socket, writing: bool) -> None:
     """Return when the socket has something to say, or after a while."""
+    poll = select.poll()
     with contextlib.suppress(OSError, ValueError):  # closed by another thread
-        select.select([sock], [sock] if writing else [], [], PAUSE)
+        poll.register(sock, select.POLLIN | (select.POLLOUT if writing else 0))
+        poll.poll(PAUSE)
 
 
 def _unwatched(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:

@@ -24,7 +24,7 @@ from service.store.opening import Connection, StoreUnavailable
 AT_ONCE = 1 << 20  # bytes read at once
 MOVE_AFTER = 1 << 20  # bytes of records, after which they are moved to the database file when nobody waits
 MOVE_ANYWAY = 1 << 22  # bytes after which nobody is waited for
-MOVE_SHARE = 0.1  # of the time, at most, goes into that; SQLite itself moves after 64 MB
+MOVE_SHARE = 0.25  # of the time, at most, goes into that; SQLite itself moves after 64 MB
 
 
 class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
@@ -82,16 +82,19 @@ Report: TypeAlias = Stored | Done | Failed
 
 _length = struct.Struct("<I")
 _order = msgspec.msgpack.Decoder(Order).decode
-_encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
 
 
-def framed(message: Order | Report) -> bytes:
+def framed(message: Order | Report) -> bytearray:
     """Return the message as it travels: its length comes first."""
-    return with_length(_encode(message))
+    frame = bytearray(_length.size)
+    _encode_into(message, frame, _length.size)
+    _length.pack_into(frame, 0, len(frame) - _length.size)
+    return frame
 
 
-def with_length(body: bytes) -> bytes:
-    return _length.pack(len(body)) + body
+def with_length(body: bytes) -> bytearray:
+    return bytearray(_length.pack(len(body)) + body)
 
 
 class Frames:
