@@ -17,6 +17,8 @@ from fedres.global_learners.base import Server, Setting, body_of
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import needs_squared_loss
 from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, step
+from fedres.local_learners.evidence import Evidence
+from fedres.local_learners.paced import PRIOR
 from fedres.messages import Down, Triplet, Up
 
 
@@ -24,14 +26,18 @@ from fedres.messages import Down, Triplet, Up
 class FedResAdaGrad(Setting):
     """A step of AdaGrad for each residual, at the newest shared model and the local prediction that was sent.
 
-    Weights are 32-bit floats and joint predictions are clamped to the labels seen, as Vowpal Wabbit has it.
+    Weights are 32-bit floats and joint predictions are clamped to the labels seen, as Vowpal Wabbit has it. With
+    ``slower`` there is a second model whose steps are that many times smaller, and the weights that clients get lie
+    between the two, as ``Paced`` has it: labels that are noise to single clients are noise to the shared model too.
     """
 
     learning_rate: float = 1.0  # η
+    slower: float = 1.0  # 1: no second model
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("learning_rate", self.learning_rate)
+        checks.positive("slower", self.slower)
         needs_squared_loss("fedres-adagrad", self.model, self.loss)
 
     def client(self, who: npt.ArrayLike | None = None) -> TripletClient:
@@ -48,6 +54,8 @@ class FedResAdaGradServer(Server):
         dim = learner.model.dim
         self.state: Array = np.zeros(4 + 2 * dim, dtype=np.float32)
         self.state[2 : 2 + dim] = self.weights
+        self.slow = self.state.copy() if learner.slower != 1 else None
+        self.evidence = Evidence()
         self.positions = np.arange(dim)
         self.heard = False
 
@@ -57,23 +65,40 @@ class FedResAdaGradServer(Server):
         importance = self.learner.importance(up.who)
         for x, part, label, weight in zip(body.features, body.local_prediction, body.label, importance, strict=True):
             if weight > 0:
-                learn(self.state, self.positions, 0, x, label, part, weight, self.learner.learning_rate)
+                self._learn(x, label, part, weight)
         self.heard = True
+
+    def _learn(self, x: Array, label: float, part: float, weight: float) -> None:
+        rate = self.learner.learning_rate
+        quick = learn(self.state, self.positions, 0, x, label, part, weight, rate)
+        if self.slow is not None:
+            slow = learn(self.slow, self.positions, 0, x, label, part, weight, rate / self.learner.slower)
+            self.evidence.add(label - slow, quick - slow)
 
     def step(self, t: int) -> Down | None:
         if not self.heard:
             return None
         self.heard = False
-        return self.publish(self.state[2 : 2 + self.weights.size].astype(np.float64))
+        return self.publish(self._weights())
+
+    def _weights(self) -> Array:
+        """Return the weights that clients get."""
+        here = slice(2, 2 + self.weights.size)
+        quick = self.state[here].astype(np.float64)
+        if self.slow is None:
+            return quick
+        share = self.evidence.ratio(PRIOR, PRIOR)
+        return share * quick + (1 - share) * self.slow[here].astype(np.float64)
 
 
 @bare_kernel
 def learn(
     state: Array, indices: Array, shift: int, values: Array, label: Real, offset: Real, weight: Real, rate: Real
-) -> None:
-    """Take the step of one residual, in a model without a constant."""
+) -> Real:
+    """Take the step of one residual, in a model without a constant; return the joint prediction before it."""
     see(state, label)
     none = np.float32(0)
     prediction = clamp(state, joint(state, indices, shift, values, none, offset))
     error = (np.float32(label) - prediction) * np.float32(weight)
     step(state, indices, shift, values, none, error, rate)
+    return prediction

@@ -8,7 +8,7 @@ from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.protocol import Features
 from fedres.local_learners.trusted import RangedLearner
 
-PRIOR = 1.0  # evidence for the quick one that every pair starts with
+PRIOR = 0.1  # evidence for the quick one that every pair starts with
 
 
 class Paced:

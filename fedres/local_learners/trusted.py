@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.protocol import Features, LocalLearner
@@ -59,6 +59,12 @@ class Trusted:
 
     def see(self, label: float) -> None:
         self.learner.see(label)
+
+    def close(self) -> None:
+        """Free what the learner holds outside Python, as VW's does."""
+        close: Any = getattr(self.learner, "close", None)
+        if close is not None:
+            close()
 
     def _clamp(self, prediction: float) -> float:
         low, high = self.learner.label_range

@@ -285,6 +285,7 @@ def test_bad_step_sizes_are_refused(name, step_size):
         ("fedres-erm", {"local_dim": 0}, "local_dim must be an integer of at least 1, got 0"),
         ("fedres-erm", {"loss": "logistic"}, "loss must be squared and model linear for fedres-erm"),
         ("fedres-adagrad", {"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0"),
+        ("fedres-adagrad", {"slower": 0.0}, "slower must be positive and finite, got 0"),
         ("fedres-adagrad", {"loss": "logistic"}, "loss must be squared and model linear for fedres-adagrad"),
         ("fictitious-play", {"ridge": 0.0}, "ridge must be positive and finite, got 0"),
         ("fictitious-play", {"ridge": None}, "ridge must be positive and finite, got None"),

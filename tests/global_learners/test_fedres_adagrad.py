@@ -5,6 +5,7 @@ import pytest
 
 from fedres import LinearLearner, global_learner
 from fedres.federation import Example, delayed_sites
+from fedres.local_learners.paced import PRIOR
 from fedres.messages import Triplet, Up
 
 
@@ -78,3 +79,37 @@ def test_delay_is_no_trouble(stream, run):
     rounds = run(global_learner("fedres-adagrad", dim=3, n_clients=4), examples, delayed_sites(4, 10, 10))[0]
     losses = np.array([r.loss.mean() for r in rounds])
     assert losses[-50:].mean() < 0.01 * losses[:20].mean()
+
+
+def heard(label_of, n, slower=15.0, seed=0):
+    """Return a server of two paces after n residuals, with labels in [0, 1]."""
+    rng = np.random.default_rng(seed)
+    server = global_learner("fedres-adagrad", dim=3, learning_rate=1.0, slower=slower).server()
+    for t in range(1, n + 1):
+        x = rng.normal(size=3)
+        server.receive(triplet(t, x, 0.5, label_of(rng, x)))
+        server.step(t)
+    return server
+
+
+def test_with_two_paces_clients_get_weights_between_those_of_two_servers():
+    rng = np.random.default_rng(2)
+    both = global_learner("fedres-adagrad", dim=3, learning_rate=0.5, slower=10.0).server()
+    quick, slow = (global_learner("fedres-adagrad", dim=3, learning_rate=rate).server() for rate in (0.5, 0.05))
+    shares = []
+    for t in range(1, 80):
+        up = triplet(t, rng.normal(size=3), 0.2 * rng.random(), rng.random())
+        for server in (both, quick, slow):
+            server.receive(up)
+            server.step(t)
+        shares.append(both.evidence.ratio(PRIOR, PRIOR))
+        between = shares[-1] * quick.weights + (1 - shares[-1]) * slow.weights
+        assert both.weights == pytest.approx(between, abs=1e-9)
+    assert min(shares) < 0.5 < max(shares)
+
+
+def test_noise_leaves_the_weights_to_the_slow_pace_and_rules_to_the_quick_one():
+    noisy = heard(lambda rng, x: float(rng.random() < 0.5 + 0.1 * np.tanh(x[0])), 1000)
+    clear = heard(lambda rng, x: float(x[0] > 0.5 * x[1]), 1000)
+    assert noisy.evidence.ratio(PRIOR, PRIOR) < 0.2
+    assert clear.evidence.ratio(PRIOR, PRIOR) > 0.5

@@ -95,3 +95,11 @@ def test_vowpal_wabbit_can_be_trusted_as_its_twin():
             two.learn(x, label, offset)
         assert one.label_range == two.label_range
         assert one.trust == pytest.approx(two.trust, abs=1e-12)
+
+
+def test_a_workspace_is_closed_with_what_trusts_it():
+    vw = VWLearner(bits=10)
+    for trusted in (Trusted(vw), Trusted(LinearLearner(1))):
+        trusted.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        vw.score(np.ones(1))
