@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
-from bandits.models.adagrad import learn_alone, learn_residual, predict, shared_part
+from bandits.models.adagrad import (
+    SEEN,
+    average,
+    centre,
+    learn_residual,
+    learn_shared,
+    offset_of,
+    personal_step,
+    predict,
+)
 from bandits.models.choose import default_rates
 from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
@@ -16,7 +25,6 @@ from bandits.policies import LinUCB, Policy
 from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.fedres_adagrad import learn as learn_shared
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 Group = tuple[Any, ...]  # what belongs together, unpacked on the first lines of a kernel
@@ -104,11 +112,12 @@ class _AdaGrad(_Player):
         first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
         self.rates = rates or default_rates(first[0], first[1])
         dims = [layout.dim(stream.n_actions) for layout in self.layouts]
-        model = AdaGradModel(scheme, dims[0], dims[1], self.rates)
+        model = AdaGradModel(scheme, (dims[0], dims[1]), stream.private.stride, self.rates)
         self.shared = model.shared
         self.personal = np.tile(model.newcomer[: model.own], (stream.n_clients, 1))
         self.slow = self.personal.copy()
-        self.evidence = np.zeros((stream.n_clients, 5))
+        self.seen = np.empty((stream.n_clients, *chunk.private.shape[2:]), dtype=np.float32)
+        self.kept = np.zeros((stream.n_clients, SEEN + stream.private.stride))
         self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
 
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
@@ -117,14 +126,14 @@ class _AdaGrad(_Player):
         (_, g_stride), (_, l_stride) = self.layouts
         _play_adagrad(
             t,
-            (self.shared, self.personal, self.slow, self.evidence, self.ring),
+            (self.shared, self.personal, self.slow, self.kept, self.seen, self.ring),
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
             (*self.code, self.seed),
             self.rates,
             (action, probability),
-            (np.ones(self.n_actions, dtype=np.bool_), *np.empty((3, self.n_actions))),
+            (np.ones(self.n_actions, dtype=np.bool_), *np.empty((2, self.n_actions)), np.empty(2 * self.n_actions)),
         )
         return action, probability
 
@@ -142,10 +151,10 @@ def _play_adagrad(
     room: Group,
 ) -> None:
     """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features)."""
-    shared, personal, slow, evidence, ring = models
+    shared, personal, slow, kept, seen, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
     (code, setting, seed), (chosen, probability) = policy, outputs
-    allowed, scores, probabilities, parts = room
+    allowed, scores, probabilities, free = room
     n_rounds, n_clients, _ = rewards.shape
     use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
     g_row, l_row = g_indices[0], l_indices[0]
@@ -153,13 +162,16 @@ def _play_adagrad(
         n = t0 + r + 1
         learns = code != EXPLORE_EVERY or n % setting == 0
         for p in range(n_clients):
-            mine, its, x, z = personal[p], evidence[p], g_values[r, p], l_values[r, p]
-            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
+            mine, its, x, z = personal[p], kept[p], g_values[r, p], seen[p]
+            if use_personal:
+                for k in range(len(z)):
+                    centre(its, l_values[r, p, k], z[k])
+            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, free)
             a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
             chosen[r, p], probability[r, p] = a, probabilities[a]
             if learns and not use_shared:  # nobody else is concerned
-                row, reward = z[min(a, len(z) - 1)], rewards[r, p, a]
-                learn_alone(mine, l_row, a * l_stride, row, reward, rates[1])
+                personal_step(mine, l_row, a * l_stride, z[min(a, len(z) - 1)], scores[a], rewards[r, p, a], rates[1])
+                average(its, l_values[r, p, 0])
         if not use_shared:
             continue
         sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
@@ -170,16 +182,17 @@ def _play_adagrad(
             a, part = chosen[r, p], 0.0
             reward, x = rewards[r, p, a], g_values[r, p, min(a, g_values.shape[2] - 1)]
             if use_personal:
-                mine, its, z = personal[p], evidence[p], l_values[r, p, min(a, l_values.shape[2] - 1)]
-                offset, shift = shared_part(shared, g_row, a * g_stride, x), a * l_stride
+                mine, its, z = personal[p], kept[p], seen[p, min(a, seen.shape[1] - 1)]
+                offset, shift = offset_of(shared, g_row, a * g_stride, x), a * l_stride
                 part = learn_residual(mine, slow[p], its, l_row, shift, z, reward, offset, rates[1])
+                average(its, l_values[r, p, 0])
             sent[p, 1], sent[p, 2], sent[p, 3] = part, reward, a * g_stride
             for k in range(x.size):
                 sent[p, 4 + k] = x[k]
         for p in range(n_clients):
             if due[p, 0]:
                 shift = int(due[p, 3])
-                learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], 1.0, rates[0])
+                learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], rates[0], use_personal)
 
 
 class _LeastSquares(_Player):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedres.checks import Array
+from fedres.global_learners.fedres_adagrad import learn as learn_uploaded
 from fedres.local_learners.adagrad import Real, at, bare_kernel, clamp, dim_of, joint, kernel, multiply_add, see, step
 from fedres.local_learners.evidence import FORGET, RECENT
 from fedres.local_learners.paced import PRIOR
@@ -16,7 +17,11 @@ from fedres.local_learners.trusted import DOUBT
 
 _ONE = np.float32(1)
 
-SLOWER = 30.0  # how many times slower the slow half of a personal model learns
+SLOWER = 15.0  # how many times slower the slow half of a model learns
+
+SEEN = 5  # what a client keeps: the sums and the n of ``Trusted`` and ``Paced``, then the mean of its contexts
+
+WEIGHED = 6  # places of 32 bits at the end of a shared model of two paces: the sums and the n of their evidence
 
 Five = tuple[float, float, float, float, float]
 
@@ -44,6 +49,12 @@ def five_shared_parts(weights: Array, shift: int, stride: int, values: Array) ->
     return a, b, c, d, e
 
 
+@kernel
+def _or_0(total: Real) -> Real:
+    """Return 0 instead of what is no number, as ``joint`` does."""
+    return total if total == total else np.float32(0)
+
+
 @bare_kernel
 def five_personal_parts(state: Array, shift: int, stride: int, values: Array) -> Five:
     """Return the local part for five arms on one context, in 32 bits as ``joint`` has it."""
@@ -56,22 +67,58 @@ def five_personal_parts(state: Array, shift: int, stride: int, values: Array) ->
             c = multiply_add(state[at(place + 2 * stride)], x, c)
             d = multiply_add(state[at(place + 3 * stride)], x, d)
             e = multiply_add(state[at(place + 4 * stride)], x, e)
-    constant = state[2 + dim_of(state)]
-    return a + constant, b + constant, c + constant, d + constant, e + constant
+    constant = state[at(2 + dim_of(state))]
+    return _or_0(a + constant), _or_0(b + constant), _or_0(c + constant), _or_0(d + constant), _or_0(e + constant)
 
 
 @kernel
-def trust(evidence: Array) -> float:
-    """Return how much a personal model counts; ``evidence`` is what ``Trusted`` and ``Paced`` keep, and their n."""
-    worth: float = min(max(evidence[0] / (evidence[1] + DOUBT), 0.0), 1.0)
+def trust(explained: float, squares: float) -> float:
+    """Return how much the slow half of a personal model counts, by the sums that ``Trusted`` keeps."""
+    worth: float = min(max(explained / (squares + DOUBT), 0.0), 1.0)
     return worth
 
 
 @kernel
-def share(evidence: Array) -> float:
-    """Return how much of a personal model is its quick half."""
-    quick: float = min(max((evidence[2] + PRIOR) / (evidence[3] + PRIOR), 0.0), 1.0)
+def share(explained: float, squares: float) -> float:
+    """Return how much of a model is its quick half, by the sums that ``Paced`` keeps."""
+    quick: float = min(max((explained + PRIOR) / (squares + PRIOR), 0.0), 1.0)
     return quick
+
+
+@bare_kernel
+def paces(shared: Array) -> tuple[Array, Array, Array]:
+    """Return the quick and the slow half of a shared model, and their evidence."""
+    half = (shared.size - WEIGHED) // 2
+    return shared[:half], shared[half : 2 * half], shared[2 * half :].view(np.float64)
+
+
+@bare_kernel
+def offset_of(shared: Array, indices: Array, shift: int, values: Array) -> float:
+    """Return the global part of a prediction, from a shared model of two paces."""
+    quick, slow, weighed = paces(shared)
+    one = two = 0.0
+    for k in range(values.size):
+        place = at(2 + shift + indices[k])
+        one += quick[place] * values[k]
+        two += slow[place] * values[k]
+    much = share(weighed[0], weighed[1])
+    return much * one + (1 - much) * two
+
+
+@bare_kernel
+def centre(kept: Array, values: Array, out: Array) -> None:
+    """Write features as a personal model sees them: a context less the mean of those before, rows as they are."""
+    for k in range(values.size):
+        out[k] = values[k] - kept[at(SEEN + k)] if kept.size > SEEN else values[k]
+
+
+@bare_kernel
+def average(kept: Array, values: Array) -> None:
+    """Count a context, and let the mean take it in: all but its constant, which comes last."""
+    kept[4] += 1
+    mean, weight = kept[SEEN:], 1 / kept[4]
+    for k in range(mean.size - 1):
+        mean[k] += (values[k] - mean[k]) * weight
 
 
 @bare_kernel
@@ -109,7 +156,7 @@ def predict(
     shared: Array,
     personal: Array,
     slow: Array,
-    evidence: Array,
+    kept: Array,
     g_indices: Array,
     g_values: Array,
     g_stride: int,
@@ -117,39 +164,31 @@ def predict(
     l_values: Array,
     l_stride: int,
     out: Array,
-    parts: Array,
+    room: Array,
 ) -> None:
     """Write the joint predictions of all actions, clamped to [0, 1]; a model of no features adds nothing.
 
-    Personal models beside a shared one are quick (``personal``) and ``slow``; alone, there is nothing slow. ``parts``
-    is room for as many numbers as ``out``.
+    Where there are both, a shared model and a personal one, either has a quick and a slow half. A client keeps a
+    personal model and ``kept``: see ``SEEN``. ``room`` is for twice as many numbers as ``out``.
     """
     if personal.size > 4:
         _personal_parts(personal, l_indices, l_values, l_stride, out)
     if personal.size > 4 and shared.size > 4:
-        worth, quick = trust(evidence), share(evidence)
+        parts, more = room[: out.size], room[out.size : 2 * out.size]
         _personal_parts(slow, l_indices, l_values, l_stride, parts)
+        worth, much = trust(kept[0], kept[1]), share(kept[2], kept[3])
         for a in range(out.size):
-            out[a] = worth * (quick * out[a] + (1 - quick) * parts[a])
-        _shared_parts(shared, g_indices, g_values, g_stride, parts)
+            out[a] = much * out[a] + (1 - much) * (worth * parts[a])
+        common, patient, weighed = paces(shared)
+        _shared_parts(common, g_indices, g_values, g_stride, parts)
+        _shared_parts(patient, g_indices, g_values, g_stride, more)
+        much = share(weighed[0], weighed[1])
         for a in range(out.size):
-            out[a] = parts[a] + out[a]
+            out[a] = much * parts[a] + (1 - much) * more[a] + out[a]
     elif shared.size > 4:
         _shared_parts(shared, g_indices, g_values, g_stride, out)
     for a in range(out.size):
         out[a] = min(max(out[a], 0.0), 1.0)
-
-
-@bare_kernel
-def personal_step(
-    state: Array, indices: Array, shift: int, values: Array, part: float, label: float, offset: float, rate: Real
-) -> None:
-    """Take the step of a model whose local part is ``part``."""
-    see(state, label)
-    prediction = clamp(state, np.float32(part))
-    if offset != 0:
-        prediction = clamp(state, joint(state, indices, shift, values, _ONE, np.float32(offset)))
-    step(state, indices, shift, values, _ONE, np.float32(label) - prediction, rate)
 
 
 @bare_kernel
@@ -159,17 +198,37 @@ def personal_part(state: Array, indices: Array, shift: int, values: Array) -> fl
 
 
 @bare_kernel
-def learn_alone(personal: Array, indices: Array, shift: int, values: Array, label: float, rate: Real) -> None:
-    """Take the step of a model beside which there is no other."""
-    part = personal_part(personal, indices, shift, values)
-    personal_step(personal, indices, shift, values, part, label, 0.0, rate)
+def personal_step(
+    state: Array, indices: Array, shift: int, values: Array, prediction: float, label: float, rate: Real
+) -> None:
+    """Take the step of a model whose joint prediction, clamped or not, is ``prediction``."""
+    see(state, label)
+    error = np.float32(label) - clamp(state, np.float32(prediction))
+    step(state, indices, shift, values, _ONE, error, rate)
+
+
+@bare_kernel
+def four_joints(
+    quick: Array, slow: Array, indices: Array, shift: int, values: Array, offset: float
+) -> tuple[Real, Real, Real, Real]:
+    """Return ``joint`` of both models without the offset and with it, side by side."""
+    a = b = np.float32(0)
+    c = d = np.float32(offset)
+    for k in range(values.size):
+        x = np.float32(values[k])
+        if x != 0:
+            v, w = quick[at(2 + shift + indices[k])], slow[at(2 + shift + indices[k])]
+            a, b = multiply_add(v, x, a), multiply_add(w, x, b)
+            c, d = multiply_add(v, x, c), multiply_add(w, x, d)
+    v, w = quick[at(2 + dim_of(quick))], slow[at(2 + dim_of(slow))]
+    return _or_0(a + v), _or_0(b + w), _or_0(c + v), _or_0(d + w)
 
 
 @bare_kernel
 def learn_residual(
     personal: Array,
     slow: Array,
-    evidence: Array,
+    kept: Array,
     indices: Array,
     shift: int,
     values: Array,
@@ -177,22 +236,44 @@ def learn_residual(
     offset: float,
     rate: Real,
 ) -> float:
-    """Take the steps of ``Trusted(Paced(...))``; return the local prediction as it was, which the client uploads."""
-    p, q = personal_part(personal, indices, shift, values), personal_part(slow, indices, shift, values)
-    quick = share(evidence)
-    part = quick * p + (1 - quick) * q
-    sent = trust(evidence) * part
-    personal_step(personal, indices, shift, values, p, label, offset, rate)
-    personal_step(slow, indices, shift, values, q, label, offset, rate / SLOWER)
-    low, high = np.float64(personal[0]), np.float64(personal[1])
-    evidence[4] += 1
-    keep = max(FORGET, 1 - RECENT / evidence[4])
-    _weigh(evidence[:2], keep, label, min(max(offset, low), high), min(max(offset + part, low), high))
-    _weigh(evidence[2:4], keep, label, min(max(offset + q, low), high), min(max(offset + p, low), high))
+    """Take the steps of ``Paced(quick, Trusted(slow))``; return the local part as it was, which the client uploads.
+
+    ``average`` comes next: n is that of the samples before.
+    """
+    a, b, c, d = four_joints(personal, slow, indices, shift, values, offset)
+    p, q = np.float64(a), np.float64(b)
+    trusted, much = trust(kept[0], kept[1]) * q, share(kept[2], kept[3])
+    sent = much * p + (1 - much) * trusted
+    personal_step(personal, indices, shift, values, c, label, rate)
+    personal_step(slow, indices, shift, values, d, label, rate / SLOWER)
+    low, high, keep = np.float64(personal[0]), np.float64(personal[1]), _keep(kept[4] + 1)
+    _weigh(kept[:2], keep, label, min(max(offset, low), high), min(max(offset + q, low), high))
+    _weigh(kept[2:4], keep, label, min(max(offset + trusted, low), high), min(max(offset + p, low), high))
     return sent
 
 
+@bare_kernel
+def learn_shared(
+    shared: Array, indices: Array, shift: int, values: Array, label: float, part: float, rate: Real, both: bool
+) -> None:
+    """Take the step of an upload, or where there are ``both`` kinds of models the steps of two paces."""
+    if not both:
+        learn_uploaded(shared, indices, shift, values, label, part, 1.0, rate)
+        return
+    quick, slow, weighed = paces(shared)
+    p = learn_uploaded(quick, indices, shift, values, label, part, 1.0, rate)
+    q = learn_uploaded(slow, indices, shift, values, label, part, 1.0, rate / SLOWER)
+    weighed[2] += 1
+    _weigh(weighed[:2], _keep(weighed[2]), label, np.float64(q), np.float64(p))
+
+
 @kernel
+def _keep(n: float) -> float:
+    """Return what older evidence keeps when the n-th comes in."""
+    return max(FORGET, 1 - RECENT / n)
+
+
+@bare_kernel
 def _weigh(sums: Array, keep: float, label: float, without: float, prediction: float) -> None:
     """Add what a prediction explains of what another left over."""
     moved = prediction - without

@@ -77,7 +77,7 @@ class Choice:
         rates = self.rates or default_rates(shared, private)
         plain = self.global_learner == "fedres-adagrad" and not self.hyperparameters and self._one_delay
         if plain and self.local_learner == "linear":
-            return AdaGradModel(self.scheme, *dims, rates, delay)
+            return AdaGradModel(self.scheme, dims, private.stride, rates, delay)
         return self._readable(shared, dims, rates)
 
     def _readable(self, shared: Actions, dims: tuple[int, int], rates: tuple[float, float]) -> Model:
@@ -90,15 +90,17 @@ class Choice:
             return new_learner(self.local_learner, dims[1], rate)
 
         def beside() -> LocalLearner:
-            return Trusted(Paced(alone(), alone(rates[1] / SLOWER)))
+            return Paced(alone(), Trusted(alone(rates[1] / SLOWER)))
 
         if self.scheme == "independent" or (self.scheme == "fedres" and not dims[0]):
             return AloneModel(alone)
+        make = None if self.scheme == "central" or not dims[1] else beside
         given = {**self._step(shared, rates[0]), **self.hyperparameters}
+        if self.global_learner == "fedres-adagrad" and make is not None:
+            given.setdefault("slower", SLOWER)
         if self.global_learner == "fedres-erm":
             given.setdefault("local_dim", (dims[1] if self.scheme == "fedres" else 0) or 1)
         learner = global_learner(self.global_learner, dim=dims[0], n_clients=self.capacity, **given)
-        make = None if self.scheme == "central" or not dims[1] else beside
         return FederationModel(learner, make, dims, self.uplink_delay, self.downlink_delay)
 
     def _step(self, shared: Actions, rate: float) -> dict[str, float]:

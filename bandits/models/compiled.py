@@ -3,7 +3,7 @@
 A call of compiled code costs by what is handed over, number or array, here more than what is done with it. So all
 models are one array (``state``), what never changes is another (``setup``: the sizes of the shared and of a personal
 model, and their rates), features that both sides share are handed over once, and a reward is learned with the next
-decision. ``room`` is for kernels to work in: three rows of a number an action.
+decision. ``room`` is for kernels to work in: four numbers an action, and a context.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ import numpy as np
 
 from bandits.actions import Actions
 from bandits.exploration import choose
-from bandits.models.adagrad import learn_alone, learn_residual, new_state, predict, shared_part
+from bandits.models.adagrad import (
+    SEEN,
+    WEIGHED,
+    average,
+    centre,
+    learn_residual,
+    learn_shared,
+    new_state,
+    offset_of,
+    personal_part,
+    personal_step,
+    predict,
+)
 from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.fedres_adagrad import learn as learn_shared
 from fedres.local_learners.adagrad import bare_kernel
 
 Maybe = Any  # an array, or None: numba compiles a kernel for each
@@ -28,17 +39,43 @@ _ALIKE: tuple[Any, Any, int] = (None, None, 0)  # private features that are the 
 
 _empty = np.empty  # looked up once: a third of the time of making a small array
 
-EVIDENCE = 10  # places of 32 bits at the end of a client's part: five numbers of 64
+
+@bare_kernel
+def parts(state: Array, setup: Array, stride: int, slot: int) -> tuple[Array, Array, Array, Array]:
+    """Return the shared model, a client's own, quick and slow, and what else it keeps.
+
+    ``stride`` is the size of a private context, 0 where actions have rows.
+    """
+    common, own = int(setup[0]), int(setup[1])
+    slow = own if common > 4 else 0  # nothing is slow where nothing is shared
+    kept = 2 * (SEEN + stride) if own > 4 else 2 * SEEN  # numbers of 64 bits in places of 32
+    start = common + slot * (own + slow + kept)
+    half, end = start + own, start + own + slow
+    return state[:common], state[start:half], state[half:end], state[end : end + kept].view(np.float64)
 
 
 @bare_kernel
-def parts(state: Array, setup: Array, slot: int) -> tuple[Array, Array, Array, Array]:
-    """Return the shared model, a client's own, quick and slow, and the evidence."""
-    common, own = int(setup[0]), int(setup[1])
-    slow = own if common > 4 else 0  # nothing is slow where nothing is shared
-    start = common + slot * (own + slow + EVIDENCE)
-    half, end = start + own, start + own + slow
-    return state[:common], state[start:half], state[half:end], state[end : end + EVIDENCE].view(np.float64)
+def _scores(
+    state: Array,
+    setup: Array,
+    slot: int,
+    g_indices: Array,
+    g_values: Array,
+    g_stride: int,
+    l_indices: Array,
+    l_values: Array,
+    l_stride: int,
+    out: Array,
+    room: Array,
+) -> None:
+    shared, mine, slow, its = parts(state, setup, l_stride, slot)
+    x = g_indices, g_values, g_stride
+    if its.size > SEEN:
+        seen = room[room.size - l_stride :].reshape((1, l_stride))
+        centre(its, l_values[0], seen[0])
+        predict(shared, mine, slow, its, *x, l_indices, seen, l_stride, out, room)
+    else:
+        predict(shared, mine, slow, its, *x, l_indices, l_values, l_stride, out, room)
 
 
 @bare_kernel
@@ -56,12 +93,11 @@ def scores(
     room: Array,
 ) -> None:
     """Write the predictions for one of many clients; private features that are None are the shared ones."""
-    shared, mine, slow, its = parts(state, setup, slot)
     x = g_indices, g_values, g_stride
     if l_indices is None:
-        predict(shared, mine, slow, its, *x, *x, out, room[0])
+        _scores(state, setup, slot, *x, *x, out, room)
     else:
-        predict(shared, mine, slow, its, *x, l_indices, l_values, l_stride, out, room[0])
+        _scores(state, setup, slot, *x, l_indices, l_values, l_stride, out, room)
 
 
 @bare_kernel
@@ -88,8 +124,9 @@ def decide(
 
     Where only ``some`` are allowed, ``out`` says which, 1 or 0, before it is written.
     """
-    probabilities, allowed = room[1], room[2]
-    for a in range(out.size):
+    n_actions = out.size
+    probabilities, allowed = room[2 * n_actions : 3 * n_actions], room[3 * n_actions : 4 * n_actions]
+    for a in range(n_actions):
         allowed[a] = out[a] if some else 1.0
     scores(state, setup, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out, room)
     action = choose(code, setting, out, allowed, n, seed, client, probabilities)
@@ -107,22 +144,29 @@ def learn_one(
     l_indices: Array,
     l_values: Array,
     l_shift: int,
+    l_stride: int,
     reward: float,
     alone: bool,
+    room: Array,
 ) -> float:
     """Do what ``learn`` does, with features of the chosen action."""
-    shared, mine, slow, its = parts(state, setup, slot)
+    shared, mine, slow, its = parts(state, setup, l_stride, slot)
     shared_rate, personal_rate = setup[2], setup[3]
-    if shared.size <= 4:
-        if mine.size > 4:
-            learn_alone(mine, l_indices, l_shift, l_values, reward, personal_rate)
-        return 0.0
     part = 0.0
     if mine.size > 4:
-        offset = shared_part(shared, g_indices, g_shift, g_values)
-        part = learn_residual(mine, slow, its, l_indices, l_shift, l_values, reward, offset, personal_rate)
-    if alone:
-        learn_shared(shared, g_indices, g_shift, g_values, reward, part, 1.0, shared_rate)
+        x = l_values
+        if its.size > SEEN:
+            x = room[room.size - l_stride :]
+            centre(its, l_values, x)
+        if shared.size > 4:
+            offset = offset_of(shared, g_indices, g_shift, g_values)
+            part = learn_residual(mine, slow, its, l_indices, l_shift, x, reward, offset, personal_rate)
+        else:
+            prediction = personal_part(mine, l_indices, l_shift, x)
+            personal_step(mine, l_indices, l_shift, x, prediction, reward, personal_rate)
+        average(its, l_values)
+    if alone and shared.size > 4:
+        learn_shared(shared, g_indices, g_shift, g_values, reward, part, shared_rate, mine.size > 4)
     return part
 
 
@@ -140,14 +184,16 @@ def learn(
     l_stride: int,
     reward: float,
     alone: bool,
+    room: Array,
 ) -> float:
     """Let a client learn, and if it is ``alone`` in its round the shared model too; return what it uploads."""
     where, x = g_indices[min(action, len(g_indices) - 1)], g_values[min(action, len(g_values) - 1)]
     shift = action * g_stride
     if l_indices is None:
-        return learn_one(state, setup, slot, where, x, shift, where, x, shift, reward, alone)
+        return learn_one(state, setup, slot, where, x, shift, where, x, shift, g_stride, reward, alone, room)
     here, z = l_indices[min(action, len(l_indices) - 1)], l_values[min(action, len(l_values) - 1)]
-    return learn_one(state, setup, slot, where, x, shift, here, z, action * l_stride, reward, alone)
+    there = action * l_stride
+    return learn_one(state, setup, slot, where, x, shift, here, z, there, l_stride, reward, alone, room)
 
 
 @bare_kernel
@@ -171,28 +217,35 @@ def learn_and_decide(
     room: Array,
 ) -> tuple[int, float]:
     """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
-    learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True)
+    learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True, room)
     x = indices, next_values, stride
     return decide(state, setup, next_slot, *x, None, None, 0, False, code, setting, n, seed, client, out, room)
 
 
 class AdaGradModel:
-    """``Model`` of the three schemes; personal models of 16 bytes a feature, 8 where nothing is shared."""
+    """``Model`` of the three schemes; personal models of 16 bytes a feature, 8 where nothing is shared.
+
+    ``dims`` are the shared and the private weights, and ``stride`` is that of the private actions.
+    """
 
     reusable = True
 
     def __init__(
-        self, scheme: str, shared_dim: int, private_dim: int, rates: tuple[float, float], delay: int = 0
+        self, scheme: str, dims: tuple[int, int], stride: int, rates: tuple[float, float], delay: int = 0
     ) -> None:
         checks.one_of("scheme", scheme, SCHEMES)
-        shared = new_state(0 if scheme == "independent" else shared_dim)
+        shared = new_state(0 if scheme == "independent" else dims[0])
         shared[1] = 0  # as in fedres-adagrad: its range grows with the rewards that come in
-        own = new_state(0 if scheme == "central" else private_dim)
+        own = new_state(0 if scheme == "central" else dims[1])
         slow = own if shared.size > 4 else own[:0]
-        self.newcomer = np.concatenate([own, slow, np.zeros(EVIDENCE, dtype=np.float32)])
+        if shared.size > 4 and own.size > 4:
+            shared = np.concatenate([shared, shared, np.zeros(WEIGHED, dtype=np.float32)])
+        kept = np.zeros(SEEN + stride if own.size > 4 else SEEN)
+        self.newcomer = np.concatenate([own, slow, kept.view(np.float32)])
         self.common, self.own = shared.size, own.size
         self.state = np.append(shared, self.newcomer)
         self.setup = np.array([self.common, self.own, *rates])
+        self.stride = stride
         self._make_room(1)
         self.version = 0
         self.due: Sample | None = None  # the only sample of the last round, learned with the next decision
@@ -281,7 +334,7 @@ class AdaGradModel:
         """Nothing to free."""
 
     def _make_room(self, n: int) -> None:
-        self.n_actions, self.room = n, np.empty((3, n))
+        self.n_actions, self.room = n, np.empty(4 * n + self.stride)
 
     def _settle(self) -> None:
         """Learn what is due."""
@@ -293,9 +346,9 @@ class AdaGradModel:
         slot, action, shared, private, reward = sample
         l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
         z = l_indices, l_values, l_stride
-        return learn(self.state, self.setup, slot, action, *shared[2:], *z, reward, alone)
+        return learn(self.state, self.setup, slot, action, *shared[2:], *z, reward, alone, self.room)
 
     def _learn_shared(self, arrived: list[tuple[Sample, float]]) -> None:
         for (_, action, x, _, reward), part in arrived:
             indices, shift, values = x.take(action)
-            learn_shared(self.shared, indices, shift, values, reward, part, 1.0, self.setup[2])
+            learn_shared(self.shared, indices, shift, values, reward, part, self.setup[2], self.own > 4)

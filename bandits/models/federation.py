@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bandits.actions import Actions
+from bandits.models.centre import Centre
 from bandits.models.protocol import Sample, Scored
 from fedres.checks import Array
 from fedres.federation import Example, Federation, delayed_sites
@@ -60,8 +61,7 @@ class Seat:
 
 def free(learner: Any) -> None:
     """Close what holds memory outside Python: a VW workspace, also inside another learner."""
-    if learner is not None:
-        getattr(getattr(learner, "learner", learner), "close", lambda: None)()
+    getattr(learner, "close", lambda: None)()
 
 
 class FederationModel(Scored):
@@ -82,6 +82,7 @@ class FederationModel(Scored):
         self.dims, self.make, self.reusable = dims, make, not isinstance(learner, KEEPERS)
         self.brought = isinstance(learner, FedResERM)
         self.seats = [Seat() for _ in range(self.capacity)]
+        self.centres = [Centre() for _ in range(self.capacity)]
         local = None if make is None or self.brought else lambda who: Each([self.seats[k] for k in who])
         sites = delayed_sites(self.capacity, uplink_delay, downlink_delay, local)
         self.federation = Federation(learner, sites, local_timing="immediate")
@@ -99,13 +100,15 @@ class FederationModel(Scored):
 
     def leave(self, slot: int) -> None:
         self.seats[slot].empty()
+        self.centres[slot] = Centre()
 
     def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
         weights = np.ascontiguousarray(self.federation.known_to(slot))
         out = np.empty(shared.n)
         dots(weights, shared.indices, shared.values, shared.stride, out)
         if self.make is not None:
-            out += self._brought(slot, private) if self.brought else personal_scores(self.seats[slot], private)
+            moved = self.centres[slot].of(private)
+            out += self._brought(slot, moved) if self.brought else personal_scores(self.seats[slot], moved)
         return np.clip(out, 0.0, 1.0)
 
     def play(self, samples: list[Sample]) -> None:
@@ -117,8 +120,10 @@ class FederationModel(Scored):
             present[slot], label[slot] = True, reward
             xg.take(action).add_to(shared[slot])
             if self.make is not None:
-                xl.take(action).add_to(private[slot])
+                self.centres[slot].of(xl).take(action).add_to(private[slot])
         self.federation.play(Example(shared, label, private if width else None, present))
+        for slot, _, _, xl, _ in samples:
+            self.centres[slot].add(xl)
 
     def close(self) -> None:
         for seat in self.seats:
@@ -139,20 +144,23 @@ class AloneModel(Scored):
     def __init__(self, make: Make) -> None:
         self.make = make
         self.learners: dict[int, LocalLearner] = {}
+        self.centres: dict[int, Centre] = {}
 
     def join(self, slot: int) -> None:
-        self.learners[slot] = self.make()
+        self.learners[slot], self.centres[slot] = self.make(), Centre()
 
     def leave(self, slot: int) -> None:
         free(self.learners.pop(slot))
+        del self.centres[slot]
 
     def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
-        return np.clip(personal_scores(self.learners[slot], private), 0.0, 1.0)
+        return np.clip(personal_scores(self.learners[slot], self.centres[slot].of(private)), 0.0, 1.0)
 
     def play(self, samples: list[Sample]) -> None:
         for slot, action, _, private, reward in samples:
-            x = private.take(action)
+            x = self.centres[slot].of(private).take(action)
             self.learners[slot].learn((x.indices + x.shift, x.values), reward)
+            self.centres[slot].add(private)
 
     def close(self) -> None:
         for slot in list(self.learners):

@@ -44,7 +44,7 @@ def feed(model, n_rounds, seed=0, probe=None):
 @pytest.mark.parametrize("local_learner", ["linear", "vw"])
 def test_the_compiled_model_is_the_readable_one(scheme, delays, local_learner):
     actions = arms([1.0, 1.0], 2)
-    compiled = AdaGradModel(scheme, 6, 6, RATES, sum(delays))
+    compiled = AdaGradModel(scheme, (6, 6), 3, RATES, sum(delays))
     plain = choice(scheme=scheme, local_learner=local_learner, uplink_delay=delays[0], downlink_delay=delays[1])
     readable = plain._readable(actions, (6, 6), RATES)
     one, two = feed(compiled, 60), feed(readable, 60)
@@ -58,7 +58,7 @@ def test_the_compiled_model_is_the_readable_one(scheme, delays, local_learner):
 def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme):
     """Features of both sides are one object or two, and of the same indices as the last ones or of others."""
     rng, spread = np.random.default_rng(0), 0.0
-    late, prompt = (AdaGradModel(scheme, 3, 3, RATES) for _ in range(2))
+    late, prompt = (AdaGradModel(scheme, (3, 3), 0, RATES) for _ in range(2))
     for t in range(60):
         table = rng.normal(size=(2, 3))
         x = rows(table) if t % 5 else sparse([(np.arange(3), row) for row in table], 3)
