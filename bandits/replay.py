@@ -7,16 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
-from bandits.models.adagrad import (
-    SEEN,
-    average,
-    centre,
-    learn_residual,
-    learn_shared,
-    offset_of,
-    personal_step,
-    predict,
-)
+from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
 from bandits.models.choose import default_rates
 from bandits.models.compiled import AdaGradModel
 from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
@@ -26,6 +17,8 @@ from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
 from fedres.local_learners.adagrad import bare_kernel, kernel
+
+_ONE = np.float32(1)
 
 Group = tuple[Any, ...]  # what belongs together, unpacked on the first lines of a kernel
 
@@ -119,6 +112,8 @@ class _AdaGrad(_Player):
         self.seen = np.empty((stream.n_clients, *chunk.private.shape[2:]), dtype=np.float32)
         self.kept = np.zeros((stream.n_clients, SEEN + stream.private.stride))
         self.ring = np.zeros((delay + 1, stream.n_clients, stream.shared.width + 4))  # what is under way, by round
+        n, allowed = stream.n_actions, np.ones(stream.n_actions, dtype=np.bool_)
+        self.room = allowed, np.empty(n), np.empty(n), np.empty(2 * n), np.empty(stream.n_clients)
 
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
         t = self.t
@@ -133,7 +128,7 @@ class _AdaGrad(_Player):
             (*self.code, self.seed),
             self.rates,
             (action, probability),
-            (np.ones(self.n_actions, dtype=np.bool_), *np.empty((2, self.n_actions)), np.empty(2 * self.n_actions)),
+            self.room,
         )
         return action, probability
 
@@ -150,11 +145,15 @@ def _play_adagrad(
     outputs: Group,
     room: Group,
 ) -> None:
-    """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features)."""
+    """Play the rounds of a chunk. The ring holds (whether there is one, local prediction, reward, shift, features).
+
+    The shared model learns when a round is over, so that ``offset``, the global part of what each client chose, still
+    holds when clients learn.
+    """
     shared, personal, slow, kept, seen, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
     (code, setting, seed), (chosen, probability) = policy, outputs
-    allowed, scores, probabilities, free = room
+    allowed, scores, probabilities, parts, offset = room
     n_rounds, n_clients, _ = rewards.shape
     use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
     g_row, l_row = g_indices[0], l_indices[0]
@@ -166,11 +165,12 @@ def _play_adagrad(
             if use_personal:
                 for k in range(len(z)):
                     centre(its, l_values[r, p, k], z[k])
-            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, free)
+            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
             a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
-            chosen[r, p], probability[r, p] = a, probabilities[a]
+            chosen[r, p], probability[r, p], offset[p] = a, probabilities[a], parts[a]
             if learns and not use_shared:  # nobody else is concerned
-                personal_step(mine, l_row, a * l_stride, z[min(a, len(z) - 1)], scores[a], rewards[r, p, a], rates[1])
+                shift, row, reward = a * l_stride, z[min(a, len(z) - 1)], rewards[r, p, a]
+                step_from(mine, l_row, shift, row, _ONE, scores[a], reward, rates[1])
                 average(its, l_values[r, p, 0])
         if not use_shared:
             continue
@@ -183,8 +183,7 @@ def _play_adagrad(
             reward, x = rewards[r, p, a], g_values[r, p, min(a, g_values.shape[2] - 1)]
             if use_personal:
                 mine, its, z = personal[p], kept[p], seen[p, min(a, seen.shape[1] - 1)]
-                offset, shift = offset_of(shared, g_row, a * g_stride, x), a * l_stride
-                part = learn_residual(mine, slow[p], its, l_row, shift, z, reward, offset, rates[1])
+                part = learn_residual(mine, slow[p], its, l_row, a * l_stride, z, reward, offset[p], rates[1])
                 average(its, l_values[r, p, 0])
             sent[p, 1], sent[p, 2], sent[p, 3] = part, reward, a * g_stride
             for k in range(x.size):

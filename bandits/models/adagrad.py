@@ -15,7 +15,7 @@ from fedres.local_learners.evidence import FORGET, RECENT
 from fedres.local_learners.paced import PRIOR
 from fedres.local_learners.trusted import DOUBT
 
-_ONE = np.float32(1)
+_NONE, _ONE = np.float32(0), np.float32(1)
 
 SLOWER = 15.0  # how many times slower the slow half of a model learns
 
@@ -148,7 +148,7 @@ def _personal_parts(personal: Array, indices: Array, values: Array, stride: int,
             start = a + 5
     for a in range(start, out.size):
         i, v = min(a, len(indices) - 1), min(a, len(values) - 1)
-        out[a] = joint(personal, indices[i], a * stride, values[v], _ONE, np.float32(0))
+        out[a] = joint(personal, indices[i], a * stride, values[v], _ONE, _NONE)
 
 
 @bare_kernel
@@ -169,7 +169,8 @@ def predict(
     """Write the joint predictions of all actions, clamped to [0, 1]; a model of no features adds nothing.
 
     Where there are both, a shared model and a personal one, either has a quick and a slow half. A client keeps a
-    personal model and ``kept``: see ``SEEN``. ``room`` is for twice as many numbers as ``out``.
+    personal model and ``kept``: see ``SEEN``. ``room`` is for twice as many numbers as ``out``; the global parts are
+    left in it.
     """
     if personal.size > 4:
         _personal_parts(personal, l_indices, l_values, l_stride, out)
@@ -184,7 +185,8 @@ def predict(
         _shared_parts(patient, g_indices, g_values, g_stride, more)
         much = share(weighed[0], weighed[1])
         for a in range(out.size):
-            out[a] = much * parts[a] + (1 - much) * more[a] + out[a]
+            parts[a] = much * parts[a] + (1 - much) * more[a]
+            out[a] = parts[a] + out[a]
     elif shared.size > 4:
         _shared_parts(shared, g_indices, g_values, g_stride, out)
     for a in range(out.size):
@@ -192,27 +194,29 @@ def predict(
 
 
 @bare_kernel
-def personal_part(state: Array, indices: Array, shift: int, values: Array) -> float:
-    part: float = np.float64(joint(state, indices, shift, values, _ONE, np.float32(0)))
-    return part
+def step_from(
+    state: Array, indices: Array, shift: int, values: Array, constant: Real, prediction: float, label: float, rate: Real
+) -> Real:
+    """Take the step of a model whose joint prediction, clamped or not, is ``prediction``; return that clamped."""
+    see(state, label)
+    clamped = clamp(state, np.float32(prediction))
+    step(state, indices, shift, values, constant, np.float32(label) - clamped, rate)
+    return clamped
 
 
 @bare_kernel
-def personal_step(
-    state: Array, indices: Array, shift: int, values: Array, prediction: float, label: float, rate: Real
-) -> None:
-    """Take the step of a model whose joint prediction, clamped or not, is ``prediction``."""
-    see(state, label)
-    error = np.float32(label) - clamp(state, np.float32(prediction))
-    step(state, indices, shift, values, _ONE, error, rate)
+def learn_alone(personal: Array, indices: Array, shift: int, values: Array, label: float, rate: Real) -> None:
+    """Take the step of a model beside which there is no other."""
+    part = joint(personal, indices, shift, values, _ONE, _NONE)
+    step_from(personal, indices, shift, values, _ONE, part, label, rate)
 
 
 @bare_kernel
 def four_joints(
-    quick: Array, slow: Array, indices: Array, shift: int, values: Array, offset: float
+    quick: Array, slow: Array, indices: Array, shift: int, values: Array, constant: Real, offset: float
 ) -> tuple[Real, Real, Real, Real]:
     """Return ``joint`` of both models without the offset and with it, side by side."""
-    a = b = np.float32(0)
+    a = b = _NONE
     c = d = np.float32(offset)
     for k in range(values.size):
         x = np.float32(values[k])
@@ -220,8 +224,11 @@ def four_joints(
             v, w = quick[at(2 + shift + indices[k])], slow[at(2 + shift + indices[k])]
             a, b = multiply_add(v, x, a), multiply_add(w, x, b)
             c, d = multiply_add(v, x, c), multiply_add(w, x, d)
-    v, w = quick[at(2 + dim_of(quick))], slow[at(2 + dim_of(slow))]
-    return _or_0(a + v), _or_0(b + w), _or_0(c + v), _or_0(d + w)
+    if constant != 0:
+        v, w = quick[at(2 + dim_of(quick))], slow[at(2 + dim_of(slow))]
+        a, b = multiply_add(v, constant, a), multiply_add(w, constant, b)
+        c, d = multiply_add(v, constant, c), multiply_add(w, constant, d)
+    return _or_0(a), _or_0(b), _or_0(c), _or_0(d)
 
 
 @bare_kernel
@@ -240,12 +247,12 @@ def learn_residual(
 
     ``average`` comes next: n is that of the samples before.
     """
-    a, b, c, d = four_joints(personal, slow, indices, shift, values, offset)
+    a, b, c, d = four_joints(personal, slow, indices, shift, values, _ONE, offset)
     p, q = np.float64(a), np.float64(b)
     trusted, much = trust(kept[0], kept[1]) * q, share(kept[2], kept[3])
     sent = much * p + (1 - much) * trusted
-    personal_step(personal, indices, shift, values, c, label, rate)
-    personal_step(slow, indices, shift, values, d, label, rate / SLOWER)
+    step_from(personal, indices, shift, values, _ONE, c, label, rate)
+    step_from(slow, indices, shift, values, _ONE, d, label, rate / SLOWER)
     low, high, keep = np.float64(personal[0]), np.float64(personal[1]), _keep(kept[4] + 1)
     _weigh(kept[:2], keep, label, min(max(offset, low), high), min(max(offset + q, low), high))
     _weigh(kept[2:4], keep, label, min(max(offset + trusted, low), high), min(max(offset + p, low), high))
@@ -261,8 +268,9 @@ def learn_shared(
         learn_uploaded(shared, indices, shift, values, label, part, 1.0, rate)
         return
     quick, slow, weighed = paces(shared)
-    p = learn_uploaded(quick, indices, shift, values, label, part, 1.0, rate)
-    q = learn_uploaded(slow, indices, shift, values, label, part, 1.0, rate / SLOWER)
+    _, _, c, d = four_joints(quick, slow, indices, shift, values, _NONE, part)
+    p = step_from(quick, indices, shift, values, _NONE, c, label, rate)
+    q = step_from(slow, indices, shift, values, _NONE, d, label, rate / SLOWER)
     weighed[2] += 1
     _weigh(weighed[:2], _keep(weighed[2]), label, np.float64(q), np.float64(p))
 

@@ -20,12 +20,11 @@ from bandits.models.adagrad import (
     WEIGHED,
     average,
     centre,
+    learn_alone,
     learn_residual,
     learn_shared,
     new_state,
     offset_of,
-    personal_part,
-    personal_step,
     predict,
 )
 from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
@@ -162,8 +161,7 @@ def learn_one(
             offset = offset_of(shared, g_indices, g_shift, g_values)
             part = learn_residual(mine, slow, its, l_indices, l_shift, x, reward, offset, personal_rate)
         else:
-            prediction = personal_part(mine, l_indices, l_shift, x)
-            personal_step(mine, l_indices, l_shift, x, prediction, reward, personal_rate)
+            learn_alone(mine, l_indices, l_shift, x, reward, personal_rate)
         average(its, l_values)
     if alone and shared.size > 4:
         learn_shared(shared, g_indices, g_shift, g_values, reward, part, shared_rate, mine.size > 4)
