@@ -189,6 +189,8 @@ def predict(
             out[a] = parts[a] + out[a]
     elif shared.size > 4:
         _shared_parts(shared, g_indices, g_values, g_stride, out)
+    elif personal.size <= 4:
+        out[:] = 0.0
     for a in range(out.size):
         out[a] = min(max(out[a], 0.0), 1.0)
 

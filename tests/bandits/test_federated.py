@@ -94,6 +94,14 @@ def test_before_anything_is_learned_all_actions_share():
     assert decision.scores.tolist() == [0, 0, 0, 0]
 
 
+def test_without_any_model_all_scores_are_0_whatever_the_memory_held_before():
+    bandit = FederatedBandit("epsilon-greedy", scheme="independent", local_learner="linear", seed=0)
+    for n in range(5):
+        np.full(3, n + 0.5)
+        decision = bandit.decide("anna", rows(np.ones((3, 2))), rows(np.zeros((3, 0))))
+        assert (decision.scores.tolist(), decision.probability) == ([0, 0, 0], 1 / 3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_action_is_chosen_for_sure(kind):
     with bandit_of(kind) as bandit:
