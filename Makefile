@@ -23,7 +23,7 @@ lint: .venv/installed
 	$(BIN)/lint-imports
 
 kernels: .venv/installed  # compiled beside the linters, which leave a core free
-	$(BIN)/python tests/compile_kernels.py
+	$(BIN)/python -P tests/compile_kernels.py  # -P: tests/bandits is not the package
 
 serve: .venv/installed
 	$(BIN)/fedres serve --demo
