@@ -32,7 +32,11 @@ CHECKS = [
 ]
 NOT_DESCRIBED = ("/docs", "/openapi.json")
 TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a request
-RARELY_RIGHT = ("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates")  # it takes more than the type
+RARELY_RIGHT = (  # it takes more than the type
+    *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
+    "/rank/slots",  # different ids, and more actions than slots
+)
+DONE = {200, 201, 204}
 RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 OPERATIONS = [(method, path) for path, methods in ROUTES.items() for method in methods if path not in NOT_DESCRIBED]
 
@@ -84,7 +88,9 @@ def statuses(operation, session, mode, n):
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_what_is_asked_by_the_document_is_answered_by_it(described, session, method, path):
     seen = statuses(described[path][method], session, RIGHT, n=20)
-    assert seen & {200, 201, 204} or path.endswith(RARELY_RIGHT), seen
+    if not seen & DONE and not path.endswith(RARELY_RIGHT):  # about one time in a hundred
+        seen = statuses(described[path][method], session, RIGHT, n=200)
+    assert seen & DONE or path.endswith(RARELY_RIGHT), seen
 
 
 @pytest.mark.parametrize(("method", "path"), [(m, p) for m, p in OPERATIONS if p not in TAKE_NOTHING])
