@@ -105,9 +105,8 @@ class Core:
             if DEFAULT not in learning.views:
                 log.append([Record(DEFAULT, SETTINGS, None, None, encode(Settings()))])
                 learning.open()
-            commits: Commits = GroupCommit(log)
-            if writer_process and database is None:
-                commits = Writer(connect or sqlite_file(store), clock=clock, files=[lease.file])
+            apart = writer_process and database is None
+            commits = _writer(connect or sqlite_file(store), clock, lease) if apart else GroupCommit(log)
         except BaseException:
             for opened in logs:
                 opened.close()
@@ -218,6 +217,10 @@ def _open_logs(
 
     log, reader, archive = open_logs(database, wait_seconds)
     return (log, reader, archive), log.check
+
+
+def _writer(connect: Callable[[], Connection], clock: Clock, lease: Lease) -> Commits:
+    return Writer(connect, clock=clock, files=[lease.file])
 
 
 def _spare_the_collector() -> None:

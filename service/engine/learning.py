@@ -209,10 +209,10 @@ class Learning:
         """Log a tick where a wait time has run out and nothing else says so; return whether there was one."""
         now = self._clock()
         due = [name for deadline, name in self.learner.next_deadline() if deadline <= now]
-        if self._commits is None or self._stopping:
+        if not due or self._commits is None or self._stopping:
             return False
         self._append(*[Record(name, TICK, None, None, NOTHING) for name in due])
-        return bool(due)
+        return True
 
     def barrier(self, loop: str) -> None:
         """Learn all that was handed to the store before."""

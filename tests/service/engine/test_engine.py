@@ -1,82 +1,24 @@
 """The engine in process: what it acknowledges, learns, forgets, and finds again after a restart."""
 
 import asyncio
-import contextlib
 import json
 import pickle
 import shutil
 import sqlite3
+import threading
 
 import msgspec
 import numpy as np
 import pytest
+from engines import SECOND, Clock, Disk, logged, play, rebuilt, refused, request, running
 
 import bandits
-from service.engine import Action, Engine, RankRequest, erasing
+from service.engine import Action, Engine, RankRequest
 from service.engine.clock import steady_clock
 from service.engine.deciding import decide, draw
 from service.engine.event_ids import new_event_id
-from service.engine.learner import digest_of, replay
 from service.errors import ApiError
-from service.store import LeaseHeld, Log, sqlite_file
-
-SECOND = 1_000_000
-
-
-class Clock:
-    """Microseconds that pass when told."""
-
-    def __init__(self):
-        self.now = 1_700_000_000 * SECOND
-
-    def __call__(self):
-        return self.now
-
-    def pass_seconds(self, seconds):
-        self.now += round(seconds * SECOND)
-
-
-@contextlib.asynccontextmanager
-async def running(folder, **options):
-    engine = Engine.open(folder / "store.db", **{"clock": Clock(), "snapshot_seconds": 3_600, **options})
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def request(user="u", context=None, n_actions=3, **more):
-    actions = [Action(f"a{k}", msgspec.Raw(json.dumps({"topic": f"t{k}"}).encode())) for k in range(n_actions)]
-    return RankRequest(user=user, context=msgspec.Raw(json.dumps(context or {}).encode()), actions=actions, **more)
-
-
-def logged(folder):
-    with Log(sqlite_file(folder / "store.db")) as log:
-        return log.read(0, 10**6)
-
-
-def rebuilt(folder, loop="default"):
-    """Return the digest of the models learned anew from the log."""
-    return digest_of(replay(logged(folder)).loops[loop])
-
-
-async def play(engine, n, seed=0, loop="default", n_users=6):
-    """Rank and reward ``n`` times, some of it late, repeated or not at all."""
-    rng = np.random.default_rng(seed)
-    for k in range(n):
-        user = f"user-{rng.integers(n_users)}"
-        answer = await engine.rank(loop, request(user, {"hour": int(rng.integers(4))}, event_id=f"{seed}-{k}"))
-        if rng.random() < 0.7:
-            await engine.reward(loop, answer.event_id, float(rng.random()))
-        if rng.random() < 0.2:
-            await engine.reward(loop, f"{seed}-{rng.integers(n)}", 1.0)
-    await engine.settle()
-
-
-async def refused(awaitable):
-    with pytest.raises(ApiError) as raised:
-        await awaitable
-    return raised.value.status, raised.value.code
+from service.store import LeaseHeld
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):
@@ -398,145 +340,6 @@ def test_registered_actions_are_named_by_id_alone_and_exported_as_they_were(tmp_
     asyncio.run(story())
 
 
-def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            await play(engine, 200)
-            secret = request("somebody", {"secret-word": 1}, event_id="private-event")
-            await engine.rank("default", secret)
-            await engine.reward("default", "private-event", 1.0)
-            await engine.rank("default", request("somebody", {"secret-word": 2}, event_id="private-waiting"))
-            clock.pass_seconds(601)
-            await engine.reward("default", "private-waiting", 1.0)
-            await engine.settle()
-            others = [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)]
-            shared = engine.model("default")
-            assert await engine.erase_user("default", "somebody") == 4
-            assert [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)] == others
-            assert engine.model("default") == shared
-            with pytest.raises(ApiError):
-                engine.user_model("default", "somebody")
-            assert "private-waiting" not in [entry["event_id"] for entry in engine.unmatched("default")]
-            for file in tmp_path.iterdir():
-                for word in (b"somebody", b"private-", b"secret-word"):
-                    assert word not in file.read_bytes(), file.name
-
-    asyncio.run(story())
-
-
-def test_after_erasures_the_model_is_still_a_function_of_the_log(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            for k in range(4):
-                await play(engine, 60, seed=k)
-                clock.pass_seconds(200)
-                await engine.erase_user("default", f"user-{k}")
-                assert engine.digest("default") == rebuilt(tmp_path)
-            await engine.erase_user("default", "nobody")
-            await play(engine, 30, seed=9)
-            clock.pass_seconds(601)
-            await engine.settle()
-            live, sums = engine.digest("default"), engine.view("default").statistics
-            assert live == rebuilt(tmp_path)
-            assert sum(entry.kind == "base" and entry.user is None for entry in logged(tmp_path)) == 1
-            names = [entry.user for entry in logged(tmp_path) if entry.kind == "base"]
-            assert len(names) == len(set(names))
-        (tmp_path / "store.db-models").unlink()
-        async with running(tmp_path, clock=clock) as engine:
-            assert (engine.digest("default"), engine.view("default").statistics) == (live, sums)
-
-    asyncio.run(story())
-
-
-def base_users(folder):
-    """Return whose models were logged between two ticks, where there were any; the shared one is nobody's."""
-    groups = [[]]
-    for entry in logged(folder):
-        if entry.kind == "tick":
-            groups.append([])
-        elif entry.kind == "base":
-            groups[-1].append(entry.user)
-    return [group for group in groups if group]
-
-
-def test_an_erasure_holds_others_up_for_a_few_models_at_a_time(tmp_path, monkeypatch):
-    async def story():
-        monkeypatch.setattr(erasing, "PIECE", 5)
-        async with running(tmp_path) as engine:
-            await play(engine, 200, n_users=30)
-            await engine.erase_user("default", "user-3")
-            first = base_users(tmp_path)
-            assert max(len(group) for group in first) <= 5
-            assert first[-1] == [None]
-            assert {user for group in first[:-1] for user in group} == {f"user-{k}" for k in range(30) if k != 3}
-            assert engine.digest("default") == rebuilt(tmp_path)
-            await play(engine, 100, seed=1, n_users=20)
-            await engine.erase_user("default", "user-4")
-            names = [user for group in base_users(tmp_path) for user in group]
-            assert len(names) == len(set(names)) == 30  # user-3 came again
-            live = engine.digest("default")
-            assert live == rebuilt(tmp_path)
-        (tmp_path / "store.db-models").unlink()
-        async with running(tmp_path) as engine:
-            assert engine.digest("default") == live
-
-    asyncio.run(story())
-
-
-def test_others_go_on_during_an_erasure_and_the_models_are_still_those_of_the_log(tmp_path, monkeypatch):
-    async def story():
-        monkeypatch.setattr(erasing, "PIECE", 5)
-        async with running(tmp_path, snapshot_seconds=0.0) as engine:
-            await play(engine, 200, n_users=40)
-            for k in range(3):
-                others = [play(engine, 40, seed=9 * k + j, n_users=40) for j in range(1, 4)]
-                await asyncio.gather(engine.erase_user("default", f"user-{k}"), *others)
-                assert engine.digest("default") == rebuilt(tmp_path)
-            assert engine.status()["rebuilt"] == 0
-
-    asyncio.run(story())
-
-
-def test_an_erasure_that_fails_after_its_preparations_changes_nothing(tmp_path, monkeypatch):
-    async def story():
-        monkeypatch.setattr(erasing, "PIECE", 5)
-        disk = Disk(tmp_path / "store.db")
-        async with running(tmp_path, connect=disk.connect) as engine:
-            await play(engine, 200, n_users=30)
-            live, erase = engine.digest("default"), engine._learning.erase
-            engine._learning.erase = lambda loop, user: (disk.fill(True), erase(loop, user))
-            assert await refused(engine.erase_user("default", "user-3")) == (503, "store_full")
-            disk.fill(False)
-            assert len(base_users(tmp_path)) > 3
-            assert engine.digest("default") == live == rebuilt(tmp_path)
-            engine._learning.erase = erase
-            assert await engine.erase_user("default", "user-3") > 0
-            assert engine.digest("default") == rebuilt(tmp_path)
-
-    asyncio.run(story())
-
-
-def test_a_snapshot_from_before_an_erasure_is_thrown_away(tmp_path):
-    async def story():
-        async with running(tmp_path) as engine:
-            await play(engine, 60)
-            engine.digest("default")
-            for file in ("store.db-models", "store.db-models-wal"):
-                shutil.copy(tmp_path / file, tmp_path / f"kept-{file}")
-            await engine.erase_user("default", "user-1")
-            live = engine.digest("default")
-        for file in ("store.db-models", "store.db-models-wal"):
-            shutil.move(tmp_path / f"kept-{file}", tmp_path / file)
-        async with running(tmp_path) as engine:
-            assert engine.status()["rebuilt"] == 1
-            assert engine.digest("default") == live
-            assert b"user-1" not in (tmp_path / "store.db-models").read_bytes()
-
-    asyncio.run(story())
-
-
 def test_a_store_has_one_engine(tmp_path):
     async def story():
         async with running(tmp_path):
@@ -544,6 +347,29 @@ def test_a_store_has_one_engine(tmp_path):
                 Engine.open(tmp_path / "store.db")
         async with running(tmp_path) as engine:
             assert engine.loops() == ["default"]
+
+    asyncio.run(story())
+
+
+def committing():
+    return sum(thread.name == "group-commit" for thread in threading.enumerate())
+
+
+def test_where_a_process_writes_no_thread_does(tmp_path):
+    async def story():
+        before = committing()
+        async with running(tmp_path, writer_process=True):
+            assert committing() == before
+
+    asyncio.run(story())
+
+
+def test_a_learner_with_nothing_due_asks_nothing_of_a_store_that_is_closed(tmp_path):
+    async def story():
+        async with running(tmp_path, writer_process=True) as engine:
+            await play(engine, 3)
+            await asyncio.to_thread(engine._commits.close)
+            await engine.settle()
 
     asyncio.run(story())
 
@@ -594,27 +420,6 @@ def test_event_ids_are_different_and_need_no_quoting():
     ids = {new_event_id() for _ in range(5_000)}
     assert len(ids) == 5_000
     assert all(len(name) == 22 and name.replace("-", "").replace("_", "").isalnum() for name in ids)
-
-
-class Disk:
-    """Connections to a real store that can be made to be full."""
-
-    def __init__(self, path):
-        self.open, self.connections, self.full = sqlite_file(path), [], False
-
-    def connect(self):
-        self.connections.append(self.open())
-        self._limit(self.connections[-1])
-        return self.connections[-1]
-
-    def fill(self, full):
-        self.full = full
-        for connection in self.connections:
-            with contextlib.suppress(sqlite3.ProgrammingError):  # closed
-                self._limit(connection)
-
-    def _limit(self, connection):
-        connection.execute(f"PRAGMA max_page_count = {1 if self.full else 2**30}").fetchall()
 
 
 def test_a_full_disk_is_a_503_while_it_lasts_and_nothing_is_acknowledged_or_lost(tmp_path):

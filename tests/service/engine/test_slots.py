@@ -9,34 +9,18 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from engines import Clock, logged, rebuilt, refused, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from service.engine import Action, Engine, RankRequest
+from service.engine import Action, RankRequest
 from service.engine.deciding import decide
-from service.engine.learner import digest_of, replay
 from service.engine.slots import PageSlot, SlotsRequest, check_slots, fill
 from service.errors import ApiError
-from service.store import Log, sqlite_file
+from service.store import sqlite_file
 
 DAY = 86_400_000_000
-
-
-class Clock:
-    now = 1_700_000_000_000_000
-
-    def __call__(self):
-        return self.now
-
-
-@contextlib.asynccontextmanager
-async def running(folder, **options):
-    engine = Engine.open(folder / "store.db", **{"clock": Clock(), "snapshot_seconds": 3_600, **options})
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 def raw(value):
@@ -48,11 +32,6 @@ def page(*slots, n_actions=4, context=None, **more):
     actions = [Action(f"a{k}", raw({"topic": f"t{k}"})) for k in range(n_actions)]
     made = [PageSlot(id=slot) if isinstance(slot, str) else slot for slot in slots]
     return SlotsRequest(actions=actions, slots=made, context=raw(context), **more)
-
-
-def logged(folder):
-    with Log(sqlite_file(folder / "store.db")) as log:
-        return log.read(0, 10**6)
 
 
 def ranks(folder):
@@ -70,12 +49,6 @@ async def play(engine, n, seed=0):
             if asked.defer and rng.random() < 0.7:
                 await engine.activate("default", slot.event_id)
     await engine.settle()
-
-
-async def refused(awaitable):
-    with pytest.raises(ApiError) as raised:
-        await awaitable
-    return raised.value.status, raised.value.code
 
 
 def test_each_slot_is_a_decision_with_an_event_of_its_own(tmp_path):
@@ -233,7 +206,7 @@ def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path):
             await play(engine, 30, seed=1)
             live, sums = engine.digest("default"), engine.view("default").statistics
         assert sums.ranks == 180
-        assert live == digest_of(replay(logged(tmp_path)).loops["default"])
+        assert live == rebuilt(tmp_path)
         for remove in (False, True):
             if remove:
                 (tmp_path / "store.db-models").unlink()
