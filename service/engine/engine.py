@@ -161,9 +161,9 @@ class Engine(Devices, Erasing):
         except (ApiError, FeatureError):
             return None
 
-    def store_at_once(self, decided: Sequence[tuple[Written, Waiter]]) -> None:
-        """Hand the store decisions that were just made; each waiter is told the position, once that is durable."""
-        self._commits.submit_all([(written.record, waiter) for written, waiter in decided])
+    def store_at_once(self, decided: Sequence[Written], waiter: Waiter) -> None:
+        """Hand the store decisions that were just made; the waiter is told their positions, once they are durable."""
+        self._commits.submit_all([written.record for written in decided], waiter)
 
     async def _ranked(
         self, loop: str, request: RankRequest, decision: Decision, stored: asyncio.Future[int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from service.engine import Engine
 from service.engine.at_once import Written
@@ -22,9 +22,10 @@ from service.http.gate import JSON_TYPE, Gate
 from service.http.heads import Found, Heads, Way
 from service.http.hot import Hot
 from service.http.keys import Key
-from service.http.replies import Reply, Scope, failure, json_reply
+from service.http.replies import Reply, Scope, failure
 from service.http.table import DEFAULT_LOOP, RANK, of_a_loop
 from service.store import StoreUnavailable
+from service.store.waiting import Outcome
 
 PATHS = of_a_loop("/rank")
 AT_ONCE = 32  # requests decided together, so that the store has work while others are read
@@ -35,6 +36,9 @@ class Connection(Protocol):
 
     def answer(self, reply: Reply) -> None:
         """Send the answer to the request that was taken."""
+
+    def answer_json(self, body: bytes) -> None:
+        """Send a good answer."""
 
     def ask_again(self, data: bytes) -> None:
         """Let the request that was taken go the usual way."""
@@ -79,7 +83,7 @@ class Lane:
             self._end_turn()
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._end_turn)
-        self._taken.append(_Asked(self._engine, self._gate, found, key.id, data, connection))
+        self._taken.append(_Asked(found, key.id, data, connection, perf_counter()))
         return True
 
     def _key(self, way: Way) -> Key | None:
@@ -95,13 +99,9 @@ class Lane:
         taken, self._taken = self._taken, []
         by_loop: dict[str, list[_Asked]] = {}
         for asked in taken:
-            by_loop.setdefault(asked.way.loop, []).append(asked)
+            by_loop.setdefault(asked.found.way.loop, []).append(asked)
         for loop, group in by_loop.items():
-            decided = list(zip(self._decided(loop, group), group, strict=True))
-            stored = self._submit([(written, asked) for written, asked in decided if written is not None])
-            for written, asked in decided:
-                if written is None or not stored:
-                    asked.give_back()
+            self._store(list(zip(group, self._decided(loop, group), strict=True)))
 
     def _decided(self, loop: str, group: list[_Asked]) -> Sequence[Written | None]:
         """Return what was decided; None where the usual way is to say why not."""
@@ -113,65 +113,63 @@ class Lane:
 
     def _read(self, asked: _Asked) -> RankRequest | None:
         try:
-            return self._hot.read_rank(asked.body)
+            return self._hot.read_rank(asked.data[asked.found.start :])
         except Exception:
             return None
 
-    def _submit(self, decided: Sequence[tuple[Written, _Asked]]) -> bool:
-        """Return whether the store has taken them."""
-        for written, asked in decided:
-            asked.answer = written.answer
+    def _store(self, decided: Sequence[tuple[_Asked, Written | None]]) -> None:
+        """Hand the store what was decided, and all else back."""
+        storing = [(asked, written) for asked, written in decided if written is not None]
+        waiting = _Waiting(self, [asked for asked, _ in storing], [written.answer for _, written in storing])
         try:
-            self._engine.store_at_once(decided)
+            self._engine.store_at_once([written for _, written in storing], waiting)
         except Exception:
-            return False
-        return True
+            storing = []
+        for asked, written in decided:
+            if written is None or not storing:
+                self._gate.buckets.give_back(asked.key)
+                asked.connection.ask_again(asked.data)
+
+    def answer(self, asked: Sequence[_Asked], answers: Sequence[bytes], outcomes: Sequence[Outcome]) -> None:
+        """Answer requests, now that it is known what came of storing the decisions."""
+        now, counts = perf_counter(), self._gate.requests
+        stored = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        if stored:
+            self._engine.stored(stored[-1])
+        for one, answer, outcome in zip(asked, answers, outcomes, strict=True):
+            if isinstance(outcome, int):
+                counts.count(one.found.way.path, "POST", 200, now - one.began)
+                one.connection.answer_json(answer)
+            elif isinstance(outcome, StoreUnavailable):
+                reply = failure(outcome)
+                counts.count(one.found.way.path, "POST", reply.status, now - one.began)
+                one.connection.answer(reply)
+            else:
+                one.connection.ask_again(one.data)
 
 
-class _Asked:
-    """A request on its way to the store, told what came of it as a future is."""
+class _Asked(NamedTuple):
+    """A request that was taken."""
 
-    __slots__ = ("_began", "_connection", "_engine", "_found", "_gate", "_key", "_loop", "answer", "data")
+    found: Found
+    key: str
+    data: bytes
+    connection: Connection
+    began: float
 
-    def __init__(self, engine: Engine, gate: Gate, found: Found, key: str, data: bytes, connection: Connection) -> None:
-        self._began = perf_counter()
+
+class _Waiting:
+    """Requests whose decisions are on their way to the store."""
+
+    def __init__(self, lane: Lane, asked: Sequence[_Asked], answers: Sequence[bytes]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._engine, self._gate, self._found, self._key = engine, gate, found, key
-        self.data, self._connection = data, connection
-        self.answer = b""
-
-    @property
-    def way(self) -> Way:
-        return self._found.way
-
-    @property
-    def body(self) -> bytes:
-        return self.data[self._found.start :]
-
-    def give_back(self) -> None:
-        """Let it go the usual way."""
-        self._gate.buckets.give_back(self._key)
-        self._connection.ask_again(self.data)
+        self._lane, self._asked, self._answers = lane, asked, answers
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
-    def cancelled(self) -> bool:
-        return False
+    def starts(self) -> bool:
+        return True
 
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, seq: int, /) -> None:
-        self._engine.stored(seq)
-        self._answer(json_reply(self.answer))
-
-    def set_exception(self, error: Exception, /) -> None:
-        if isinstance(error, StoreUnavailable):
-            self._answer(failure(error))
-        else:
-            self._connection.ask_again(self.data)
-
-    def _answer(self, reply: Reply) -> None:
-        self._gate.requests.count(self.way.path, "POST", reply.status, perf_counter() - self._began)
-        self._connection.answer(reply)
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        self._lane.answer(self._asked, self._answers, outcomes)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from functools import lru_cache
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError
 from service.http.lane import Lane
-from service.http.replies import Reply, Scope, refusal
+from service.http.replies import JSON, Reply, Scope, refusal
 
 HEAD_BYTES = 65_536
 AT_ONCE = struct.pack("ii", 1, 0)  # for SO_LINGER: the system does not keep what the client does not take either
+LAST = b"\r\nconnection: close\r\n\r\n"
 FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
 
 
@@ -69,11 +69,25 @@ class Joined:
         self._transport.close()
 
 
+class Good:
+    """The head of good answers, up to the length; made anew when uvicorn's own headers are: once a second, the date."""
+
+    def __init__(self) -> None:
+        self._default: list[tuple[bytes, bytes]] = []
+        self._beginning = b""
+
+    def beginning(self, default: list[tuple[bytes, bytes]]) -> bytes:
+        if default is not self._default:
+            self._default, self._beginning = default, _beginning(200, *default, JSON)
+        return self._beginning
+
+
 class Protocol(HttpToolsProtocol):
-    """One connection; ``request_seconds`` is set by ``protocol``."""
+    """One connection; what all of a server have in common is set by ``protocol``."""
 
     request_seconds: float
     lane: Lane | None
+    good: Good
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -175,11 +189,19 @@ class Protocol(HttpToolsProtocol):
 
     def answer(self, reply: Reply) -> None:
         """Send the lane's answer and go on with what came meanwhile."""
+        self._answer(_beginning(reply.status, *self.server_state.default_headers, *reply.headers), reply.body)
+
+    def answer_json(self, body: bytes) -> None:
+        """Send a good answer."""
+        self._answer(self.good.beginning(self.server_state.default_headers), body)
+
+    def _answer(self, beginning: bytes, body: bytes) -> None:
         self._taken = False
         if self.transport.is_closing():
             return
         self.server_state.total_requests += 1
-        self.transport.write_all(_whole_reply(reply, self.server_state.default_headers, self._ending))  # type: ignore[attr-defined]
+        end = LAST if self._ending else b"\r\n\r\n"
+        self.transport.write_all(b"%b%d%b%b" % (beginning, len(body), end, body))  # type: ignore[attr-defined]
         if self._ending:
             self.transport.close()
             return
@@ -262,18 +284,11 @@ class Protocol(HttpToolsProtocol):
 
 def protocol(request_seconds: float, lane: Lane | None = None) -> type[Protocol]:
     """Return the protocol class for uvicorn's ``http`` option; requests that ``lane`` takes do not reach its ASGI."""
-    return type("Protocol", (Protocol,), {"request_seconds": request_seconds, "lane": lane})
+    return type("Protocol", (Protocol,), {"request_seconds": request_seconds, "lane": lane, "good": Good()})
 
 
-def _whole_reply(reply: Reply, default: list[tuple[bytes, bytes]], last: bool) -> bytes:
-    """Return the reply as uvicorn writes it."""
-    end = b"\r\nconnection: close\r\n\r\n" if last else b"\r\n\r\n"
-    return b"%b%d%b%b" % (_beginning(reply.status, *default, *reply.headers), len(reply.body), end, reply.body)
-
-
-@lru_cache(maxsize=16)  # the date among the headers changes every second
 def _beginning(status: int, *headers: tuple[bytes, bytes]) -> bytes:
-    """Return a head up to the length."""
+    """Return a head as uvicorn writes it, up to the length."""
     lines = [b"%b: %b\r\n" % header for header in headers]
     return b"".join([STATUS_LINE[status], *lines, b"content-length: "])
 

@@ -13,7 +13,7 @@ from fedres.checks import whole
 from service.store.log import Entry, Record
 from service.store.opening import StoreUnavailable
 from service.store.protocol import EventLog
-from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
+from service.store.waiting import Awaiting, Blocking, Outcome, Submitted, Together, Waiter, answer, dealt
 
 
 class Commits(Protocol):
@@ -27,8 +27,8 @@ class Commits(Protocol):
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         """Return the future ``seq`` of the record, for the running event loop."""
 
-    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
-        """Hand records over now; their waiters, of the running event loop, are told what came of each."""
+    def submit_all(self, records: Sequence[Record], waiter: Waiter) -> None:
+        """Hand records over now, to one commit; the waiter, of the running event loop, is told what came of each."""
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
         """Return the future ``seq`` of the last of them, for the running event loop; one transaction holds them all."""
@@ -47,7 +47,7 @@ class Commits(Protocol):
 
 
 class GroupCommit:
-    """Appends to ``log`` from a thread of its own, at most ``max_batch`` records to a transaction.
+    """Appends to ``log`` from a thread of its own; a transaction with ``max_batch`` records takes no more of them.
 
     A future answers with the record's ``seq`` once it is durable, with ``Refused`` if that record cannot be stored, and
     with ``StoreUnavailable`` if its batch could not; the next batch tries the store again. Futures are answered in the
@@ -60,7 +60,8 @@ class GroupCommit:
         self._log = log
         self._max_batch = max_batch
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[Record, AnyFuture]] = deque()
+        self._waiting: deque[Submitted] = deque()
+        self._n_waiting = 0  # records
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
@@ -68,9 +69,9 @@ class GroupCommit:
 
     def submit(self, record: Record) -> Future[int]:
         """Return the future ``seq`` of the record, from any thread."""
-        future: Future[int] = Future()
-        self._enqueue((record, future))
-        return future
+        waiter = Blocking()
+        self.submit_all([record], waiter)
+        return waiter.answer
 
     def append(self, records: Sequence[Record]) -> list[int]:
         """Return the ``seq`` of each once all are durable."""
@@ -78,18 +79,25 @@ class GroupCommit:
 
     def submit_async(self, record: Record) -> asyncio.Future[int]:
         """Return the same for the running event loop, which is woken once per batch and not once per record."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._enqueue((record, future))
-        return future
+        waiter = Awaiting()
+        self.submit_all([record], waiter)
+        return waiter.answer
 
-    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
-        """Hand records over; their waiters are told what came of each."""
-        self._enqueue(*entries)
+    def submit_all(self, records: Sequence[Record], waiter: Waiter) -> None:
+        """Hand records over, to one commit; the waiter is told what came of each."""
+        with self._changed:
+            if self._closed:
+                raise StoreUnavailable("closed", "the store takes no more records")
+            if self._n_waiting + len(records) > self._max_waiting:
+                raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
+            self._waiting.append(Submitted(records, waiter))
+            self._n_waiting += len(records)
+            self._changed.notify()
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
         """Return the future ``seq`` of the last of them for the running event loop; one transaction holds them all."""
-        together = Together(len(records))
-        self._enqueue(*[(record, together) for record in records])
+        together = Together()
+        self.submit_all(records, together)
         return together.answer
 
     @property
@@ -126,31 +134,21 @@ class GroupCommit:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _enqueue(self, *entries: tuple[Record, AnyFuture]) -> None:
-        with self._changed:
-            if self._closed:
-                raise StoreUnavailable("closed", "the store takes no more records")
-            if len(self._waiting) + len(entries) > self._max_waiting:
-                raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
-            self._waiting.extend(entries)
-            self._changed.notify()
-
     def _run(self) -> None:
         while batch := self._next_batch():
-            started = [(record, future) for record, future in batch if starts(future)]
+            started = [one for one in batch if one.waiter.starts()]
             if started:
-                answer([future for _, future in started], self._commit([record for record, _ in started]))
+                answer(dealt(started, self._commit([record for one in started for record in one.records])))
 
-    def _next_batch(self) -> list[tuple[Record, AnyFuture]]:
-        """Return what waits, as soon as anything does; nothing once closed and empty.
-
-        Records with the same waiter, one after the other, stay together.
-        """
+    def _next_batch(self) -> list[Submitted]:
+        """Return what waits, as soon as anything does; nothing once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
-            while batch and self._waiting and self._waiting[0][1] is batch[-1][1]:
+            batch, n = [], 0
+            while self._waiting and n < self._max_batch:
                 batch.append(self._waiting.popleft())
+                n += len(batch[-1].records)
+            self._n_waiting -= n
             return batch
 
     def _commit(self, records: list[Record]) -> Sequence[Outcome]:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +24,7 @@ import msgspec
 from fedres.checks import whole
 from service.store.log import Duplicate, Entry, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
-from service.store.waiting import AnyFuture, Outcome, Together, Waiter, answer, starts
+from service.store.waiting import Awaiting, Blocking, Outcome, Submitted, Together, Told, Waiter, answer, dealt
 from service.store.writing import (
     Append,
     Change,
@@ -51,10 +50,10 @@ Clock = Callable[[], int]
 
 
 class Batch(NamedTuple):
-    """Records that were sent together, and who waits for them."""
+    """What was sent together."""
 
     records: Sequence[Record]
-    futures: Sequence[AnyFuture]
+    submitted: Sequence[Submitted]  # the same records, or none, and who waits
 
 
 class Writer:
@@ -77,7 +76,7 @@ class Writer:
         self._hello = with_length(pickle.dumps((sys.path, pickle.dumps(connect))))
         self._clock, self._files, self._max_waiting = clock, tuple(files), max_waiting
         self._turn = threading.RLock()
-        self._gathered: deque[tuple[Record, AnyFuture]] = deque()
+        self._gathered: deque[Submitted] = deque()
         self._sent: deque[Batch] = deque()
         self._n_sent = 0  # records in them
         self._unsent: deque[memoryview] = deque()
@@ -94,19 +93,19 @@ class Writer:
         return None if self._process is None else self._process.pid
 
     def submit_async(self, record: Record) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._gather((record, future))
-        self._send_soon(future.get_loop())
-        return future
+        waiter = Awaiting()
+        self._gather(Submitted([record], waiter))
+        self._send_soon(waiter.get_loop())
+        return waiter.answer
 
     def submit_together(self, records: Sequence[Record]) -> asyncio.Future[int]:
-        together = Together(len(records))
-        self._gather(*[(record, together) for record in records])
+        together = Together()
+        self._gather(Submitted(records, together))
         self._send_soon(together.get_loop())
         return together.answer
 
-    def submit_all(self, entries: Sequence[tuple[Record, Waiter]]) -> None:
-        self._gather(*entries)
+    def submit_all(self, records: Sequence[Record], waiter: Waiter) -> None:
+        self._gather(Submitted(records, waiter))
         self._send_for(asyncio.get_running_loop())
 
     def _send_soon(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -115,10 +114,10 @@ class Writer:
             loop.call_soon(self._send_for, loop)
 
     def append(self, records: Sequence[Record]) -> list[int]:
-        futures: list[Future[int]] = [Future() for _ in records]
-        self._gather(*zip(records, futures, strict=True))
-        self._wait_until(lambda: all(future.done() for future in futures))
-        return [future.result() for future in futures]
+        waiters = [Blocking() for _ in records]
+        self._gather(*[Submitted([record], waiter) for record, waiter in zip(records, waiters, strict=True)])
+        self._wait_until(lambda: all(waiter.answer.done() for waiter in waiters))
+        return [waiter.answer.result() for waiter in waiters]
 
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
         return self._have_done(Erase(self._clock(), loop, user, _plain(instead), needless))
@@ -130,12 +129,12 @@ class Writer:
         self._have_done(Checkpoint(self._clock()))
 
     def _have_done(self, change: Change) -> int:
-        future: Future[int] = Future()
+        waiter = Blocking()
         with self._turn:
             self._send_gathered()
-            self._send(framed(change), Batch((), (future,)))
-        self._wait_until(future.done)
-        return future.result()
+            self._send(framed(change), Batch((), [Submitted((), waiter)]))
+        self._wait_until(waiter.answer.done)
+        return waiter.answer.result()
 
     def close(self) -> None:
         self._closed = True
@@ -149,12 +148,13 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _gather(self, *entries: tuple[Record, AnyFuture]) -> None:
+    def _gather(self, *submitted: Submitted) -> None:
         if self._closed:
             raise StoreUnavailable("closed", "the store takes no more records")
-        if len(self._gathered) + self._n_sent + len(entries) > self._max_waiting:
+        n_gathered = sum([len(one.records) for one in (*self._gathered, *submitted)])  # copied at once, as by extend
+        if self._n_sent + n_gathered > self._max_waiting:
             raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
-        self._gathered.extend(entries)  # at once, whatever other threads do
+        self._gathered.extend(submitted)  # at once, whatever other threads do
 
     def _send_for(self, loop: asyncio.AbstractEventLoop) -> None:
         self._waking = None  # if it comes too, it finds nothing
@@ -170,31 +170,31 @@ class Writer:
                 self._push()
                 told = self._receive()
                 waiting = self._socket if self._process is not None else None
-            _tell(told)
+            answer(told)
             if not told and waiting is not None:
                 _await(waiting, bool(self._unsent))
 
     def _send_gathered(self) -> None:
         gathered = [self._gathered.popleft() for _ in range(len(self._gathered))]  # others may add to it meanwhile
-        wanted = [(record, future) for record, future in gathered if starts(future)]
+        wanted = [one for one in gathered if one.waiter.starts()]
         if wanted:
-            batch = Batch([record for record, _ in wanted], [future for _, future in wanted])
+            batch = Batch([record for one in wanted for record in one.records], wanted)
             try:
                 self._send(framed(Append(self._clock(), _plain(batch.records))), batch)
             except UnicodeEncodeError:
-                self._send_one_by_one(batch)
+                self._send_one_by_one(wanted)
 
-    def _send_one_by_one(self, batch: Batch) -> None:
-        """Refuse records that are no Unicode, without which the others can be sent."""
-        for record, future in zip(*batch, strict=True):
+    def _send_one_by_one(self, submitted: Sequence[Submitted]) -> None:
+        """Refuse what has a record that is no Unicode; the others can be sent."""
+        for one in submitted:
             try:
-                self._send(framed(Append(self._clock(), _plain([record]))), Batch([record], [future]))
+                self._send(framed(Append(self._clock(), _plain(one.records))), Batch(one.records, [one]))
             except UnicodeEncodeError as error:
-                answer([future], [Refused(f"a record must be valid Unicode: {error}")])
+                answer([(one.waiter, [Refused(f"a record must be valid Unicode: {error}") for _ in one.records])])
 
     def _send(self, frame: bytearray, batch: Batch) -> None:
         if self._process is None and not self._start():
-            answer(batch.futures, [_gone() for _ in batch.futures])
+            answer(_failed(batch, _gone))
             return
         self._sent.append(batch)
         self._n_sent += len(batch.records)
@@ -224,7 +224,7 @@ class Writer:
     def _when_readable(self) -> None:
         with self._turn:
             told = self._receive()
-        _tell(told)
+        answer(told)
 
     def _receive(self) -> list[Told]:
         """Return what the process has said since, and to whom."""
@@ -238,25 +238,25 @@ class Writer:
             data = b""
         if not data:
             return self._lose()
-        return [self._reported(_read(frame)) for frame in self._frames.feed(data)]
+        return [told for frame in self._frames.feed(data) for told in self._reported(_read(frame))]
 
-    def _reported(self, report: Report) -> Told:
+    def _reported(self, report: Report) -> list[Told]:
         batch = self._sent.popleft()
         self._n_sent -= len(batch.records)
         if isinstance(report, Failed):
-            return batch.futures, [StoreUnavailable(report.code, report.message) for _ in batch.futures]
+            return _failed(batch, lambda: StoreUnavailable(report.code, report.message))
         if isinstance(report, Done):
-            return batch.futures, [report.answer]
+            return [(one.waiter, [report.answer]) for one in batch.submitted]
         if self.appended is not None:
             numbered = zip(report.outcomes, batch.records, strict=True)
             self.appended([Entry(at, report.time, *record) for at, record in numbered if isinstance(at, int)])
-        return batch.futures, [_outcome(outcome) for outcome in report.outcomes]
+        return dealt(batch.submitted, [_outcome(outcome) for outcome in report.outcomes])
 
     def _lose(self) -> list[Told]:
         """Give the process up; return whom to tell that."""
         lost, self._sent, self._n_sent = list(self._sent), deque(), 0
         self._end()
-        return [(batch.futures, [_gone() for _ in batch.futures]) for batch in lost]
+        return [told for batch in lost for told in _failed(batch, _gone)]
 
     def _start(self) -> bool:
         """Return whether there is a process again."""
@@ -301,9 +301,6 @@ class Writer:
         self._push()
 
 
-Told = tuple[Sequence[AnyFuture], Sequence[Outcome]]
-
-
 def _started(there: socket.socket, files: Sequence[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", "from service.store.writing import main; main()"],
@@ -314,9 +311,9 @@ def _started(there: socket.socket, files: Sequence[int]) -> subprocess.Popen[byt
     )
 
 
-def _tell(told: Sequence[Told]) -> None:
-    for futures, outcomes in told:
-        answer(futures, outcomes)
+def _failed(batch: Batch, error: Callable[[], Exception]) -> list[Told]:
+    """Return an error for each record, as a raise marks it, and one for who waits for none."""
+    return [(one.waiter, [error() for _ in range(max(1, len(one.records)))]) for one in batch.submitted]
 
 
 def _await(sock: socket.socket, writing: bool) -> None:

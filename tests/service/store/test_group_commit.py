@@ -168,43 +168,42 @@ def test_an_event_loop_is_woken_once_per_batch(log):
     assert len(wakes) == len(held.sizes) == 2
 
 
-class Told:
-    """Notes what it is told; the first of them breaks."""
+class Noting:
+    """Notes what it is told, and where; stops the event loop with the last of ``n``, and may break."""
 
-    def __init__(self, loop, heard, n):
-        self._loop, self._heard, self._n = loop, heard, n
+    def __init__(self, loop, heard, n, *, broken=False):
+        self._loop, self._heard, self._n, self._broken = loop, heard, n, broken
 
     def get_loop(self):
         return self._loop
 
-    def cancelled(self):
-        return False
+    def starts(self):
+        return True
 
-    done = cancelled
-
-    def set_result(self, seq):
-        self._heard[seq] = asyncio.get_running_loop() is self._loop
+    def settle(self, outcomes):
+        self._heard.append((list(outcomes), asyncio.get_running_loop() is self._loop))
         if len(self._heard) == self._n:
             self._loop.stop()
-        if seq == 1:
+        if self._broken:
             raise RuntimeError("a broken waiter")
 
-    set_exception = set_result
 
-
-def test_what_an_event_loop_hands_over_at_once_is_committed_together_and_all_are_told(log, caplog):
-    held, heard, loop = HeldLog(log), {}, asyncio.new_event_loop()
-    held.go.set()
+def test_what_an_event_loop_hands_over_is_committed_together_and_all_are_told(log, caplog):
+    held, heard, loop = HeldLog(log), [], asyncio.new_event_loop()
 
     def submit():
-        commits.submit_all([(rank(f"e{n}"), Told(loop, heard, 5)) for n in range(5)])
+        for n in range(3):
+            commits.submit_all([rank(f"e{n}{k}") for k in range(2)], Noting(loop, heard, 3, broken=n == 0))
+        held.go.set()
 
     with GroupCommit(held) as commits:
+        occupied(held, commits)
         loop.call_soon(submit)
+        loop.call_later(SOON, loop.stop)
         loop.run_forever()
         loop.close()
-    assert heard == dict.fromkeys(range(1, 6), True)
-    assert held.sizes == [5]
+    assert heard == [([2, 3], True), ([4, 5], True), ([6, 7], True)]
+    assert held.sizes == [1, 6]
     assert "an answer was lost" in caplog.text
 
 

@@ -185,8 +185,8 @@ def test_closing_answers_all_that_was_taken(file):
 
 HOLDER = """
 import os, sys
-from concurrent.futures import Future
 from service.store import Lease, Record, Writer, sqlite_file
+from service.store.waiting import Blocking, Submitted
 
 lease = Lease(sys.argv[1])
 lease.acquire()
@@ -194,7 +194,7 @@ writing = Writer(sqlite_file(sys.argv[1]), clock=lambda: 0, files=[lease.file])
 writing.append([Record("shop", "rank", "a", None, b"{}")])
 print("stored", flush=True)
 os.read(0, 1)
-writing._gather((Record("shop", "rank", "b", None, b"{}"), Future()))
+writing._gather(Submitted([Record("shop", "rank", "b", None, b"{}")], Blocking()))
 writing._send_gathered()
 os.kill(os.getpid(), 9)
 """
