@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from fedres.checks import Array
+from service.engine.answers import written
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
 from service.engine.deciding import Offer, RankRequest, Shown, View, allowed_in, check_request, draw
 from service.engine.event_ids import new_event_id
@@ -54,55 +56,59 @@ def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
     settings, excluding = view.settings, any(one.request.exclude for one in asked)
     allowed = np.concatenate([allowed_in(one.request) for one in asked]) if excluding else ALL
     how = how_to_choose(settings, view.statistics.learned)
-    chosen = choose_together(asked, view.weights, settings.crosses, allowed, how)
-    texts, n, written, first = _texts(chosen.numbers), len(chosen.order), [], 0
-    for one, action in zip(asked, chosen.drawn, strict=True):
-        last = first + len(one.shown.ids)
-        order, chances, scores = chosen.order[first:last], texts[first:last], texts[n + first : n + last]
-        written.append(_written(one, view, action, order, chances, scores))
+    places, numbers = choose_together(asked, view.weights, settings.crosses, allowed, how)
+    wished: list[int | None] = [None] * len(asked)
+    if settings.apprentice:
+        wished = places[: len(asked)].tolist()
+        _take_first(asked, places, numbers)
+    texts = written([one.event_id for one in asked], [one.shown.ids for one in asked], places, numbers, view.version)
+    end, first, found = _end(view, [], False, None), 0, []
+    for one, action, wish, answer, *parts in zip(asked, places.tolist(), wished, *texts, strict=False):
+        case = _case(one, action, numbers[first])
+        found.append(Written(answer, _record(one, view, action, wish, parts, end, case)))
+        first += len(one.offer.places) - 1
+    return found
+
+
+def _take_first(asked: Sequence[Readied], places: Array, numbers: Array) -> None:
+    """Let an apprentice take the first action that is not excluded, whatever was drawn."""
+    first = 0
+    for k, one in enumerate(asked):
+        last = first + len(one.request.actions)
+        places[k] = allowed_in(one.request).argmax()
+        numbers[first:last] = 0
+        numbers[first + places[k]] = 1
         first = last
-    return written
 
 
-def _texts(numbers: list[float]) -> list[str]:
-    """Return each number as JSON."""
-    return encode(numbers)[1:-1].decode().split(",")
-
-
-def _written(one: Readied, view: View, action: int, order: list[int], chances: list[str], scores: list[str]) -> Written:
-    wished = None
-    if view.settings.apprentice:
-        wished, action = action, int(allowed_in(one.request).argmax())
-        chances = ["1.0" if k == action else "0.0" for k in range(len(chances))]
-    body = _body(one, view, action, wished, chances, scores)
-    record = Record(view.name, RANK, one.event_id, one.request.user, body)
-    return Written(_answer(one, view.version, action, order, chances, scores), record)
-
-
-def _answer(one: Readied, version: int, action: int, order: list[int], chances: list[str], scores: list[str]) -> bytes:
-    """Return a ``RankResult`` as JSON."""
-    ids, event_id = one.shown.ids, encode(one.event_id).decode()
-    ranking = "},{".join([f'"id":{ids[k]},"probability":{chances[k]},"score":{scores[k]}' for k in order])
-    return (
-        f'{{"event_id":{event_id},"action":{ids[action]},"probability":{chances[action]},'
-        f'"ranking":[{{{ranking}}}],"model_version":{version}}}'
-    ).encode()
-
-
-def _body(one: Readied, view: View, action: int, wished: int | None, chances: list[str], scores: list[str]) -> bytes:
+def _record(
+    one: Readied, view: View, action: int, wished: int | None, numbers: Sequence[bytes], end: bytes, case: Case
+) -> Record:
     """Return a ``RankBody`` as JSON, and with it what the learner needs, as ``handed`` does."""
-    request = one.request
-    exclude = encode(request.exclude).decode() if request.exclude else "[]"
-    numbers = (
-        f',"action":{action},"probabilities":[{",".join(chances)}],"scores":[{",".join(scores)}],'
-        f'"version":{view.version},"settings":{view.settings_version},"exclude":{exclude},'
-        f'"deferred":{"true" if request.defer else "false"},"wished":{"null" if wished is None else wished}}}'
+    request, (chances, scores) = one.request, numbers
+    if request.exclude or request.defer or wished is not None:
+        end = _end(view, request.exclude, request.defer, wished)
+    taken = b',"action":%d,"probabilities":[' % action
+    parts = (b'{"context":', one.text, b',"actions":', one.shown.logged, taken, chances, b'],"scores":[', scores, end)
+    body = b"".join(parts)
+    if not request.exclude:
+        body = known_body(body, Known(case, request.defer, None if wished is None else wished == action))
+    return Record(view.name, RANK, one.event_id, request.user, body)
+
+
+def _end(view: View, exclude: list[str], deferred: bool, wished: int | None) -> bytes:
+    """Return the end of a ``RankBody``."""
+    return b'],"version":%d,"settings":%d,"exclude":%b,"deferred":%b,"wished":%b}' % (
+        view.version,
+        view.settings_version,
+        encode(exclude),
+        encode(deferred),
+        encode(wished),
     )
-    body = b"".join((b'{"context":', one.text, b',"actions":', one.shown.logged, numbers.encode()))
-    if request.exclude:
-        return body
+
+
+def _case(one: Readied, action: int, first_chance: float) -> Case:
     context, offer = one.context, one.offer
     first, last = offer.places[action], offer.places[action + 1]
     hashes, values = context.hashes + offer.hashes[first:last], context.values + offer.values[first:last]
-    case = Case(request.user, hashes, values, len(context.hashes) // 4, 0.0 if action else 1 / float(chances[0]))
-    return known_body(body, Known(case, request.defer, None if wished is None else wished == action))
+    return Case(one.request.user, hashes, values, len(context.hashes) // 4, 0.0 if action else 1 / float(first_chance))

@@ -71,9 +71,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 class Chosen(NamedTuple):
     """What was chosen for many requests, one after the other."""
 
-    drawn: list[int]  # for each request
-    order: list[int]  # of each request's actions, the best first
-    numbers: list[float]  # the probabilities of all actions, then their scores
+    places: Array  # the action drawn for each request, then the order of each one's actions, the best first
+    numbers: Array  # the probabilities of all actions, then their scores
 
 
 ALL: Array = np.ones(0, dtype=bool)
@@ -114,8 +113,7 @@ def choose_together(asked: Sequence[Asked], weights: Array, crosses: bool, allow
         places,
         numbers,
     )
-    found = places.tolist()
-    return Chosen(found[: len(asked)], found[len(asked) :], numbers.tolist())
+    return Chosen(places, numbers)
 
 
 @kernel

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from service.engine.answers import Ids, written
 from service.engine.choosing import ALL, Asked, choose_kernel, choose_together, how_to_choose
 from service.engine.event_ids import new_event_id
 from service.engine.heads import CatalogueAction, Clients, Statistics
@@ -67,7 +68,7 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
     """A list of actions in the ways that decisions need it."""
 
     given: Given
-    ids: list[str]  # as JSON
+    ids: Ids
     logged: bytes  # the list as JSON, as the log has it
 
 
@@ -239,7 +240,7 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
 
 def _shown(actions: Sequence[Action], view: View) -> Shown:
     offered = Given(looked_up(actions, view))
-    return Shown(offered, [encode(name).decode() for name, _ in offered], encode(_logged(actions, view)))
+    return Shown(offered, Ids.of([name for name, _ in offered]), encode(_logged(actions, view)))
 
 
 def looked_up(actions: Sequence[Action], view: View) -> list[tuple[str, bytes]]:
@@ -308,4 +309,4 @@ def warm_up() -> None:
     for own in (None, personal):
         choose_kernel(prepared, arrays(weights, own), _all(2), how, u, np.empty((2, 2)))
     asked = Asked(*Preparer().hashed(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")]), personal, u)
-    choose_together([asked], weights, True, ALL, how)
+    written([""], [Ids.of(["a", "b"])], *choose_together([asked], weights, True, ALL, how), 0)

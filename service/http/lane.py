@@ -22,7 +22,7 @@ from service.http.gate import JSON_TYPE, Gate
 from service.http.heads import Found, Heads, Way
 from service.http.hot import Hot
 from service.http.keys import Key
-from service.http.replies import Reply, Scope, failure
+from service.http.replies import Reply, Scope, failure, log
 from service.http.table import DEFAULT_LOOP, RANK, of_a_loop
 from service.store import StoreUnavailable
 from service.store.waiting import Outcome
@@ -120,32 +120,43 @@ class Lane:
     def _store(self, decided: Sequence[tuple[_Asked, Written | None]]) -> None:
         """Hand the store what was decided, and all else back."""
         storing = [(asked, written) for asked, written in decided if written is not None]
+        taken = self._submit(storing) if storing else False
+        for asked, written in decided:
+            if written is None or not taken:
+                self._gate.buckets.give_back(asked.key)
+                asked.connection.ask_again(asked.data)
+
+    def _submit(self, storing: Sequence[tuple[_Asked, Written]]) -> bool:
+        """Return whether the store has taken them."""
         waiting = _Waiting(self, [asked for asked, _ in storing], [written.answer for _, written in storing])
         try:
             self._engine.store_at_once([written for _, written in storing], waiting)
         except Exception:
-            storing = []
-        for asked, written in decided:
-            if written is None or not storing:
-                self._gate.buckets.give_back(asked.key)
-                asked.connection.ask_again(asked.data)
+            return False
+        return True
 
     def answer(self, asked: Sequence[_Asked], answers: Sequence[bytes], outcomes: Sequence[Outcome]) -> None:
         """Answer requests, now that it is known what came of storing the decisions."""
-        now, counts = perf_counter(), self._gate.requests
         stored = [outcome for outcome in outcomes if isinstance(outcome, int)]
         if stored:
             self._engine.stored(stored[-1])
+        now = perf_counter()
         for one, answer, outcome in zip(asked, answers, outcomes, strict=True):
-            if isinstance(outcome, int):
-                counts.count(one.found.way.path, "POST", 200, now - one.began)
-                one.connection.answer_json(answer)
-            elif isinstance(outcome, StoreUnavailable):
-                reply = failure(outcome)
-                counts.count(one.found.way.path, "POST", reply.status, now - one.began)
-                one.connection.answer(reply)
-            else:
-                one.connection.ask_again(one.data)
+            try:
+                self._answer(one, answer, outcome, now - one.began)
+            except Exception:  # of one connection; the others are to be answered
+                log.exception("an answer was lost")
+
+    def _answer(self, asked: _Asked, answer: bytes, outcome: Outcome, seconds: float) -> None:
+        if isinstance(outcome, int):
+            self._gate.requests.count(asked.found.way.path, "POST", 200, seconds)
+            asked.connection.answer_json(answer)
+        elif isinstance(outcome, StoreUnavailable):
+            reply = failure(outcome)
+            self._gate.requests.count(asked.found.way.path, "POST", reply.status, seconds)
+            asked.connection.answer(reply)
+        else:
+            asked.connection.ask_again(asked.data)
 
 
 class _Asked(NamedTuple):

@@ -153,8 +153,8 @@ class Told:
     def __init__(self):
         self.said = asyncio.get_running_loop().create_future()
 
-    def answer(self, reply):
-        self.said.set_result(json.loads(reply.body).get("event_id"))
+    def answer_json(self, body):
+        self.said.set_result(json.loads(body)["event_id"])
 
     def ask_again(self, data):
         self.said.set_result(data)
@@ -182,6 +182,28 @@ def test_of_requests_in_one_turn_only_those_that_break_a_rule_go_the_usual_way(t
         return said
 
     assert asyncio.run(story()) == ["e0", broken, "e1", good[2], "e2", "later"]
+
+
+class Broken(Told):
+    def answer_json(self, body):
+        raise RuntimeError("a broken connection")
+
+
+def test_one_connection_that_breaks_keeps_no_other_from_its_answer(tmp_path, caplog):
+    async def story():
+        engine, store = Engine.open(tmp_path / "store.db"), tmp_path / "store.db"
+        lane = create_app(engine, keys=Keys(store), limits=Limits()).lane
+        connections = [Broken(), Told(), Broken(), Told()]
+        for k, connection in enumerate(connections):
+            data = request(with_event(b"e%d" % k))
+            head = data.index(b"\r\n\r\n") + 4
+            assert lane.take(Found(WAY, head, len(data) - head), data, connection)
+        said = [await connection.said for connection in connections[1::2]]
+        await engine.close()
+        return said
+
+    assert asyncio.run(story()) == ["e1", "e3"]
+    assert caplog.text.count("a broken connection") == 2
 
 
 def test_a_head_that_is_not_plain_is_never_taken(live, taken):
