@@ -92,10 +92,16 @@ class Join:
 
     def rank(self, event: str, order: int, time: int, rules: Rules, case: Case, deferred: bool) -> Settled | None:
         """Let an event wait for its reward; return it settled where that came before."""
+        self.n_waiting += 1
+        slot = self.slots.get(event)
+        if slot is None and not deferred:
+            self.changed.add(event)
+            self.slots[event] = Slot(order, WAITING, time + rules.wait, rules, case, case.user)
+            heapq.heappush(self._deadlines, (time + rules.wait, order, event))
+            return None
         slot = self._slot(event, order)
         slot.order, slot.rules, slot.case, slot.user = order, rules, case, case.user
         slot.status = DEFERRED if deferred and not slot.activated else WAITING
-        self.n_waiting += 1
         self._wait(event, slot, None if slot.status == DEFERRED else time + rules.wait)
         return self._settle_if_final(event, slot)
 
@@ -126,8 +132,11 @@ class Join:
         self._wait(event, slot, time + rules.wait)
         return self._settle_if_final(event, slot)
 
-    def expire(self, time: int) -> Iterator[Settled]:
-        """Yield what was not settled when its deadline came, by deadline, then by position in the log."""
+    def expire(self, time: int) -> Iterable[Settled]:
+        """Return what was not settled when its deadline came, by deadline, then by position in the log."""
+        return self._expiring(time) if self._deadlines and self._deadlines[0][0] <= time else ()
+
+    def _expiring(self, time: int) -> Iterator[Settled]:
         while self._deadlines and self._deadlines[0][0] <= time:
             deadline, order, event = heapq.heappop(self._deadlines)
             if not self._is_due(deadline, order, event):

@@ -10,7 +10,7 @@ import msgspec
 from service.engine.deciding import Offer
 from service.http.wire import Rank, UnreadRank
 
-KEPT = 100  # lists
+ROOM = 4_000_000  # bytes of lists that are kept; with what is made of them they take about five times as many
 LONGEST = 100_000  # bytes of a list that is kept
 BEGINNING = 1_000  # bytes by which a longer list is found before the body is read
 
@@ -24,6 +24,7 @@ class Offers:
 
     def __init__(self) -> None:
         self._offers: OrderedDict[bytes, Offer] = OrderedDict()
+        self._room = ROOM
         self._long: dict[bytes, bytes] = {}  # the last of those that begin so
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
@@ -60,15 +61,20 @@ class Offers:
         text = bytes(_unread.decode(body).actions)
         if len(text) > LONGEST:
             return
-        request.actions = self._offers[text] = Offer(request.actions)  # type: ignore[assignment]  # are such actions
+        request.actions = offer = Offer(request.actions)  # type: ignore[assignment]  # are such actions
+        self._room += len(text) if self._offers.pop(text, None) is not None else 0
+        self._offers[text] = offer
         if len(text) > BEGINNING:
             self._long[text[:BEGINNING]] = text
-        if len(self._offers) > KEPT:
+        self._room -= len(text)
+        while self._room < 0:
             oldest, _ = self._offers.popitem(last=False)
             self._long.pop(oldest[:BEGINNING], None)
+            self._room += len(oldest)
 
 
-_NAMES = {name: len(f',"{name}":') for name in ("context", "user", "event_id", "exclude", "defer", "explain")}
+_CONTEXT, _USER, _EVENT_ID = len(',"context":'), len(',"user":""'), len(',"event_id":""')
+_EXCLUDE, _DEFER, _EXPLAIN = len(',"exclude":[]'), len(',"defer":true'), len(',"explain":true')
 
 
 def shortest_rest(request: Rank | UnreadRank) -> int:
@@ -78,11 +84,15 @@ def shortest_rest(request: Rank | UnreadRank) -> int:
     """
     size = len('{"actions":}')
     if len(request.context) > 2:
-        size += _NAMES["context"] + len(request.context)
+        size += _CONTEXT + len(request.context)
     if request.user is not None:
-        size += _NAMES["user"] + len(request.user) + 2
+        size += _USER + len(request.user)
     if request.event_id is not None:
-        size += _NAMES["event_id"] + len(request.event_id) + 2
+        size += _EVENT_ID + len(request.event_id)
     if request.exclude:
-        size += _NAMES["exclude"] + sum(map(len, request.exclude)) + 3 * len(request.exclude) + 1
-    return size + request.defer * (_NAMES["defer"] + 4) + request.explain * (_NAMES["explain"] + 4)
+        size += _EXCLUDE + sum(map(len, request.exclude)) + 3 * len(request.exclude) - 1
+    if request.defer:
+        size += _DEFER
+    if request.explain:
+        size += _EXPLAIN
+    return size

@@ -249,7 +249,7 @@ class Writer:
             return [(one.waiter, [report.answer]) for one in batch.submitted]
         if self.appended is not None:
             numbered = zip(report.outcomes, batch.records, strict=True)
-            self.appended([Entry(at, report.time, *record) for at, record in numbered if isinstance(at, int)])
+            self.appended([Entry._make((at, report.time, *record)) for at, record in numbered if isinstance(at, int)])
         return dealt(batch.submitted, [_outcome(outcome) for outcome in report.outcomes])
 
     def _lose(self) -> list[Told]:

@@ -61,14 +61,15 @@ def test_actions_that_are_not_known_byte_for_byte_are_left_to_the_careful_way(kn
     assert known.read(b"[") is None
 
 
-def test_lists_are_forgotten_in_the_order_of_their_last_use(known, monkeypatch):
-    monkeypatch.setattr(offers, "KEPT", 2)
-    second, third = (body().replace(b'"x":1', b'"x":%d' % k) for k in (2, 3))
-    known.keep(second, msgspec.json.decode(second, type=Rank))
-    assert known.read(body()) is not None
+def test_lists_are_forgotten_in_the_order_of_their_last_use(monkeypatch):
+    monkeypatch.setattr(offers, "ROOM", 2 * len(ACTIONS))
+    known, (first, second, third) = Offers(), [body().replace(b'"x":1', b'"x":%d' % k) for k in (1, 2, 3)]
+    for text in (first, first, second):
+        known.keep(text, msgspec.json.decode(text, type=Rank))
+    assert known.read(first) is not None
     known.keep(third, msgspec.json.decode(third, type=Rank))
     assert known.read(second) is None
-    assert known.read(body()) is not None
+    assert known.read(first) is not None
 
 
 LONG = f'[{{"id":"a","features":{{"x":"{"y" * offers.BEGINNING}"}}}},{{"id":"b"}}]'
