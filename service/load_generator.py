@@ -13,6 +13,7 @@ import numpy as np
 import uvloop
 
 USER = "u%08d"  # names of one length, so that all requests made from a template have one too
+MOMENT = '"moment":0.%06d'  # a feature of the context, different in each request: no two contexts are alike
 
 
 class Load(NamedTuple):
@@ -20,7 +21,7 @@ class Load(NamedTuple):
 
     port: int
     path: str
-    templates: Sequence[bytes]  # bodies with the user USER % 0
+    templates: Sequence[bytes]  # bodies with the user USER % 0 and, after that, MOMENT % 0
     n_users: int  # one of them, at random, in each request
     n_connections: int
     seconds: float
@@ -39,7 +40,7 @@ class Outcome(NamedTuple):
 class _Connection(asyncio.Protocol):
     """One connection: sends a request when it has the whole answer to the one before."""
 
-    def __init__(self, load: Load, requests: list[tuple[bytes, bytes]], rng: Random, seconds: list[float]) -> None:
+    def __init__(self, load: Load, requests: list[list[bytes]], rng: Random, seconds: list[float]) -> None:
         self._load, self._requests, self._rng, self._seconds = load, requests, rng, seconds
         self._turn = rng.randrange(len(requests))
         self._rest = b""
@@ -49,11 +50,11 @@ class _Connection(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        before, after = self._requests[self._turn]
+        before, between, after = self._requests[self._turn]
         self._turn = (self._turn + 1) % len(self._requests)
-        user = USER % self._rng.randrange(self._load.n_users)
+        user, moment = USER % self._rng.randrange(self._load.n_users), MOMENT % self._rng.randrange(1_000_000)
         self._began = time.perf_counter()
-        self._transport.write(before + user.encode() + after)
+        self._transport.write(b"".join((before, user.encode(), between, moment.encode(), after)))
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -90,9 +91,7 @@ async def _generate(load: Load) -> Outcome:
     return Outcome(len(seconds), len(seconds) / took, float(p50), float(p99), used / took)
 
 
-async def _connect(
-    load: Load, requests: list[tuple[bytes, bytes]], seed: int, seconds: list[float]
-) -> asyncio.Transport:
+async def _connect(load: Load, requests: list[list[bytes]], seed: int, seconds: list[float]) -> asyncio.Transport:
     made, _ = await asyncio.get_running_loop().create_connection(
         lambda: _Connection(load, requests, Random(seed), seconds), "127.0.0.1", load.port
     )
@@ -104,11 +103,11 @@ def _fail(failed: asyncio.Future[None], context: dict[str, object]) -> None:
         failed.set_exception(RuntimeError(str(context.get("exception") or context.get("message"))))
 
 
-def _request(load: Load, body: bytes) -> tuple[bytes, bytes]:
-    """Return a request in two parts, what comes before the user's name and what comes after it."""
+def _request(load: Load, body: bytes) -> list[bytes]:
+    """Return a request in three parts: before the user's name, between that and the moment, and after it."""
     head = f"POST {load.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    before, after = body.split((USER % 0).encode())
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + before, after
+    before, rest = body.split((USER % 0).encode())
+    return [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + before, *rest.split((MOMENT % 0).encode())]
 
 
 def _whole(data: bytes) -> bool:
@@ -122,16 +121,13 @@ def rank_bodies(n: int, seed: int = 0) -> list[bytes]:
     rng = np.random.default_rng(seed)
     actions = [{"id": f"article-{k}", "features": _features(rng, 20)} for k in range(200)]
     return [
-        json.dumps(
-            {
-                "user": USER % 0,
-                "context": _features(rng, 10),
-                "actions": [actions[k] for k in rng.choice(len(actions), 10, replace=False)],
-            },
-            separators=(",", ":"),
-        ).encode()
-        for _ in range(n)
+        _body(_features(rng, 9), [actions[k] for k in rng.choice(len(actions), 10, replace=False)]) for _ in range(n)
     ]
+
+
+def _body(context: dict[str, float], actions: list[dict[str, object]]) -> bytes:
+    body = {"user": USER % 0, "context": {"moment": 0} | context, "actions": actions}
+    return json.dumps(body, separators=(",", ":")).replace('"moment":0', MOMENT % 0).encode()
 
 
 def _features(rng: np.random.Generator, n: int) -> dict[str, float]:

@@ -27,7 +27,8 @@ from service.engine.records import (
 from service.engine.settings import Settings
 from service.engine.snapshots import Snapshots
 from service.errors import ApiError, invalid, unavailable
-from service.scoring.features import Limits, Preparer
+from service.scoring.features import Preparer
+from service.scoring.flattening import Limits
 from service.store import (
     Commits,
     Duplicate,

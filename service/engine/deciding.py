@@ -21,7 +21,8 @@ from service.engine.records import LoggedRank, RankBody, Registered, encode, rea
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.explaining import explain
-from service.scoring.features import FeatureError, Given, Prepared, Preparer
+from service.scoring.features import Given, Prepared, Preparer
+from service.scoring.flattening import FeatureError
 from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
 

@@ -46,7 +46,7 @@ from service.engine.shared import bytes_of_model, check_model
 from service.engine.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 from service.engine.snapshots import Damaged
 from service.errors import ApiError, invalid, unavailable
-from service.scoring.features import FeatureError, action_features
+from service.scoring.flattening import FeatureError, action_features
 from service.scoring.model import PersonalModel
 from service.store import Duplicate, Entry, Record, StoreUnavailable
 from service.store.waiting import Waiter

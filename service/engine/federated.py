@@ -15,8 +15,9 @@ from service.engine.records import Inline, ResidualBody, UpdateBody, encode
 from service.engine.settings import Settings
 from service.engine.shared import wire_of
 from service.errors import ApiError, invalid
-from service.scoring.features import FeatureError, Preparer
+from service.scoring.features import Preparer
 from service.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
+from service.scoring.flattening import FeatureError
 from service.scoring.model import score
 from service.scoring.sealing import checksum
 

@@ -35,7 +35,8 @@ from service.engine.records import (
 from service.engine.settings import Settings
 from service.engine.shared import new_model, read_model
 from service.engine.uploads import learn_residual, learn_update
-from service.scoring.features import Limits, Prepared, Preparer
+from service.scoring.features import Prepared, Preparer
+from service.scoring.flattening import Limits
 from service.scoring.model import PersonalModel, SharedModel, learn
 from service.store import Entry
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from service.scoring.features import Limits, Preparer, action_features, flatten
+from service.scoring.features import Preparer
+from service.scoring.flattening import Limits, action_features, flatten
 from service.scoring.kernels import indices_of, slots_of
 from service.scoring.model import PersonalModel, expand, score
 

@@ -1,45 +1,23 @@
-"""From JSON features to hashed ones: names, values and a hash that is the same in any language (docs/hashing.md)."""
+"""From JSON features to hashed ones, and a memory of what was hashed."""
 
 from __future__ import annotations
 
-import json
 import struct
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
+from service.scoring.flattening import FeatureError, Limits, check_name, feature_hash, named
 
-LARGEST = 1e15  # the product of two such values is finite in 32 bits
+NAMES = 10_000  # whose hashes are kept
 
 Json = bytes | msgspec.Raw
-
-_decode = msgspec.json.Decoder().decode
-
-
-class FeatureError(ValueError):
-    """Features that the service does not take; the message names the place, the rule and the value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may hold."""
-
-    features: int = 1_000  # of the context, and of each action
-    depth: int = 8  # objects inside each other
-    name: int = 1_000  # characters of a name, an indicator's value included
-    crosses: int = 250_000  # context features × features of all actions
-
-    def __post_init__(self) -> None:
-        for name in ("features", "depth", "name", "crosses"):
-            checks.whole(name, getattr(self, name))
 
 
 class Prepared(NamedTuple):
@@ -99,6 +77,7 @@ class Preparer:
         self.crosses = crosses
         self.limits = limits or Limits()
         self._room, self._room_for_offers = cache_bytes, cache_bytes // 4
+        self._hashes: dict[str, int] = {}  # of names that came before, none too long
         self._cache: OrderedDict[_CacheKey, Hashed] = OrderedDict()
         self._offers: OrderedDict[tuple[tuple[str, bytes], ...], HashedOffer] = OrderedDict()
 
@@ -157,13 +136,26 @@ class Preparer:
 
     def _make(self, action: str | None, features: bytes, place: int) -> Hashed:
         try:
-            named = flatten(features, self.limits) if action is None else action_features(action, features, self.limits)
-            hashes = [feature_hash(name) for name, _ in named]
+            found = named(action, features, self.limits)
+            hashes = self._hashes_of(found.names)
         except FeatureError as error:
             where = "context" if action is None else f"actions[{place - 1}]"
             raise FeatureError(f"{where}: {error}") from None
-        n = len(named)
-        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in named]))
+        n = len(hashes)
+        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *found.values))
+
+    def _hashes_of(self, names: list[str]) -> list[int]:
+        known = self._hashes
+        try:
+            return [known[name] for name in names]
+        except KeyError:
+            pass
+        if len(known) > NAMES:
+            known.clear()
+        for name in names:
+            check_name(name, self.limits)
+            known[name] = feature_hash(name)
+        return [known[name] for name in names]
 
     def _keep(self, key: _CacheKey, hashed: Hashed) -> None:
         self._cache[key] = hashed
@@ -180,121 +172,3 @@ def _size(key: _CacheKey, hashed: Hashed) -> int:
 def _offer_size(key: tuple[tuple[str, bytes], ...], offer: HashedOffer) -> int:
     """Return about how many bytes an offer takes, 300 of them for each action's objects."""
     return 500 + sum([300 + len(name) + len(features) for name, features in key]) + 2 * len(offer.hashes)
-
-
-def feature_hash(name: str) -> int:
-    """Return the CRC-32 of a feature's name in UTF-8."""
-    try:
-        return zlib.crc32(name.encode())
-    except UnicodeEncodeError:
-        raise FeatureError(f"names must be valid Unicode, got {name!a}") from None
-
-
-def action_features(action: str, features: bytes, limits: Limits) -> list[tuple[str, float]]:
-    """Return an action's features, the first of them its id: `_id=<id>`, which no name in JSON can be."""
-    named: list[tuple[str, float]] = []
-    _add(named, f"_id={action}", 1.0, limits)
-    _flatten_text(features, limits, named)
-    return named
-
-
-def flatten(features: bytes, limits: Limits) -> list[tuple[str, float]]:
-    """Return the names and values of the features in a JSON object; nothing or null is an object without any."""
-    named: list[tuple[str, float]] = []
-    _flatten_text(features, limits, named)
-    return named
-
-
-def _flatten_text(features: bytes, limits: Limits, named: list[tuple[str, float]]) -> None:
-    tree = _parse(features) if features else None
-    if tree is None:
-        return
-    if not isinstance(tree, dict):
-        raise FeatureError(f"features must be an object, got {_shown(tree)}")
-    n_keys = _flatten_object("", tree, 1, limits, named)
-    if features.count(b":") != n_keys:  # a colon inside a string, an ignored object, or a key that came twice
-        _parse_strictly(features)
-
-
-def _parse(features: bytes) -> Any:
-    try:
-        return _decode(features)
-    except msgspec.ValidationError:  # a number out of range: the other parser makes it infinite, so it can be named
-        return _parse_strictly(features)
-    except (RecursionError, ValueError) as error:
-        raise FeatureError(f"features must be JSON: {error}") from None
-
-
-def _parse_strictly(features: bytes) -> Any:
-    try:
-        return json.loads(features.decode(), object_pairs_hook=_each_once, parse_int=float)
-    except FeatureError:
-        raise
-    except (RecursionError, ValueError) as error:
-        raise FeatureError(f"features must be JSON: {error}") from None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in made:
-            raise FeatureError(f"a name must come once in an object, got {name[:100]!a} twice")
-        made[name] = value
-    return made
-
-
-def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Any]) -> int:
-    """Add what ``tree`` holds to ``named``; return how many keys were looked at."""
-    if depth > limits.depth:
-        raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
-    n_keys = len(tree)
-    for key, value in tree.items():
-        if not key:
-            raise FeatureError(f"{prefix or 'features'} must have names of at least one character, got an empty one")
-        if key[0] == "_" or value is None:
-            continue
-        name = prefix + key
-        kind = type(value)
-        if kind is str:
-            _add(named, f"{name}={value}", 1.0, limits)
-        elif kind is dict:
-            n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
-        elif kind is list:
-            _flatten_array(name, value, limits, named)
-        elif value:  # a number but 0, or true
-            _add(named, name, _number(name, value), limits)
-    return n_keys
-
-
-def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Any]) -> None:
-    strings = bool(items) and type(items[0]) is str
-    kinds = (str,) if strings else (int, float)
-    for i, item in enumerate(items):
-        if type(item) not in kinds:
-            raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
-        if strings:
-            _add(named, f"{name}={item}", 1.0, limits)
-        elif item:
-            at = f"{name}[{i}]"
-            _add(named, at, _number(at, item), limits)
-
-
-def _add(named: list[tuple[str, float]], name: str, value: float, limits: Limits) -> None:
-    """Append a feature; refuse the first that is too many, whatever follows."""
-    if len(name) > limits.name:
-        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
-    if len(named) >= limits.features:
-        raise FeatureError(f"features must be at most {limits.features}, got more")
-    named.append((name, value))
-
-
-def _number(name: str, value: float) -> float:
-    if not -LARGEST <= value <= LARGEST:
-        raise FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
-    return float(value)
-
-
-def _shown(value: object) -> str:
-    return {list: "an array", dict: "an object", str: "a string", bool: "a bool", type(None): "null"}.get(
-        type(value), "a number"
-    )

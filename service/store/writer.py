@@ -331,8 +331,8 @@ def _unwatched(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
 
 
 def _plain(records: Sequence[Record]) -> list[Record]:
-    """Return records whose bodies are bytes, and none of a class derived from them."""
-    return [Record(loop, kind, event, user, memoryview(body)) for loop, kind, event, user, body in records]  # type: ignore[arg-type]
+    """Return records as they travel: their bodies may be of a class derived from bytes, which is not encoded."""
+    return [(loop, kind, event, user, memoryview(body)) for loop, kind, event, user, body in records]  # type: ignore[misc]
 
 
 def _outcome(reported: int | tuple[str, int]) -> Outcome:

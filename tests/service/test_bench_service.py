@@ -34,7 +34,8 @@ def test_bodies_have_4_kb_and_ten_actions_with_twenty_features():
     for body in rank_bodies(5):
         assert 3_900 < len(body) < 4_400
         assert body.count(b'"id"') == 10
-        assert body.count(b'"feature') == 10 * 20 + 10 + 10  # names, and "features" of each action
+        assert body.count(b'"feature') == 10 * 20 + 9 + 10  # names, and "features" of each action
+        assert body.count(b'"moment":0.000000') == 1
 
 
 def test_models_put_into_a_store_are_served_and_take_the_bytes_measured(tmp_path):

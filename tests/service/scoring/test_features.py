@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scoring.features import FeatureError, Limits, Preparer, _each_once, action_features, feature_hash, flatten
+from service.scoring.features import Preparer
+from service.scoring.flattening import FeatureError, Limits, _each_once, action_features, feature_hash, flatten
 from service.scoring.kernels import pair_key
 from service.scoring.model import expand
 

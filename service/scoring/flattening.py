@@ -1,0 +1,183 @@
+"""From JSON features to names and values, and the hash of a name that is the same in any language (docs/hashing.md)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fedres import checks
+
+LARGEST = 1e15  # the product of two such values is finite in 32 bits
+
+_decode = msgspec.json.Decoder().decode
+
+
+class FeatureError(ValueError):
+    """Features that the service does not take; the message names the place, the rule and the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may hold."""
+
+    features: int = 1_000  # of the context, and of each action
+    depth: int = 8  # objects inside each other
+    name: int = 1_000  # characters of a name, an indicator's value included
+    crosses: int = 250_000  # context features × features of all actions
+
+    def __post_init__(self) -> None:
+        for name in ("features", "depth", "name", "crosses"):
+            checks.whole(name, getattr(self, name))
+
+
+def feature_hash(name: str) -> int:
+    """Return the CRC-32 of a feature's name in UTF-8."""
+    try:
+        return zlib.crc32(name.encode())
+    except UnicodeEncodeError:
+        raise FeatureError(f"names must be valid Unicode, got {name!a}") from None
+
+
+class Named:
+    """Features as they are found: their names, none of them checked for its length, and their values."""
+
+    __slots__ = ("_most", "names", "values")
+
+    def __init__(self, limits: Limits) -> None:
+        self.names: list[str] = []
+        self.values: list[float] = []
+        self._most = limits.features
+
+    def add(self, name: str, value: float) -> None:
+        """Append a feature; refuse the first that is too many, whatever follows."""
+        if len(self.names) >= self._most:
+            raise FeatureError(f"features must be at most {self._most}, got more")
+        self.names.append(name)
+        self.values.append(value)
+
+    def inside(self) -> tuple[list[str], list[float], int]:
+        """Return the names, the values, and how many there may be."""
+        return self.names, self.values, self._most
+
+
+def named(action: str | None, features: bytes, limits: Limits) -> Named:
+    """Return the features in a JSON object; nothing or null is an object without any.
+
+    The first of an action's is its id: `_id=<id>`, which no name in JSON can be.
+    """
+    found = Named(limits)
+    if action is not None:
+        found.add(f"_id={action}", 1.0)
+    tree = _parse(features) if features else None
+    if tree is None:
+        return found
+    if not isinstance(tree, dict):
+        raise FeatureError(f"features must be an object, got {_shown(tree)}")
+    n_keys = _flatten_object("", tree, 1, limits, found)
+    if features.count(b":") != n_keys:  # a colon inside a string, an ignored object, or a key that came twice
+        _parse_strictly(features)
+    return found
+
+
+def check_name(name: str, limits: Limits) -> None:
+    if len(name) > limits.name:
+        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
+
+
+def action_features(action: str, features: bytes, limits: Limits) -> list[tuple[str, float]]:
+    """Return the names and values of an action's features."""
+    return _checked(named(action, features, limits), limits)
+
+
+def flatten(features: bytes, limits: Limits) -> list[tuple[str, float]]:
+    """Return the names and values of a context's features."""
+    return _checked(named(None, features, limits), limits)
+
+
+def _checked(found: Named, limits: Limits) -> list[tuple[str, float]]:
+    for name in found.names:
+        check_name(name, limits)
+    return list(zip(found.names, map(float, found.values), strict=True))
+
+
+def _parse(features: bytes) -> Any:
+    try:
+        return _decode(features)
+    except msgspec.ValidationError:  # a number out of range: the other parser makes it infinite, so it can be named
+        return _parse_strictly(features)
+    except (RecursionError, ValueError) as error:
+        raise FeatureError(f"features must be JSON: {error}") from None
+
+
+def _parse_strictly(features: bytes) -> Any:
+    try:
+        return json.loads(features.decode(), object_pairs_hook=_each_once, parse_int=float)
+    except FeatureError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise FeatureError(f"features must be JSON: {error}") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise FeatureError(f"a name must come once in an object, got {name[:100]!a} twice")
+        made[name] = value
+    return made
+
+
+def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, found: Named) -> int:
+    """Add what ``tree`` holds to ``found``; return how many keys were looked at."""
+    if depth > limits.depth:
+        raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
+    n_keys, add, (names, values, most) = len(tree), found.add, found.inside()
+    for key, value in tree.items():
+        if not key:
+            raise FeatureError(f"{prefix or 'features'} must have names of at least one character, got an empty one")
+        if key[0] == "_" or value is None:
+            continue
+        name = prefix + key if prefix else key
+        kind = type(value)
+        if kind is str:
+            add(f"{name}={value}", 1.0)
+        elif kind is dict:
+            n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, found)
+        elif kind is list:
+            _flatten_array(name, value, found)
+        elif value:  # a number but 0, or true
+            if not -LARGEST <= value <= LARGEST:
+                raise _too_large(name, value)
+            if len(names) >= most:
+                add(name, value)  # refuses it
+            names.append(name)  # as ``add`` does: most features are numbers, and a call takes longer than all this
+            values.append(value)
+    return n_keys
+
+
+def _flatten_array(name: str, items: list[Any], found: Named) -> None:
+    strings = bool(items) and type(items[0]) is str
+    kinds = (str,) if strings else (int, float)
+    for i, item in enumerate(items):
+        if type(item) not in kinds:
+            raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
+        if strings:
+            found.add(f"{name}={item}", 1.0)
+        elif item:
+            if not -LARGEST <= item <= LARGEST:
+                raise _too_large(f"{name}[{i}]", item)
+            found.add(f"{name}[{i}]", item)
+
+
+def _too_large(name: str, value: float) -> FeatureError:
+    return FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
+
+
+def _shown(value: object) -> str:
+    return {list: "an array", dict: "an object", str: "a string", bool: "a bool", type(None): "null"}.get(
+        type(value), "a number"
+    )
