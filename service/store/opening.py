@@ -147,7 +147,7 @@ def _check_kind(db: Connection) -> int:
 
 
 def quick_check(db: Connection) -> None:
-    found = [line for (line,) in db.execute("PRAGMA quick_check")]
+    found = [line for (line,) in db.execute("PRAGMA quick_check(1)")]
     if found != ["ok"]:
         raise StoreUnavailable("damaged", f"{_name(db)} is damaged: {found[0]}")
 

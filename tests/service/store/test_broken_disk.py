@@ -139,13 +139,14 @@ def test_a_read_only_file_can_be_read_and_says_why_it_takes_nothing(tmp_path):
         assert log.append([rank("b")]) == [2]
 
 
-def test_damage_in_the_middle_of_the_file_is_found_when_asked_for_and_left_as_it_is(tmp_path):
+@pytest.mark.parametrize("where", [0.25, 0.5, 0.75])
+def test_damage_in_the_middle_of_the_file_is_found_when_asked_for_and_left_as_it_is(tmp_path, where):
     file = tmp_path / "log.db"
     with Log(sqlite_file(file)) as log:
         log.append([rank(f"e{i}", bytes(500)) for i in range(300)])
     damaged = bytearray(file.read_bytes())
-    middle = len(damaged) // 2
-    damaged[middle : middle + 8_192] = random.Random(0).randbytes(8_192)
+    start = int(where * len(damaged))
+    damaged[start : start + 8_192] = random.Random(0).randbytes(8_192)
     file.write_bytes(damaged)
     with pytest.raises(StoreUnavailable, match=r"log\.db is damaged") as raised:
         Log(sqlite_file(file), check=True)
