@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedres.checks import whole
+from service.store.of_users import ERASE, EVENTS_OF, OLDER, OWN, SUPERSEDED
 from service.store.opening import Connection, StoreUnavailable, close, opened, quick_check
 
 COLUMNS = "seq, time, loop, kind, event, user, body"
@@ -25,21 +26,6 @@ AT_ONCE = 100  # rows to a statement
 LAST = """SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'log'), 0),
     coalesce((SELECT time FROM log ORDER BY seq DESC LIMIT 1), 0)"""
 FIRST_OF = "SELECT seq FROM log WHERE loop = ? AND event = ? AND kind = ?"
-EVENTS_OF = "SELECT event FROM log WHERE loop = ? AND user = ? AND kind = ? AND event IS NOT NULL ORDER BY seq"
-# The user's own records, and those that name no user but one of the user's decisions (rewards).
-ERASE = """DELETE FROM log WHERE seq IN (
-    SELECT seq FROM log WHERE loop = ?1 AND user = ?2
-    UNION SELECT other.seq FROM log AS own JOIN log AS other ON other.loop = own.loop AND other.event = own.event
-    WHERE own.loop = ?1 AND own.user = ?2 AND own.kind = 'rank' AND other.user IS NULL)"""
-# What a user's records of a kind, from position ?3 on, make needless.
-SUPERSEDED = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND seq < ?3
-    AND user IN (SELECT user FROM log WHERE seq >= ?3 AND kind = ?2 AND user IS NOT NULL)"""
-
-# Of users' records of a kind all but the newest.
-OLDER = """DELETE FROM log WHERE loop = ?1 AND kind = ?2 AND user IN (SELECT value FROM json_each(?3))
-    AND seq < (SELECT max(newer.seq) FROM log AS newer
-        WHERE newer.loop = ?1 AND newer.user = log.user AND newer.kind = ?2)"""
-
 CODES = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
@@ -132,7 +118,7 @@ class Log:
 
         Their bytes are overwritten and the log says that somebody was erased, but not who. Can be repeated.
         ``instead`` are records of one kind, appended in the same transaction, that hold what others still need; older
-        ones of that kind and the same users go, and so does the record ``needless``.
+        ones of that kind and the same users, without an event, go, and so does the record ``needless``.
         """
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
@@ -152,7 +138,7 @@ class Log:
             return int(n_erased)
 
     def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
-        """Delete the records of a kind that newer ones of the same users make needless."""
+        """Delete the records of a kind, without an event, that newer ones of the same users make needless."""
         with self._connection() as db:
             db.execute(OLDER, (loop, kind, json.dumps(list(users))))
 
@@ -181,7 +167,7 @@ class Log:
 
     def of_user(self, loop: str, user: str) -> list[Entry]:
         """Return all records that name the user, oldest first."""
-        return self._select("loop = ? AND user = ? ORDER BY seq", loop, user)
+        return self._select(f"seq IN ({OWN}) ORDER BY seq", loop, user)
 
     def events_of(self, loop: str, user: str, kind: str) -> list[str]:
         """Return the events of the user's records of a kind, oldest first."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedres.checks import not_negative
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
 
 PRAGMAS = (
@@ -27,6 +27,12 @@ PRAGMAS = (
 BY_EVENT = """CREATE UNIQUE INDEX log_by_event ON log (loop, event,
         CASE kind WHEN 'rank' THEN 0 WHEN 'residual' THEN 1 WHEN 'update' THEN 2 WHEN 'join' THEN 3 END)
         WHERE event IS NOT NULL"""
+# Finds the records of a user, stretch by stretch of 1,024 positions. Users come at random: in an index by user alone
+# every record would have a page of its own to write.
+STRETCH_BITS = 10
+BY_USER = f"CREATE INDEX log_by_user ON log (loop, seq >> {STRETCH_BITS}, user) WHERE user IS NOT NULL"
+# Finds what is known of many users at a time (their models), where asking every stretch for each would take too long.
+BY_KIND = "CREATE INDEX log_by_kind ON log (loop, kind, user) WHERE event IS NULL AND user IS NOT NULL"
 
 SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
@@ -42,14 +48,14 @@ SCHEMA = (
         body NOT NULL -- text where it is UTF-8 (JSON is), else a blob
     )""",
     "CREATE INDEX log_by_loop ON log (loop)",  # SQLite appends seq to the key
-    "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
+    BY_USER,
+    BY_KIND,
     BY_EVENT,
 )
-FROM_VERSION_1 = (  # which knew ranks alone
-    "DROP INDEX log_by_event",
-    BY_EVENT,
-    f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE name = 'schema'",
-)
+MIGRATIONS = {  # from a version to the next
+    1: ("DROP INDEX log_by_event", BY_EVENT),  # knew ranks alone
+    2: ("DROP INDEX log_by_user", BY_USER, BY_KIND),  # had an index by user alone
+}
 
 
 class StoreUnavailable(Exception):  # noqa: N818
@@ -125,12 +131,13 @@ def _create(db: Connection) -> None:
 
 
 def _migrate(db: Connection) -> None:
-    """Bring a store of version 1 to today's, unless it is damaged."""
+    """Bring an older store to today's version, unless it is damaged."""
     quick_check(db)
     db.execute("BEGIN IMMEDIATE")
-    if _check_kind(db) < SCHEMA_VERSION:  # else another process was faster
-        for statement in FROM_VERSION_1:
+    for version in range(_check_kind(db), SCHEMA_VERSION):  # none if another process was faster
+        for statement in MIGRATIONS[version]:
             db.execute(statement)
+    db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(SCHEMA_VERSION),))
     db.execute("COMMIT")
 
 
@@ -140,9 +147,9 @@ def _check_kind(db: Connection) -> int:
     if application != APPLICATION_ID:
         raise StoreUnavailable("foreign", f"{_name(db)} must be a store of fedres, got another SQLite database")
     versions = [version for (version,) in db.execute("SELECT value FROM meta WHERE name = 'schema'")]
-    if versions not in (["1"], [str(SCHEMA_VERSION)]):
+    if versions not in [[str(known)] for known in (*MIGRATIONS, SCHEMA_VERSION)]:
         got = versions[0] if versions else "none"
-        raise StoreUnavailable("version", f"{_name(db)} must have schema version 1 or {SCHEMA_VERSION}, got {got}")
+        raise StoreUnavailable("version", f"{_name(db)} must have schema version 1 to {SCHEMA_VERSION}, got {got}")
     return int(versions[0])
 
 
