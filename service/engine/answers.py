@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -33,8 +35,13 @@ class Ids(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Ids:
-        texts = [msgspec.json.encode(name) for name in names]
-        return cls(b"".join(texts), np.array([len(text) for text in texts], np.int64).tobytes())
+        texts = [_json(name) for name in names]
+        return cls(b"".join(texts), array("q", map(len, texts)).tobytes())
+
+
+@lru_cache(maxsize=10_000)
+def _json(name: str) -> bytes:
+    return msgspec.json.encode(name)
 
 
 class Texts(NamedTuple):

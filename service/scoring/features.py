@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import accumulate
@@ -53,7 +54,6 @@ class HashedOffer(msgspec.Struct, frozen=True, gc=False):
     values: bytes
     sizes: bytes  # native int64, how many features each has
     places: list[int]  # of each action's first byte, and the end
-    starts: Array  # int64, of each action's first feature, and the end
 
 
 class Given(tuple[tuple[str, bytes], ...]):
@@ -65,8 +65,6 @@ class Given(tuple[tuple[str, bytes], ...]):
 class Preparer:
     """Hashes requests, and keeps what it hashed by its JSON text, up to ``cache_bytes``; for one thread.
 
-    Lists of actions that repeat as a whole are kept too, in a quarter of that.
-
     >>> prepared = Preparer().prepare(b'{"hour": 9}', [("a", b'{"topic": "sport"}'), ("b", b"{}")])
     >>> prepared.n_actions, prepared.values.tolist()
     (2, [9.0, 1.0, 1.0, 1.0])
@@ -76,10 +74,9 @@ class Preparer:
         checks.whole("cache_bytes", cache_bytes, least=0)
         self.crosses = crosses
         self.limits = limits or Limits()
-        self._room, self._room_for_offers = cache_bytes, cache_bytes // 4
+        self._room = cache_bytes
         self._hashes: dict[str, int] = {}  # of names that came before, none too long
         self._cache: OrderedDict[_CacheKey, Hashed] = OrderedDict()
-        self._offers: OrderedDict[tuple[tuple[str, bytes], ...], HashedOffer] = OrderedDict()
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
         """Return the features of a context and of (id, features) actions, given as JSON objects, hashed.
@@ -89,7 +86,7 @@ class Preparer:
         row, offer = self.hashed(context, actions)
         hashes = np.frombuffer(row.hashes + offer.hashes, np.uint32)
         values = np.frombuffer(row.values + offer.values, np.float32)
-        return Prepared(hashes, values, offer.starts + len(row.hashes) // 4, self.crosses)
+        return Prepared(hashes, values, (np.array(offer.places, np.int64) + len(row.hashes)) // 4, self.crosses)
 
     def hashed(self, context: Json, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
         """Return the same in two parts."""
@@ -101,29 +98,16 @@ class Preparer:
 
     def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
         if not isinstance(actions, Given):
-            return self._offer(tuple([(name, bytes(features)) for name, features in actions]))
+            return self._offer([(name, bytes(features)) for name, features in actions])
         if actions.hashed is None or actions.hashed[0] is not self:
             actions.hashed = self, self._offer(actions)
         return actions.hashed[1]
 
-    def _offer(self, key: tuple[tuple[str, bytes], ...]) -> HashedOffer:
-        offer = self._offers.get(key)
-        if offer is not None:
-            self._offers.move_to_end(key)
-            return offer
-        rows = [self._look_up(action, place) for place, action in enumerate(key, 1)]
-        places = [0, *accumulate([len(row.hashes) for row in rows])]
-        starts = np.array(places, np.int64) // 4
+    def _offer(self, actions: Sequence[tuple[str, bytes]]) -> HashedOffer:
+        rows = [self._look_up(action, place) for place, action in enumerate(actions, 1)]
         hashes, values = b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows])
-        offer = HashedOffer(hashes, values, np.diff(starts).tobytes(), places, starts)
-        self._keep_offer(key, offer)
-        return offer
-
-    def _keep_offer(self, key: tuple[tuple[str, bytes], ...], offer: HashedOffer) -> None:
-        self._offers[key] = offer
-        self._room_for_offers -= _offer_size(key, offer)
-        while self._room_for_offers < 0:
-            self._room_for_offers += _offer_size(*self._offers.popitem(last=False))
+        sizes = [len(row.hashes) for row in rows]
+        return HashedOffer(hashes, values, array("q", [size // 4 for size in sizes]).tobytes(), [0, *accumulate(sizes)])
 
     def _look_up(self, key: _CacheKey, place: int) -> Hashed:
         hashed = self._cache.get(key)
@@ -167,8 +151,3 @@ class Preparer:
 def _size(key: _CacheKey, hashed: Hashed) -> int:
     """Return about how many bytes an entry of the cache takes, 500 of them for the objects around the data."""
     return 500 + len(key[0] or "") + len(key[1]) + 2 * len(hashed.hashes)
-
-
-def _offer_size(key: tuple[tuple[str, bytes], ...], offer: HashedOffer) -> int:
-    """Return about how many bytes an offer takes, 300 of them for each action's objects."""
-    return 500 + sum([300 + len(name) + len(features) for name, features in key]) + 2 * len(offer.hashes)
