@@ -34,7 +34,7 @@ class Hot:
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
-        self._offers = Offers()
+        self._offers = Offers(limits.actions)
 
     def handlers(self) -> dict[str, Handler]:
         """Return each hot path's handler."""

@@ -1,13 +1,17 @@
-"""Rank requests, read fast where their list of actions came before, byte for byte: from a catalogue it mostly did."""
+"""Rank requests, read fast where their actions came before, byte for byte: from a catalogue they mostly did.
+
+Fastest where the whole list did.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections.abc import Sequence
 
 import msgspec
 
-from service.engine.deciding import Offer
+from service.engine.deciding import Action, Offer
+from service.engine.recent import Recent
 from service.http.wire import Rank, UnreadRank
 
 ROOM = 4_000_000  # bytes of lists that are kept; with what is made of them they take about five times as many
@@ -17,15 +21,17 @@ BEGINNING = 1_000  # bytes by which a longer list is found before the body is re
 _NAME = b'"actions":['
 
 _unread = msgspec.json.Decoder(UnreadRank)
+_raw = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Offers:
-    """The lists of actions that came last, read and checked."""
+    """The lists of actions that came last, read and checked, and the actions in them; a list has at most ``most``."""
 
-    def __init__(self) -> None:
-        self._offers: OrderedDict[bytes, Offer] = OrderedDict()
-        self._room = ROOM
-        self._long: dict[bytes, bytes] = {}  # the last of those that begin so
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._offers = Recent[bytes, Offer](ROOM, lambda text, _: len(text))
+        self._actions = Recent[bytes, Action](ROOM, lambda text, _: len(text))
+        self._long = Recent[bytes, bytes](ROOM, lambda _, text: len(text))  # the last of the lists that begin so
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
     def read(self, body: bytes) -> UnreadRank | None:
@@ -43,34 +49,41 @@ class Offers:
         except (ValueError, RecursionError):
             return None
         text = bytes(request.actions)
-        if len(body) != len(text) + shortest_rest(request):
+        if len(body) != len(text) + shortest_rest(request) or len(request.exclude) > self._most:
             return None
         if marked is not None:
             if text != self._mark:
                 return None
             text = marked
-        offer = self._offers.get(text)
+        offer = self._offers.get(text) or self._assembled(text)
         if offer is None:
             return None
-        self._offers.move_to_end(text)
         request.actions = offer  # type: ignore[assignment]  # read now
         return request
+
+    def _assembled(self, text: bytes) -> Offer | None:
+        """Return a list that is new but whose actions are all known."""
+        try:
+            found = [self._actions.get(bytes(raw)) for raw in _raw.decode(text)]
+        except (ValueError, RecursionError):
+            return None
+        actions = [action for action in found if action is not None]
+        return self._kept(text, actions) if len(actions) == len(found) and 0 < len(found) <= self._most else None
 
     def keep(self, body: bytes, request: Rank) -> None:
         """Remember the actions of a request in which no name comes twice outside of features."""
         text = bytes(_unread.decode(body).actions)
-        if len(text) > LONGEST:
-            return
-        request.actions = offer = Offer(request.actions)  # type: ignore[assignment]  # are such actions
-        self._room += len(text) if self._offers.pop(text, None) is not None else 0
-        self._offers[text] = offer
+        if len(text) <= LONGEST:
+            for raw, action in zip(_raw.decode(text), request.actions, strict=True):
+                self._actions.keep(bytes(raw), action)
+            request.actions = self._kept(text, request.actions)  # type: ignore[assignment]  # are such actions
+
+    def _kept(self, text: bytes, actions: Sequence[Action]) -> Offer:
+        offer = Offer(actions)
+        self._offers.keep(text, offer)
         if len(text) > BEGINNING:
-            self._long[text[:BEGINNING]] = text
-        self._room -= len(text)
-        while self._room < 0:
-            oldest, _ = self._offers.popitem(last=False)
-            self._long.pop(oldest[:BEGINNING], None)
-            self._room += len(oldest)
+            self._long.keep(text[:BEGINNING], text)
+        return offer
 
 
 _CONTEXT, _USER, _EVENT_ID = len(',"context":'), len(',"user":""'), len(',"event_id":""')

@@ -21,7 +21,7 @@ def body(more=""):
 
 @pytest.fixture
 def known():
-    known = Offers()
+    known = Offers(10)
     known.keep(body(), msgspec.json.decode(body(), type=Rank))
     return known
 
@@ -61,15 +61,44 @@ def test_actions_that_are_not_known_byte_for_byte_are_left_to_the_careful_way(kn
     assert known.read(b"[") is None
 
 
-def test_lists_are_forgotten_in_the_order_of_their_last_use(monkeypatch):
-    monkeypatch.setattr(offers, "ROOM", 2 * len(ACTIONS))
-    known, (first, second, third) = Offers(), [body().replace(b'"x":1', b'"x":%d' % k) for k in (1, 2, 3)]
-    for text in (first, first, second):
+def test_lists_and_actions_that_were_not_used_for_long_are_forgotten(monkeypatch):
+    monkeypatch.setattr(offers, "ROOM", 6 * len(ACTIONS))
+    known, (first, *others) = Offers(10), [body().replace(b'"x":1', b'"x":%d' % k) for k in range(10)]
+    known.keep(first, msgspec.json.decode(first, type=Rank))
+    for text in others:
         known.keep(text, msgspec.json.decode(text, type=Rank))
-    assert known.read(first) is not None
-    known.keep(third, msgspec.json.decode(third, type=Rank))
-    assert known.read(second) is None
-    assert known.read(first) is not None
+        assert known.read(first) is not None
+    assert known.read(others[-1]) is not None
+    assert known.read(others[0]) is None
+
+
+def test_a_new_list_of_known_actions_gives_the_same_request_as_reading_all_of_it(known):
+    other = b'{"actions":[{"id":"c","features":{"y":[1,2]}}]}'
+    known.keep(other, msgspec.json.decode(other, type=Rank))
+    for actions in (b'[{"id":"c","features":{"y":[1,2]}},{"id":"a","features":{"x":1}}]', b'[ {"id":"b"} ]'):
+        text = b'{"actions":%b,"user":"u"}' % actions
+        fast = known.read(text)
+        assert list(fast.actions) == msgspec.json.decode(text, type=Rank).actions
+        assert known.read(text).actions is fast.actions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"actions":[{"id":"b"},{"id":"c"}]}',
+        b'{"actions":[{"id":"b"},{"id":"b","id":"b"}]}',
+        b'{"actions":[]}',
+        b'{"actions":[%b]}' % b",".join([b'{"id":"b"}'] * 11),
+        b'{"actions":[{"id":"b"}],"exclude":[%b]}' % b",".join([b'"x"'] * 11),
+    ],
+)
+def test_a_list_with_an_unknown_action_or_too_many_is_left_to_the_careful_way(known, text):
+    assert known.read(text) is None
+
+
+def test_a_new_list_with_an_action_twice_is_refused(known):
+    with pytest.raises(ApiError, match="actions must have different ids, got 'b' twice"):
+        known.read(b'{"actions":[{"id":"b"},{"id":"b"}]}')
 
 
 LONG = f'[{{"id":"a","features":{{"x":"{"y" * offers.BEGINNING}"}}}},{{"id":"b"}}]'
@@ -77,7 +106,7 @@ LONG = f'[{{"id":"a","features":{{"x":"{"y" * offers.BEGINNING}"}}}},{{"id":"b"}
 
 @pytest.fixture
 def known_long():
-    known, long = Offers(), body().replace(ACTIONS.encode(), LONG.encode())
+    known, long = Offers(10), body().replace(ACTIONS.encode(), LONG.encode())
     known.keep(long, msgspec.json.decode(long, type=Rank))
     return known
 
