@@ -14,8 +14,8 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 from service.engine.settings import Settings
 from service.scoring.features import Hashed, HashedOffer, Prepared
-from service.scoring.kernels import score_kernel
 from service.scoring.model import PersonalModel, arrays, shift_of
+from service.scoring.scores import score_kernel
 
 
 class How(NamedTuple):

@@ -1,4 +1,4 @@
-"""Compiled steps and scores of the models: VW's ``--adaptive`` over hashed pairs of features."""
+"""Compiled steps of the models: VW's ``--adaptive`` over hashed pairs of features."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, kernel, multiply_add
+from fedres.local_learners.adagrad import Real, at, kernel, multiply_add
 
 Key = Any  # uint32 inside the kernels
 
@@ -58,26 +58,11 @@ def find(table: Array, key: Key) -> Any:
     mask = table.size - 1
     wanted = key if key != 0 else np.uint32(1)
     slot = np.int64(wanted) & mask
-    while table[slot] != wanted:
-        if table[slot] == 0:
+    while table[at(slot)] != wanted:
+        if table[at(slot)] == 0:
             return -1 - slot
         slot = (slot + 1) & mask
     return slot
-
-
-@kernel
-def marks_of(table: Array) -> Array:
-    """Return a bit for each of 2^13 kinds of keys, set where the table has one: most that it has not are told so."""
-    marks = np.zeros(128 if table.size else 0, np.uint64)
-    for slot in range(table.size):
-        if table[slot] != 0:
-            marks[table[slot] >> np.uint32(25)] |= mark_of(table[slot])
-    return marks
-
-
-@kernel
-def mark_of(key: Key) -> Any:
-    return np.uint64(1) << np.uint64((key >> np.uint32(19)) & np.uint32(63))
 
 
 @kernel
@@ -110,45 +95,6 @@ def part_of(weights: Array, indices: Array, values: Array, offset: Real) -> Real
         if values[k] != 0 and indices[k] >= 0:
             total = multiply_add(weights[indices[k]], values[k], total)
     return as_number(total + weights[-1])
-
-
-@kernel
-def _add(total: Real, weights: Array, index: Any, value: Real) -> Real:
-    return multiply_add(weights[index], value, total) if value != 0 and index >= 0 else total
-
-
-@kernel
-def _add_row(parts: Array, models: Any, hashes: Array, xs: Array, context_hash: Key, context_value: Real) -> None:
-    """Add what pairs of one context feature, or none, with an action's features give, in the order of ``expanded``."""
-    weights, shift, table, own, marks = models
-    shared, personal = parts[0], parts[1]
-    for j in range(hashes.size):
-        key, value = pair_key(context_hash, hashes[j]), context_value * xs[j]
-        shared = _add(shared, weights, np.int64(key >> shift), value)
-        if marks.size and marks[key >> np.uint32(25)] & mark_of(key):
-            personal = _add(personal, own, find(table, key), value)
-    parts[0], parts[1] = shared, personal
-
-
-@kernel
-def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: Array) -> Any:
-    """Return what ``part_of`` of ``expanded`` is for every action, without making the arrays."""
-    models = (weights, shift, table, own, marks_of(table))
-    n, starts = prepared.starts[0], prepared.starts
-    hashes, values = prepared.hashes, prepared.values
-    alone, none = np.zeros(2, np.float32), np.zeros(1, np.uint32)
-    for i in range(n):
-        _add_row(alone, models, none, values[i : i + 1], hashes[i], np.float32(1))
-    parts = np.zeros((starts.size - 1, 2), np.float32)
-    for action in range(starts.size - 1):
-        row, first, last = parts[action], starts[action], starts[action + 1]
-        row[:] = alone
-        _add_row(row, models, hashes[first:last], values[first:last], np.uint32(0), np.float32(1))
-        for i in range(n if prepared.crosses else 0):
-            _add_row(row, models, hashes[first:last], values[first:last], hashes[i], values[i])
-        row[0] = as_number(row[0] + weights[-1])
-        row[1] = as_number(row[1] + own[-1]) if table.size else np.float32(0)
-    return parts
 
 
 @kernel

@@ -24,9 +24,9 @@ from service.scoring.kernels import (
     n_missing,
     part_of,
     put,
-    score_kernel,
     slots_of,
 )
+from service.scoring.scores import score_kernel
 from service.scoring.sealing import sealed, unsealed
 
 LEARNING_RATE = 0.1  # η of either side, chosen on users with tastes of their own and users with one taste
