@@ -11,11 +11,11 @@ import numpy as np
 
 from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.adagrad import bare_kernel, kernel
 from service.engine.settings import Settings
 from service.scoring.features import Hashed, HashedOffer, Prepared
 from service.scoring.model import PersonalModel, arrays, shift_of
-from service.scoring.scores import score_kernel
+from service.scoring.scores import Scratch, score_in, scratch_for
 
 
 class How(NamedTuple):
@@ -34,27 +34,51 @@ def how_to_choose(settings: Settings, n_learned: int) -> How:
     return How(square, float(settings.gamma * max(n_learned, 1) ** 0.5 if square else amount), float(low), float(high))
 
 
+class Room(NamedTuple):
+    """Where requests are decided, one after the other."""
+
+    scratch: Scratch
+    parts: Array  # of the score of each action
+    within: Array  # each action's score, within the range of the rewards
+
+
+@kernel
+def _room_for(n_features: int, n_actions: int, n_slots: int) -> Room:
+    return Room(scratch_for(n_features, n_slots), np.empty((n_actions, 2), np.float32), np.empty(n_actions))
+
+
 @kernel
 def choose_kernel(prepared: Any, models: Any, allowed: Array, how: Any, u: float, out: Array) -> Any:
     """Return the action that ``u`` falls on; fill in two rows of ``out``: the scores and the probabilities of all."""
-    weights, shift, table, own = models
-    parts = score_kernel(prepared, weights, shift, table, own)
-    for k in range(allowed.size):
-        out[0, k] = parts[k, 0] + parts[k, 1]
-    _probabilities(out[0], allowed, how, out[1])
-    return pick(out[1], u)
+    room = _room_for(prepared.hashes.size, allowed.size, models[2].size)
+    return _choose(room, prepared, models, allowed, how, u, out[0], out[1])
 
 
-@kernel
-def _probabilities(scores: Array, allowed: Array, how: Any, out: Array) -> None:
+@bare_kernel
+def _choose(
+    room: Any, prepared: Any, models: Any, allowed: Array, how: Any, u: float, scores: Array, chances: Array
+) -> Any:
+    n = scores.size
+    parts, within = room.parts[:n], room.within[:n]
+    score_in(room.scratch, prepared, models, parts)
+    for k in range(n):
+        scores[k] = parts[k, 0] + parts[k, 1]
+    _probabilities(scores, allowed, how, within, chances)
+    return pick(chances, u)
+
+
+@bare_kernel
+def _probabilities(scores: Array, allowed: Array, how: Any, within: Array, out: Array) -> None:
     """Fill in what each action is drawn with.
 
     No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
     policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
     """
-    within = np.maximum(scores, how.low)
+    high = how.high if how.square else np.inf
+    for k in range(scores.size):
+        within[k] = min(max(scores[k], how.low), high)
     if how.square:
-        squarecb(np.minimum(within, how.high), allowed, how.amount, out)
+        squarecb(within, allowed, how.amount, out)
     else:
         epsilon_greedy(within, allowed, how.amount, out)
 
@@ -134,27 +158,44 @@ def _choose_all(
     numbers: Array,
 ) -> None:
     """Fill in ``places``, the actions drawn and then the orders, and the ``numbers``."""
-    how, n_requests, n = How(square, amount, low, high), u.size, numbers.size // 2
+    n = numbers.size // 2
+    room, starts = _room_for(keys.size, n, keys.size), np.empty(n + 1, np.int64)
+    asked, every = (counts, keys, reals, u), allowed if allowed.size else np.ones(n, np.bool_)
+    _choose_each(room, starts, asked, weights, shift, crosses, every, How(square, amount, low, high), places, numbers)
+
+
+@bare_kernel
+def _choose_each(
+    room: Any,
+    starts: Array,
+    asked: Any,
+    weights: Array,
+    shift: int,
+    crosses: bool,
+    allowed: Array,
+    how: Any,
+    places: Array,
+    numbers: Array,
+) -> None:
+    counts, keys, reals, u = asked
+    n_requests, n = u.size, numbers.size // 2
     row = key = real = 0
     for k in range(n_requests):
         n_actions, n_slots = counts[3 * k + 1], counts[3 * k + 2]
-        starts = np.empty(n_actions + 1, np.int64)
         starts[0] = counts[3 * k]
         for a in range(n_actions):
             starts[a + 1] = starts[a] + counts[3 * n_requests + row + a]
         m = starts[n_actions]
-        prepared = Prepared(keys[key : key + m], reals[real : real + m], starts, crosses)
+        prepared = Prepared(keys[key : key + m], reals[real : real + m], starts[: n_actions + 1], crosses)
         key, real, last = key + m, real + m, row + n_actions
         own = (weights, shift, keys[key : key + n_slots], reals[real : real + n_slots + 1])
-        mine = allowed[row:last] if allowed.size else np.ones(n_actions, np.bool_)
-        out = np.empty((2, n_actions))
-        places[k] = choose_kernel(prepared, own, mine, how, u[k], out)
-        numbers[n + row : n + last], numbers[row:last] = out[0], out[1]
-        _best_first(out[0], places[n_requests + row : n_requests + last])
+        scores, chances = numbers[n + row : n + last], numbers[row:last]
+        places[k] = _choose(room, prepared, own, allowed[row:last], how, u[k], scores, chances)
+        _best_first(scores, places[n_requests + row : n_requests + last])
         row, key, real = last, key + n_slots, real + (n_slots + 1 if n_slots else 0)
 
 
-@kernel
+@bare_kernel
 def _best_first(scores: Array, order: Array) -> None:
     """Fill in where the best score is, the next best and so on; those that are equal in the order they came."""
     for k in range(scores.size):
