@@ -54,7 +54,9 @@ SCHEMA = (
 )
 MIGRATIONS = {  # from a version to the next
     1: ("DROP INDEX log_by_event", BY_EVENT),  # knew ranks alone
-    2: ("DROP INDEX log_by_user", BY_USER, BY_KIND),  # had an index by user alone
+    # Had an index by user alone, and in every rank the features that came with its request: who knows no others, a
+    # version before, would take those that are elsewhere for none.
+    2: ("DROP INDEX log_by_user", BY_USER, BY_KIND),
 }
 
 

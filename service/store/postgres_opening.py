@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from service.store.opening import StoreUnavailable
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 MAKING = int.from_bytes(b"fedres\0\2")  # the advisory lock of who makes the tables
 
 # Who is gone is found out within about ten seconds, by both sides; an address may say otherwise.
@@ -74,6 +74,9 @@ CREATE INDEX log_by_loop ON fedres.log (loop, seq);
 CREATE INDEX log_by_user ON fedres.log (loop, "user", seq) WHERE "user" IS NOT NULL;
 CREATE UNIQUE INDEX log_by_event ON fedres.log (loop, event, ({KIND_OF_UPLOAD})) WHERE event IS NOT NULL;
 """
+# Version 1 is the same, but every rank has the features that came with its request: who knows no others takes what
+# version 2 has elsewhere for none.
+FROM_VERSION_1 = f"UPDATE fedres.meta SET value = '{SCHEMA_VERSION}' WHERE name = 'schema' AND value = '1'"
 FOUND = """SELECT to_regnamespace('fedres') IS NOT NULL,
     (SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('fedres'))"""
 
@@ -150,11 +153,14 @@ def _create(db: Database) -> None:
 
 
 def _check_kind(db: Database) -> None:
+    """Refuse what is not a log of ours, and bring an older one up to date."""
     found: dict[str, str] = {}
     with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         found = dict(db.execute("SELECT name, value FROM fedres.meta").fetchall())
     if found.get("application") != "fedres":
         raise StoreUnavailable("foreign", f"schema fedres of {name_of(db)} must be a store of fedres, got another")
-    if found.get("schema") != SCHEMA_VERSION:
-        got = found.get("schema", "none")
-        raise StoreUnavailable("version", f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}")
+    got = found.get("schema", "none")
+    if got == "1":
+        db.execute(FROM_VERSION_1)
+    elif got != SCHEMA_VERSION:
+        raise StoreUnavailable("version", f"{name_of(db)} must have schema version 1 or {SCHEMA_VERSION}, got {got}")

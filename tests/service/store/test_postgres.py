@@ -81,6 +81,15 @@ def test_an_empty_schema_that_was_made_for_us_is_used(database, postgres):
         assert log.append([rank("a")]) == [1]
 
 
+def test_a_log_from_before_features_were_stored_apart_is_brought_up_to_date(database, postgres):
+    with PostgresLog(database) as log:
+        log.append([rank("a")])
+    postgres.ask("UPDATE fedres.meta SET value = '1' WHERE name = 'schema'")
+    with PostgresLog(database) as log:
+        assert [entry.event for entry in log.read()] == ["a"]
+    assert postgres.ask("SELECT value FROM fedres.meta WHERE name = 'schema'") == [("2",)]
+
+
 def test_many_can_make_the_same_log_at_once(database):
     start, found = threading.Barrier(8), []
 
