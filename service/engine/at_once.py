@@ -13,7 +13,7 @@ import numpy as np
 from fedres.checks import Array
 from service.engine.answers import written
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
-from service.engine.deciding import Offer, RankRequest, Shown, View, allowed_in, check_request, draw
+from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request, draw
 from service.engine.event_ids import new_event_id
 from service.engine.handed import Known, known_body
 from service.engine.joining import Case
@@ -39,13 +39,16 @@ class Readied(Asked, frozen=True, gc=False):
     shown: Shown
 
 
-def readied(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Readied:
+def readied(
+    request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer, where: Where
+) -> Readied:
     """Return a request for ``decide_all``; what ``deciding.decide`` would refuse raises here too."""
     check_request(request)
     offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
-    shown, text = offer.shown(view), bytes(request.context) or b"{}"
+    given, text = offer.given(view), bytes(request.context) or b"{}"
     event_id = request.event_id or new_event_id()
-    context, hashed = preparer.hashed(text, shown.given)
+    context, hashed = preparer.hashed(text, given)
+    shown = offer.shown(view, where(offer, given, request.user, view))
     return Readied(context, hashed, personal, draw(event_id), request, event_id, text, shown)
 
 

@@ -18,6 +18,7 @@ from service.engine.deciding import (
     warm_up,
 )
 from service.engine.exporting import Exporter
+from service.engine.given import GivenFeatures
 from service.engine.learning import Learning
 from service.engine.personal import PersonalModels
 from service.engine.records import (
@@ -61,6 +62,7 @@ class Core:
         self._lease, self._commits, self._learning = lease, commits, learning
         self._log, self._snapshots, self._personal, self._exporter, self._limits = parts
         self._preparers = {crosses: Preparer(crosses=crosses, limits=self._limits) for crosses in (True, False)}
+        self._given = GivenFeatures(commits.submit_async, self.stored)
         self._loader = ThreadPoolExecutor(2, "personal")
         self._last = learning.position
         self._changing: asyncio.Event | None = None  # set once what is being changed is in force

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from service.engine.choosing import ALL, Asked, choose_kernel, choose_together, 
 from service.engine.event_ids import new_event_id
 from service.engine.heads import CatalogueAction, Clients, Statistics
 from service.engine.history import History
-from service.engine.records import LoggedRank, RankBody, Registered, encode, read_offered
+from service.engine.records import LoggedRank, RankBody, Registered, StoredApart, encode, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.explaining import explain
@@ -49,28 +49,47 @@ class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=F
 class Offer(list[Action]):
     """A list of actions, checked, that may come again and is never changed; what was made of it is left here."""
 
-    __slots__ = ("_looked_up", "_shown")
+    __slots__ = ("_at", "_given", "_looked_up", "_shown", "apart")
 
     def __init__(self, actions: Sequence[Action]) -> None:
         check_actions(actions)
         super().__init__(actions)
+        self._given: Given | None = None
         self._looked_up: Mapping[str, CatalogueAction] | None = None  # where features come from that are not here
         self._shown: Shown | None = None
+        self._at: Sequence[int] | None = None  # where it was last shown for
+        self.apart: dict[int, Apart] = {}  # by the loop's first position
 
-    def shown(self, view: View) -> Shown:
-        """Return it as ``looked_up`` finds it, and as JSON."""
-        if self._shown is None or not (self._looked_up is None or self._looked_up is view.catalogue):
-            self._shown = _shown(self, view)
+    def given(self, view: View) -> Given:
+        """Return it as ``looked_up`` finds it."""
+        if self._given is None or not (self._looked_up is None or self._looked_up is view.catalogue):
+            self._given, self._at = Given(looked_up(self, view)), None
             self._looked_up = None if all(map(_has_features, self)) else view.catalogue
+        return self._given
+
+    def shown(self, view: View, at: Sequence[int]) -> Shown:
+        """Return it as JSON, for a log that has its features ``at`` these positions, as ``Where`` says."""
+        self.given(view)
+        if self._shown is None or (self._at is not at and self._at != at):
+            ids = Ids.of([action.id for action in self]) if self._shown is None else self._shown.ids
+            self._shown, self._at = Shown(ids, encode(_logged(self, view, at))), at
         return self._shown
 
 
-class Shown(msgspec.Struct, frozen=True, gc=False):
-    """A list of actions in the ways that decisions need it."""
+class Apart(NamedTuple):
+    """Where the log has the features of a list's actions, as far as one user's requests told."""
 
-    given: Given
+    at: Sequence[int]  # as ``Where`` says
+    final: bool  # whether no more can be stored apart
+    user: str  # "" is nobody
+    generation: int  # of what was known
+
+
+class Shown(msgspec.Struct, frozen=True, gc=False):
+    """A list of actions as decisions write it, in JSON."""
+
     ids: Ids
-    logged: bytes  # the list as JSON, as the log has it
+    logged: bytes  # the list, as the log has it
 
 
 class Ranked(msgspec.Struct, gc=False):
@@ -125,6 +144,11 @@ class View:
     history: History | None  # of the weights, once a device has asked
 
 
+# (actions that a decision is made on, the same looked up, who brought them, loop) -> position of a record that has each
+# one's features as they came, 0 where the decision's own is to have them; nothing where it is to have all.
+Where = Callable[[Sequence[Action], Sequence[tuple[str, bytes]], str | None, View], Sequence[int]]
+
+
 class Decision(NamedTuple):
     event_id: str
     body: RankBody
@@ -152,7 +176,9 @@ def choose(
     return action, scores, chances
 
 
-def decide(request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer) -> Decision:
+def decide(
+    request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer, where: Where
+) -> Decision:
     """Return the decision on a request that ``check_request`` has passed."""
     offered = looked_up(request.actions, view)
     context = bytes(request.context) or b"{}"
@@ -169,7 +195,7 @@ def decide(request: RankRequest, view: View, personal: PersonalModel | None, pre
         chances = [float(k == action) for k in range(len(scores))]
     body = RankBody(
         msgspec.Raw(context),
-        _logged(request.actions, view),
+        _logged(request.actions, view, where(request.actions, offered, request.user, view)),
         action,
         chances,
         scores,
@@ -239,11 +265,6 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
     return _result(entry.event, [action.id for action in offered], stored)
 
 
-def _shown(actions: Sequence[Action], view: View) -> Shown:
-    offered = Given(looked_up(actions, view))
-    return Shown(offered, Ids.of([name for name, _ in offered]), encode(_logged(actions, view)))
-
-
 def looked_up(actions: Sequence[Action], view: View) -> list[tuple[str, bytes]]:
     """Return actions with their features, those that came without as the catalogue has them."""
     return [(action.id, bytes(action.features) or _known(action.id, view).features) for action in actions]
@@ -256,12 +277,19 @@ def _known(name: str, view: View) -> CatalogueAction:
     return action
 
 
-def _logged(actions: Sequence[Action], view: View) -> Sequence[Action | Registered]:
+def _logged(actions: Sequence[Action], view: View, at: Sequence[int]) -> Sequence[Action | Registered | StoredApart]:
+    if at:
+        return [
+            StoredApart(action.id, seq) if seq and len(action.features) else _logged_here(action, view)
+            for action, seq in zip(actions, at, strict=True)
+        ]
     if all(map(_has_features, actions)):
         return actions
-    return [
-        action if len(action.features) else Registered(action.id, view.catalogue[action.id].put) for action in actions
-    ]
+    return [_logged_here(action, view) for action in actions]
+
+
+def _logged_here(action: Action, view: View) -> Action | Registered:
+    return action if len(action.features) else Registered(action.id, view.catalogue[action.id].put)
 
 
 def _has_features(action: Action) -> bool:

@@ -96,7 +96,7 @@ class Engine(Devices, Erasing):
         records: list[Record] = []
 
         def decided(asked: RankRequest) -> RankResult:
-            decision = decide(asked, view, personal, self._preparers[view.settings.crosses])
+            decision = decide(asked, view, personal, self._preparers[view.settings.crosses], self._given.where)
             records.append(_record(loop, asked, decision))
             return decision.result
 
@@ -125,7 +125,7 @@ class Engine(Devices, Erasing):
 
     async def _submit_rank(self, loop: str, request: RankRequest) -> tuple[Decision, asyncio.Future[int]]:
         view, personal = await self._models(loop, request.user)
-        decision = decide(request, view, personal, self._preparers[view.settings.crosses])
+        decision = decide(request, view, personal, self._preparers[view.settings.crosses], self._given.where)
         return decision, self._submit(
             _record(loop, request, decision)
         )  # nothing is awaited between view and submission
@@ -157,7 +157,7 @@ class Engine(Devices, Erasing):
         if not known or request.explain:
             return None
         try:
-            return readied(request, view, personal, self._preparers[view.settings.crosses])
+            return readied(request, view, personal, self._preparers[view.settings.crosses], self._given.where)
         except (ApiError, FeatureError):
             return None
 

@@ -30,8 +30,9 @@ class Erasing(Core):
         async with self._erasing:
             based = await self._base_others(loop, user)
             async with self._change():
-                self.view(loop)
+                since = self.view(loop).since
                 n_erased = await self._on_learner(lambda: self._learning.erase(loop, user))
+                self._given.forget(since, user)
             await self._on_learner(self._learning.flush)  # after which the snapshot has nothing of the user either
             await self._drop_older(loop, based)
         return n_erased

@@ -9,13 +9,17 @@ from typing import Any
 
 import msgspec
 
+from service.engine.given import GivenReader
 from service.engine.joining import Case, Join, Rules
 from service.engine.learner import rules_of
 from service.engine.records import (
     ACTIVATE,
     RANK,
     REWARD,
+    Inline,
     LoggedRank,
+    Offered,
+    encode,
     read_actions,
     read_offered,
     read_rank,
@@ -35,6 +39,7 @@ class Exporter:
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._settings = lru_cache(maxsize=1_000)(self._read_settings)
+        self._given = GivenReader(log)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
 
     def events(self, loop: str, after: int, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -53,16 +58,26 @@ class Exporter:
         self._log.close()
 
     def rank_of(self, loop: str, event: str) -> tuple[Entry, LoggedRank] | None:
-        """Return an event's decision, None if there is none."""
+        """Return an event's decision, None if there is none; features that came with the request are in it."""
         for entry in self._log.of_event(loop, event):
             if entry.kind == RANK:
-                return entry, read_rank(entry.body)
+                return entry, self._read_whole(entry)
         return None
 
     def ranks_of(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of those events that there are."""
         entries = [entry for entry in self._log.of_events(loop, events) if entry.kind == RANK]
-        return {str(entry.event): (entry, read_rank(entry.body)) for entry in entries}
+        return {str(entry.event): (entry, self._read_whole(entry)) for entry in entries}
+
+    def _read_whole(self, entry: Entry) -> LoggedRank:
+        """Return a decision as it would be had no features been stored apart."""
+        rank = read_rank(entry.body)
+        offered = [read_offered(raw) for raw in rank.actions]
+        rank.actions = [
+            msgspec.Raw(encode(Inline(action.id, self._features(action)))) if action.given else raw
+            for raw, action in zip(rank.actions, offered, strict=True)
+        ]
+        return rank
 
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
         about: dict[str | None, list[Entry]] = {}
@@ -77,7 +92,7 @@ class Exporter:
         body = read_rank(entry.body)
         status, reward = outcome(about, self._rules(body.settings), now)
         offered = [read_offered(raw) for raw in body.actions]
-        features = [self._catalogue(action.put)[action.id] if action.put else action.features for action in offered]
+        features = [self._features(action) for action in offered]
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(offered) if action.id not in excluded]
         return {
@@ -94,6 +109,11 @@ class Exporter:
             "status": status,
             "position": entry.seq,
         }
+
+    def _features(self, action: Offered) -> msgspec.Raw:
+        if action.given:
+            return msgspec.Raw(self._given.features(action.given, action.id))
+        return self._catalogue(action.put)[action.id] if action.put else action.features
 
     def _rules(self, position: int) -> Rules:
         return rules_of(self._settings(position))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from service.engine.given import Features, features_in
 from service.engine.handed import Handed, Known, agreed
 from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
 from service.engine.joining import Case, Join, Rules, Settled
@@ -20,6 +21,7 @@ from service.engine.records import (
     ACTIVATE,
     BASE,
     ERASED,
+    GIVEN,
     JOIN,
     MODEL,
     RANK,
@@ -27,6 +29,7 @@ from service.engine.records import (
     REWARD,
     SETTINGS,
     UPDATE,
+    Offered,
     read_actions,
     read_offered,
     read_rank,
@@ -56,13 +59,21 @@ class Erasure(msgspec.Struct, frozen=True):
 class LoopState:
     """One loop, learning. ``working`` holds the personal models that changed since they were last taken away."""
 
-    def __init__(self, head: LoopHead, join: Join, shared: SharedModel, preparer: Preparer, stored: Stored) -> None:
+    def __init__(
+        self,
+        head: LoopHead,
+        join: Join,
+        shared: SharedModel,
+        preparer: Preparer,
+        stored: Stored,
+        given: Features,
+    ) -> None:
         self.head = head
         self.join = join
         self.shared = shared
         self.working: dict[str, PersonalModel] = {}
         self._preparer = preparer
-        self._stored = stored
+        self._stored, self._given = stored, given
         self._rules = (head.settings, rules_of(head.settings))
 
     def apply(self, entry: Entry) -> None:
@@ -120,13 +131,17 @@ class LoopState:
     def _read_rank(self, entry: Entry) -> Known:
         body = read_rank(entry.body)
         offered = read_offered(body.actions[body.action])
-        features = self.head.catalogue[offered.id].features if offered.put else bytes(offered.features)
-        prepared = self._preparer.prepare(bytes(body.context), [(offered.id, features)])
+        prepared = self._preparer.prepare(bytes(body.context), [(offered.id, self._features(offered))])
         first = _first_allowed(body.probabilities, body.exclude, body.actions)
         weight = 1 / body.probabilities[body.action] if body.action == first else 0.0
         n_context = int(prepared.starts[0])
         case = Case(entry.user, prepared.hashes.tobytes(), prepared.values.tobytes(), n_context, weight)
         return Known(case, body.deferred, agreed(body))
+
+    def _features(self, offered: Offered) -> bytes:
+        if offered.given:
+            return self._given(offered.given, offered.id)
+        return self.head.catalogue[offered.id].features if offered.put else bytes(offered.features)
 
     def _reward(self, entry: Entry) -> Settled | None:
         body = read_reward(entry.body)
@@ -198,10 +213,17 @@ _APPLY: dict[str, Callable[[LoopState, Entry], Settled | None]] = {
 }
 
 
-class Learner:
-    """All loops. ``stored`` finds personal models that were taken out of ``working``; without it they stay there."""
+def _nothing_given(position: int, action: str) -> bytes:
+    raise LookupError(f"the features of {action!r} must be in record {position}, got no records to look into")
 
-    def __init__(self, stored: Stored = lambda since, user: None) -> None:
+
+class Learner:
+    """All loops. ``stored`` finds personal models that were taken out of ``working``; without it they stay there.
+
+    ``given`` finds features in records that were applied before.
+    """
+
+    def __init__(self, stored: Stored = lambda since, user: None, given: Features = _nothing_given) -> None:
         self.loops: dict[str, LoopState] = {}
         self.position = 0  # of the last record applied
         self.time = 0  # its time
@@ -209,7 +231,7 @@ class Learner:
         self.erasing: Erasure | None = None
         self.basing = False  # the next records of users' models hold what is here already
         self.erased: list[tuple[int, str]] = []  # (first position of the loop, user) of whom nothing may be left
-        self._stored = stored
+        self._stored, self._given = stored, given
         self._preparer = Preparer(limits=ANY, cache_bytes=32_000_000)
 
     def apply(self, entry: Entry) -> None:
@@ -230,7 +252,7 @@ class Learner:
 
     def add(self, head: LoopHead, join: Join, shared: SharedModel) -> None:
         """Put in a loop as it was at ``position``."""
-        self.loops[head.name] = LoopState(head, join, shared, self._preparer, self._stored)
+        self.loops[head.name] = LoopState(head, join, shared, self._preparer, self._stored, self._given)
 
     def _make_or_drop(self, entry: Entry) -> None:
         if _is_deletion(entry):
@@ -250,8 +272,11 @@ class Learner:
 
 def replay(entries: Iterable[Entry]) -> Learner:
     """Return the learner that has read the entries of a log, and nothing else."""
-    learner = Learner()
+    given: dict[int, dict[str, bytes]] = {}
+    learner = Learner(given=lambda position, action: given[position][action])
     for entry in entries:
+        if entry.kind == GIVEN:
+            given[entry.seq] = features_in(entry)
         learner.apply(entry)
     return learner
 

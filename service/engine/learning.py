@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from service.engine.deciding import View
+from service.engine.given import GivenReader
 from service.engine.heads import Base, forgetting
 from service.engine.history import followed
 from service.engine.joining import Join
@@ -52,7 +53,8 @@ class Learning:
         self.trouble: Exception | None = None
         self.rebuilt = 0  # how often the snapshot was thrown away
         self.followed: set[str] = set()  # loops whose devices ask what has changed
-        self.learner = Learner(self._stored)
+        self._given = GivenReader(log)
+        self.learner = Learner(self._stored, self._given.features)
         self._log, self._snapshots, self._personal = log, snapshots, personal
         self._clock = clock
         self.check: Callable[[], None] | None = None  # raises if the store is lost, which not every store can be
@@ -286,7 +288,7 @@ class Learning:
         logging.getLogger(__name__).warning("learning from the whole log again: %s", damage)
         self.rebuilt += 1
         self._saver.discard()
-        self.learner = Learner(self._stored)
+        self.learner = Learner(self._stored, self._given.features)
         self._from_scratch = True
         self._catch_up()
         self._from_scratch = False

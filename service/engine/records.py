@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK, RESIDUAL, UPDATE, JOIN = (
+RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK, RESIDUAL, UPDATE, JOIN, GIVEN = (
     "rank",
     "reward",
     "activate",
@@ -20,6 +20,7 @@ RANK, REWARD, ACTIVATE, SETTINGS, ACTIONS, MODEL, BASE, ERASED, TICK, RESIDUAL, 
     "residual",
     "update",
     "join",
+    "given",
 )
 NOTHING = b"{}"
 
@@ -38,19 +39,27 @@ class Registered(msgspec.Struct):
     put: int
 
 
+class StoredApart(msgspec.Struct, gc=False):
+    """An action whose features came with the request, and with others before it: the record ``given`` has them."""
+
+    id: str
+    given: int
+
+
 class Offered(msgspec.Struct, gc=False):
-    """Either of them, read."""
+    """Any of them, read."""
 
     id: str
     features: msgspec.Raw = msgspec.Raw(b"")
     put: int = 0
+    given: int = 0
 
 
 class RankBody(msgspec.Struct, gc=False):
     """A decision as it was made."""
 
     context: msgspec.Raw
-    actions: Sequence[Any]  # Inline, or what has the same fields, or Registered
+    actions: Sequence[Any]  # Inline, or what has the same fields, Registered, StoredApart
     action: int  # which of them was taken
     probabilities: list[float]  # of all, as drawn from
     scores: list[float]
@@ -90,6 +99,12 @@ class ActionsBody(msgspec.Struct):
     retire: list[str] = []
 
 
+class GivenBody(msgspec.Struct):
+    """Features of actions as they came with requests of several users."""
+
+    given: list[Inline]
+
+
 class ResidualBody(msgspec.Struct, omit_defaults=True, gc=False):
     """What a device says of an example: [FedRes]'s triplet, and the model it was made with."""
 
@@ -116,5 +131,6 @@ read_rank = msgspec.json.Decoder(LoggedRank).decode
 read_offered = msgspec.json.Decoder(Offered).decode
 read_reward = msgspec.json.Decoder(RewardBody).decode
 read_actions = msgspec.json.Decoder(ActionsBody).decode
+read_given = msgspec.json.Decoder(GivenBody).decode
 read_residual = msgspec.json.Decoder(ResidualBody).decode
 read_update = msgspec.msgpack.Decoder(UpdateBody).decode

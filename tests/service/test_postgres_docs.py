@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "postgresql.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(sql|sh)\n(.*?)```", DOCS, flags=re.DOTALL)
 ADDRESS = "postgresql://fedres:secret@db.example/shop"
-ACTIONS = [{"id": "tea", "features": {}}, {"id": "juice", "features": {}}]
+ACTIONS = [{"id": "tea", "features": {"temperature": "hot"}}, {"id": "juice", "features": {}}]
+USERS = ["anna", "ben", "cleo"]
 
 
 def test_its_commands_run_and_its_questions_are_answered(tmp_path, database, postgres):
@@ -22,17 +23,19 @@ def test_its_commands_run_and_its_questions_are_answered(tmp_path, database, pos
     command = [Path(sys.executable).with_name("fedres"), *first.replace(ADDRESS, database).split()[1:], "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         url = next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
-        asked = {"user": "anna", "context": {"hour": 7}, "actions": ACTIONS}
-        assert httpx.post(f"{url}/v1/rank", json=asked, trust_env=False, timeout=30).status_code == 200
+        for user in USERS:
+            asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
+            assert httpx.post(f"{url}/v1/rank", json=asked, trust_env=False, timeout=30).status_code == 200
         process.terminate()
         process.stdout.read()
     assert process.returncode == 0
     with psycopg.connect(database, autocommit=True) as db:
-        ranks, kinds = (db.execute(question).fetchall() for question in questions.split(";")[:2])
+        ranks, kinds, features = (db.execute(question).fetchall() for question in questions.split(";")[:3])
         for command in erasing.split(";")[:2]:
             db.execute(command)
-    assert [row[2:3] + row[4:] for row in ranks] == [("rank", "anna", {"hour": 7})]
-    assert dict(kinds) == {"settings": 1, "rank": 1}
+    assert sorted(row[2:3] + row[4:] for row in ranks) == [("rank", user, {"hour": 7}) for user in USERS]
+    assert dict(kinds) == {"settings": 1, "rank": 3, "given": 1}
+    assert features == [(f"of {user}", action["id"], action["features"]) for user in USERS for action in ACTIONS]
     stem = "postgres.postgresql"  # shop.postgresql, were the database called so
     assert {file.name for file in tmp_path.iterdir()} <= {f"{stem}-{part}" for part in ("models", "lease")}
 

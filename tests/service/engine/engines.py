@@ -43,6 +43,11 @@ def request(user="u", context=None, n_actions=3, **more):
     return RankRequest(user=user, context=msgspec.Raw(json.dumps(context or {}).encode()), actions=actions, **more)
 
 
+def nowhere(*_):
+    """Say that a decision's own record is to have all features."""
+    return ()
+
+
 def logged(folder):
     with Log(sqlite_file(folder / "store.db")) as log:
         return log.read(0, 10**6)

@@ -64,7 +64,7 @@ def test_answers_records_and_what_the_learner_gets_are_those_of_single_decisions
         together = engine.decide_at_once("default", asked)
         for request, written in zip(asked, together, strict=True):
             personal = models.get(request.user) if view.settings.personal else None
-            single = decide(request, view, personal, engine._preparers[view.settings.crosses])
+            single = decide(request, view, personal, engine._preparers[view.settings.crosses], engine._given.where)
             record = _record("default", request, single)
             assert written.answer == msgspec.json.encode(single.result)
             assert written.record == record

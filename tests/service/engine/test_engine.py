@@ -10,7 +10,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from engines import SECOND, Clock, Disk, logged, play, rebuilt, refused, request, running
+from engines import SECOND, Clock, Disk, logged, nowhere, play, rebuilt, refused, request, running
 
 import bandits
 from service.engine import Action, Engine, RankRequest
@@ -524,7 +524,7 @@ def test_decisions_are_drawn_with_the_probabilities_that_are_logged(tmp_path):
             asked = [request(None, {"hour": hour}) for hour in range(4)]
             taken, expected, variance = np.zeros(3), np.zeros(3), np.zeros(3)
             for k in range(n):
-                body = decide(asked[k % 4], view, None, preparer).body
+                body = decide(asked[k % 4], view, None, preparer, nowhere).body
                 chances = np.array(body.probabilities)
                 taken[body.action] += 1
                 expected += chances

@@ -31,9 +31,9 @@ async def running(folder, database=None):
 
 def request(user, hour, event):
     actions = [Action(f"a{k}", msgspec.Raw(json.dumps({"topic": f"t{k}"}).encode())) for k in range(3)]
-    return RankRequest(
-        user=user, context=msgspec.Raw(json.dumps({"hour": hour}).encode()), actions=actions, event_id=event
-    )
+    context = msgspec.Raw(json.dumps({"hour": hour}).encode())
+    exclude = ["a0"] if hour == 0 else []  # which has the learner read the record
+    return RankRequest(user=user, context=context, actions=actions, event_id=event, exclude=exclude)
 
 
 async def play(engine, seed):
@@ -46,7 +46,7 @@ async def play(engine, seed):
     await engine.erase_user("default", f"user-{seed}")
 
 
-def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_made(tmp_path, database):
+def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_made(tmp_path, database, postgres):
     async def scenario():
         digests = []
         for folder, store in (("sqlite", None), ("first", database)):
@@ -61,6 +61,7 @@ def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_m
 
     digests = asyncio.run(scenario())
     assert digests == digests[:1] * 4
+    assert postgres.ask("SELECT count(*) > 0 FROM fedres.log WHERE kind = 'given'") == [(True,)]
 
 
 def test_a_second_engine_on_the_database_is_refused_and_leaves_its_folder_to_others(tmp_path, database):

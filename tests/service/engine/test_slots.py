@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
-from engines import Clock, logged, rebuilt, refused, running
+from engines import Clock, logged, nowhere, rebuilt, refused, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -104,7 +104,7 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
         assert len(allowed[place]) <= sum(bool(allowed[place] & before) for before in allowed[:place])
         return
     view, preparer = learned
-    filled = fill(asked, str(seed), lambda one: decide(one, view, None, preparer).result).slots
+    filled = fill(asked, str(seed), lambda one: decide(one, view, None, preparer, nowhere).result).slots
     shown = [slot.action_id for slot in filled]
     assert len(set(shown)) == len(shown) == len(slots)
     assert all(action in own for action, own in zip(shown, allowed, strict=True))
@@ -114,7 +114,9 @@ def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(lear
     view, preparer = learned
     taken, told, n = Counter(), {}, 6_000
     for k in range(n):
-        filled = fill(page("top", "side"), f"call-{k}", lambda one: decide(one, view, None, preparer).result).slots
+        filled = fill(
+            page("top", "side"), f"call-{k}", lambda one: decide(one, view, None, preparer, nowhere).result
+        ).slots
         pair = tuple(slot.action_id for slot in filled)
         taken[pair] += 1
         first = {ranked.id: ranked.probability for ranked in filled[0].ranking}

@@ -119,6 +119,25 @@ def test_a_repeated_event_is_answered_the_same_and_another_with_its_id_refused(l
     assert (refused[0], refused[2]["error"]["code"]) == (409, "event_exists")
 
 
+def test_features_that_are_stored_apart_are_exported_and_known_again_on_both_ways(live, client, taken):
+    actions = [{"id": name, "features": {"kind": f"kind of {name}"}} for name in ("x", "y")]
+    users = [f"user-{k % 3}" for k in range(9)]  # the first request of each waits for a personal model
+    bodies = [
+        json.dumps({"actions": actions, "user": user, "event_id": f"apart-{k}"}, separators=(",", ":")).encode()
+        for k, user in enumerate(users)
+    ]
+    with Talk(live) as talk:
+        answers = [talk.ask(request(body)) for body in bodies]
+        assert [talk.ask(request(body))[2] for body in bodies] == [answer[2] for answer in answers]
+        assert talk.ask(request(bodies[-1].replace(b"kind of y", b"kind of z")))[0] == 409
+    assert all(taken[-9:])
+    lines = map(json.loads, client.get("/v1/events").text.splitlines())
+    exported = [line["actions"] for line in lines if line["event_id"].startswith("apart-")]
+    assert exported == [actions] * 9
+    stored = [entry.body for entry in live.engine._log.read(limit=10_000) if (entry.event or "").startswith("apart-")]
+    assert [b"given" in body for body in stored] == [False] * 2 + [True] * 7
+
+
 def test_requests_that_come_while_one_is_under_way_are_answered_in_order(live, held, taken):
     held.set()
     with Talk(live) as talk:

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scoring.flattening import LARGEST, Prepared
+from service.scoring.features import Prepared
+from service.scoring.flattening import LARGEST
 from service.scoring.kernels import indices_of, part_of, put, slots_of
 from service.scoring.model import expand
 from service.scoring.scores import score_kernel
