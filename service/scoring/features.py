@@ -14,9 +14,8 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from service.scoring.flattening import FeatureError, Limits, check_name, feature_hash, named
-
-NAMES = 10_000  # whose hashes are kept
+from service.scoring.flattening import FeatureError, Limits, action_features, feature_hash, flatten
+from service.scoring.plain import Plain
 
 Json = bytes | msgspec.Raw
 
@@ -75,7 +74,7 @@ class Preparer:
         self.crosses = crosses
         self.limits = limits or Limits()
         self._room = cache_bytes
-        self._hashes: dict[str, int] = {}  # of names that came before, none too long
+        self._plain = Plain(self.limits)
         self._cache: OrderedDict[_CacheKey, Hashed] = OrderedDict()
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
@@ -90,11 +89,16 @@ class Preparer:
 
     def hashed(self, context: Json, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
         """Return the same in two parts."""
-        row, offer = self._look_up((None, bytes(context)), 0), self._offer_of(actions)
+        row, offer = self._context(bytes(context)), self._offer_of(actions)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
         return row, offer
+
+    def _context(self, text: bytes) -> Hashed:
+        """Return a context, hashed anew if it is plain: it mostly does not come again, and would fill the cache."""
+        plain = self._plain.hashed(text)
+        return self._look_up((None, text), 0) if plain is None else Hashed(*plain)
 
     def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
         if not isinstance(actions, Given):
@@ -120,26 +124,13 @@ class Preparer:
 
     def _make(self, action: str | None, features: bytes, place: int) -> Hashed:
         try:
-            found = named(action, features, self.limits)
-            hashes = self._hashes_of(found.names)
+            found = flatten(features, self.limits) if action is None else action_features(action, features, self.limits)
+            hashes = [feature_hash(name) for name, _ in found]
         except FeatureError as error:
             where = "context" if action is None else f"actions[{place - 1}]"
             raise FeatureError(f"{where}: {error}") from None
-        n = len(hashes)
-        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *found.values))
-
-    def _hashes_of(self, names: list[str]) -> list[int]:
-        known = self._hashes
-        try:
-            return [known[name] for name in names]
-        except KeyError:
-            pass
-        if len(known) > NAMES:
-            known.clear()
-        for name in names:
-            check_name(name, self.limits)
-            known[name] = feature_hash(name)
-        return [known[name] for name in names]
+        n = len(found)
+        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in found]))
 
     def _keep(self, key: _CacheKey, hashed: Hashed) -> None:
         self._cache[key] = hashed

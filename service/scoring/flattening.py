@@ -42,66 +42,30 @@ def feature_hash(name: str) -> int:
         raise FeatureError(f"names must be valid Unicode, got {name!a}") from None
 
 
-class Named:
-    """Features as they are found: their names, none of them checked for its length, and their values."""
-
-    __slots__ = ("_most", "names", "values")
-
-    def __init__(self, limits: Limits) -> None:
-        self.names: list[str] = []
-        self.values: list[float] = []
-        self._most = limits.features
-
-    def add(self, name: str, value: float) -> None:
-        """Append a feature; refuse the first that is too many, whatever follows."""
-        if len(self.names) >= self._most:
-            raise FeatureError(f"features must be at most {self._most}, got more")
-        self.names.append(name)
-        self.values.append(value)
-
-    def inside(self) -> tuple[list[str], list[float], int]:
-        """Return the names, the values, and how many there may be."""
-        return self.names, self.values, self._most
-
-
-def named(action: str | None, features: bytes, limits: Limits) -> Named:
-    """Return the features in a JSON object; nothing or null is an object without any.
-
-    The first of an action's is its id: `_id=<id>`, which no name in JSON can be.
-    """
-    found = Named(limits)
-    if action is not None:
-        found.add(f"_id={action}", 1.0)
-    tree = _parse(features) if features else None
-    if tree is None:
-        return found
-    if not isinstance(tree, dict):
-        raise FeatureError(f"features must be an object, got {_shown(tree)}")
-    n_keys = _flatten_object("", tree, 1, limits, found)
-    if features.count(b":") != n_keys:  # a colon inside a string, an ignored object, or a key that came twice
-        _parse_strictly(features)
-    return found
-
-
-def check_name(name: str, limits: Limits) -> None:
-    if len(name) > limits.name:
-        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
-
-
 def action_features(action: str, features: bytes, limits: Limits) -> list[tuple[str, float]]:
-    """Return the names and values of an action's features."""
-    return _checked(named(action, features, limits), limits)
+    """Return an action's features, the first of them its id: `_id=<id>`, which no name in JSON can be."""
+    named: list[tuple[str, float]] = []
+    _add(named, f"_id={action}", 1.0, limits)
+    _flatten_text(features, limits, named)
+    return named
 
 
 def flatten(features: bytes, limits: Limits) -> list[tuple[str, float]]:
-    """Return the names and values of a context's features."""
-    return _checked(named(None, features, limits), limits)
+    """Return the names and values of the features in a JSON object; nothing or null is an object without any."""
+    named: list[tuple[str, float]] = []
+    _flatten_text(features, limits, named)
+    return named
 
 
-def _checked(found: Named, limits: Limits) -> list[tuple[str, float]]:
-    for name in found.names:
-        check_name(name, limits)
-    return list(zip(found.names, map(float, found.values), strict=True))
+def _flatten_text(features: bytes, limits: Limits, named: list[tuple[str, float]]) -> None:
+    tree = _parse(features) if features else None
+    if tree is None:
+        return
+    if not isinstance(tree, dict):
+        raise FeatureError(f"features must be an object, got {_shown(tree)}")
+    n_keys = _flatten_object("", tree, 1, limits, named)
+    if features.count(b":") != n_keys:  # a colon inside a string, an ignored object, or a key that came twice
+        _parse_strictly(features)
 
 
 def _parse(features: bytes) -> Any:
@@ -131,50 +95,55 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, found: Named) -> int:
-    """Add what ``tree`` holds to ``found``; return how many keys were looked at."""
+def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Any]) -> int:
+    """Add what ``tree`` holds to ``named``; return how many keys were looked at."""
     if depth > limits.depth:
         raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
-    n_keys, add, (names, values, most) = len(tree), found.add, found.inside()
+    n_keys = len(tree)
     for key, value in tree.items():
         if not key:
             raise FeatureError(f"{prefix or 'features'} must have names of at least one character, got an empty one")
         if key[0] == "_" or value is None:
             continue
-        name = prefix + key if prefix else key
+        name = prefix + key
         kind = type(value)
         if kind is str:
-            add(f"{name}={value}", 1.0)
+            _add(named, f"{name}={value}", 1.0, limits)
         elif kind is dict:
-            n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, found)
+            n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
         elif kind is list:
-            _flatten_array(name, value, found)
+            _flatten_array(name, value, limits, named)
         elif value:  # a number but 0, or true
-            if not -LARGEST <= value <= LARGEST:
-                raise _too_large(name, value)
-            if len(names) >= most:
-                add(name, value)  # refuses it
-            names.append(name)  # as ``add`` does: most features are numbers, and a call takes longer than all this
-            values.append(value)
+            _add(named, name, _number(name, value), limits)
     return n_keys
 
 
-def _flatten_array(name: str, items: list[Any], found: Named) -> None:
+def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Any]) -> None:
     strings = bool(items) and type(items[0]) is str
     kinds = (str,) if strings else (int, float)
     for i, item in enumerate(items):
         if type(item) not in kinds:
             raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
         if strings:
-            found.add(f"{name}={item}", 1.0)
+            _add(named, f"{name}={item}", 1.0, limits)
         elif item:
-            if not -LARGEST <= item <= LARGEST:
-                raise _too_large(f"{name}[{i}]", item)
-            found.add(f"{name}[{i}]", item)
+            at = f"{name}[{i}]"
+            _add(named, at, _number(at, item), limits)
 
 
-def _too_large(name: str, value: float) -> FeatureError:
-    return FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
+def _add(named: list[tuple[str, float]], name: str, value: float, limits: Limits) -> None:
+    """Append a feature; refuse the first that is too many, whatever follows."""
+    if len(name) > limits.name:
+        raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
+    if len(named) >= limits.features:
+        raise FeatureError(f"features must be at most {limits.features}, got more")
+    named.append((name, value))
+
+
+def _number(name: str, value: float) -> float:
+    if not -LARGEST <= value <= LARGEST:
+        raise FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
+    return float(value)
 
 
 def _shown(value: object) -> str:

@@ -21,6 +21,7 @@ from service.engine.engine import _record
 from service.engine.given import GivenFeatures, GivenReader, Recent
 from service.engine.slots import PageSlot, SlotsRequest
 from service.store import Log, StoreUnavailable, sqlite_file
+from service.store.waiting import Awaiting
 
 DOCS = Path(__file__).parents[3] / "docs" / "service.md"
 TEA, JUICE, MILK = (Action(name, msgspec.Raw(b'{"kind": "%b"}' % name.encode())) for name in ("tea", "juice", "milk"))
@@ -37,9 +38,9 @@ async def one_by_one(engine, asked, loop="default"):
 async def together(engine, asked, loop="default"):
     await engine._models(loop, asked.user)  # else it would have to be awaited
     [written] = engine.decide_at_once(loop, [asked])
-    stored = asyncio.get_running_loop().create_future()
-    engine.store_at_once([(written, stored)])
-    await stored
+    stored = Awaiting()
+    engine.store_at_once([written], stored)
+    await stored.answer
 
 
 def of_kind(folder, kind):

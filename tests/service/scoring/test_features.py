@@ -175,7 +175,7 @@ def test_a_request_decoded_into_raw_slices_is_prepared_action_by_action():
 def test_the_cache_changes_no_result_and_stays_within_its_bytes(cache_bytes):
     preparer, rng = Preparer(cache_bytes=cache_bytes), np.random.default_rng(0)
     for _ in range(200):
-        context = json.dumps({"n": int(rng.integers(3))}).encode()
+        context = json.dumps({"n": [int(rng.integers(3))]}).encode()  # an array: kept as actions are
         actions = [(f"a{k}", json.dumps({"f": int(k)}).encode()) for k in rng.integers(9, size=4)]
         kept, fresh = preparer.prepare(context, actions), Preparer().prepare(context, actions)
         assert all(np.array_equal(mine, theirs) for mine, theirs in zip(kept, fresh, strict=True))
@@ -185,7 +185,7 @@ def test_the_cache_changes_no_result_and_stays_within_its_bytes(cache_bytes):
 def test_the_cache_forgets_what_was_not_used_for_longest():
     preparer = Preparer(cache_bytes=1_700)
     for name in ("a", "b", "a", "c"):
-        preparer.prepare(b"{}", [(name, b"{}")])
+        preparer.prepare(b"null", [(name, b"{}")])
     assert [key[0] for key in preparer._cache] == ["a", None, "c"]
 
 
