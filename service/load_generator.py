@@ -52,12 +52,13 @@ class _Connection(asyncio.Protocol):
     def _send(self) -> None:
         before, between, after = self._requests[self._turn]
         self._turn = (self._turn + 1) % len(self._requests)
-        user, moment = USER % self._rng.randrange(self._load.n_users), MOMENT % self._rng.randrange(1_000_000)
+        user, moment = USER % int(self._rng.random() * self._load.n_users), MOMENT % int(self._rng.random() * 1e6)
         self._began = time.perf_counter()
         self._transport.write(b"".join((before, user.encode(), between, moment.encode(), after)))
 
     def data_received(self, data: bytes) -> None:
-        data = self._rest + data
+        if self._rest:
+            data = self._rest + data
         if not _whole(data):
             self._rest = data
             return

@@ -70,9 +70,9 @@ class Hot:
         await self._engine.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT
 
-    def read_rank(self, body: bytes) -> Rank | UnreadRank:
-        """Return a request to rank; raise ``ApiError`` if it breaks a rule."""
-        return self._offers.read(body) or self._read(body)
+    def read_rank(self, body: bytes, start: int = 0) -> Rank | UnreadRank:
+        """Return the request to rank that begins at ``start``; raise ``ApiError`` if it breaks a rule."""
+        return self._offers.read(body, start) or self._read(body[start:])
 
     def _read(self, body: bytes) -> Rank:
         request = decode(_rank, body)

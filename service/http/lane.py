@@ -2,8 +2,8 @@
 
 A request goes it if its head is known and its answer needs nothing but memory and one commit. All others, and all that
 are to be refused, go the usual way, through the gate, which then does everything anew. Those that come in one turn of
-the event loop are decided together, at its end or once they are many, one step after the other for all, so that a
-step's code is in the processor's caches for all but the first.
+the event loop are decided together, at its end, one step after the other for all, so that a step's code is in the
+processor's caches for all but the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.store import StoreUnavailable
 from service.store.waiting import Outcome
 
 PATHS = of_a_loop("/rank")
-AT_ONCE = 32  # requests decided together, so that the store has work while others are read
+AT_ONCE = 32  # requests decided together; before more are, answers go out and the store has work
 
 
 class Connection(Protocol):
@@ -50,7 +50,7 @@ class Lane:
     def __init__(self, engine: Engine, hot: Hot, gate: Gate) -> None:
         self._engine, self._hot, self._gate = engine, hot, gate
         self._heads = Heads()
-        self._taken: list[_Asked] = []  # in this turn
+        self._taken: list[_Asked] = []  # and not decided
 
     def note(self, data: bytes, scope: Scope) -> None:
         """Remember the head of the request that ``data`` begins with, as the parser read it: the connection is kept."""
@@ -79,10 +79,8 @@ class Lane:
         key = self._key(found.way)
         if key is None or self._gate.buckets.take(key.id):
             return False
-        if len(self._taken) == AT_ONCE:
-            self._end_turn()
         if not self._taken:
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            asyncio.get_running_loop().call_soon(self._decide)
         self._taken.append(_Asked(found, key.id, data, connection, perf_counter()))
         return True
 
@@ -94,9 +92,14 @@ class Lane:
             return None
         return key if key.role in RANK and key.loop in (None, way.loop) else None
 
-    def _end_turn(self) -> None:
-        """Decide on all that was taken in this turn of the event loop, and not yet."""
-        taken, self._taken = self._taken, []
+    def _decide(self) -> None:
+        """Decide on the first of those that were taken; the rest waits for the event loop's next turn.
+
+        A long list would be answered as one, its clients would ask again as one, and all would wait for each other.
+        """
+        taken, self._taken = self._taken[:AT_ONCE], self._taken[AT_ONCE:]
+        if self._taken:
+            asyncio.get_running_loop().call_soon(self._decide)
         by_loop: dict[str, list[_Asked]] = {}
         for asked in taken:
             by_loop.setdefault(asked.found.way.loop, []).append(asked)
@@ -113,7 +116,7 @@ class Lane:
 
     def _read(self, asked: _Asked) -> RankRequest | None:
         try:
-            return self._hot.read_rank(asked.data[asked.found.start :])
+            return self._hot.read_rank(asked.data, asked.found.start)
         except Exception:
             return None
 

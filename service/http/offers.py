@@ -34,13 +34,14 @@ class Offers:
         self._long = Recent[bytes, bytes](ROOM, lambda _, text: len(text))  # the last of the lists that begin so
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
-    def read(self, body: bytes) -> UnreadRank | None:
-        """Return the request if its actions are known and it is plain that no name comes twice in it, else None."""
-        start = body.find(_NAME) + len(_NAME) - 1
+    def read(self, body: bytes, begin: int = 0) -> UnreadRank | None:
+        """Return the request at ``begin`` if its actions are known and plainly no name comes twice in it, else None."""
+        start = body.find(_NAME, begin) + len(_NAME) - 1
         text = self._long.get(body[start : start + BEGINNING])
         if text is None or not body.startswith(text, start):
-            return self._read(body, None)
-        return self._read(body[:start] + self._mark + body[start + len(text) :], text) or self._read(body, None)
+            return self._read(body[begin:], None)
+        marked = body[begin:start] + self._mark + body[start + len(text) :]
+        return self._read(marked, text) or self._read(body[begin:], None)
 
     def _read(self, body: bytes, marked: bytes | None) -> UnreadRank | None:
         """Return the request, in which the mark stands for the list ``marked``."""
