@@ -30,7 +30,9 @@ from service.store import Commits, Entry, EventLog, Record, StoreUnavailable
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
 MOST_FED = 10_000  # records that wait in memory
-LONGEST_HOLD = 0.001  # seconds of learning before other threads get their turn
+LONGEST_HOLD = 0.0005  # seconds of learning before other threads get their turn
+REST = 0.002  # seconds of it: an event loop under load is held up for a moment now and then, and never for long
+BEHIND = 2_000  # records, with which the learner does not rest
 RETRY = 0.2  # seconds, while the store is unavailable
 CHECK = 1.0  # seconds between two looks whether it still is ours
 
@@ -176,12 +178,12 @@ class Learning:
     def _apply_fed(self) -> bool:
         """Apply what was fed; return whether there was anything, and nothing missing before it."""
         found = False
-        while self._fed:
+        for _ in range(len(self._fed)):  # what comes meanwhile waits: this is to be published
             entry = self._fed.popleft()
             if entry.seq > self.learner.position + 1:
                 return False
             if entry.seq == self.learner.position + 1:  # else it was read from the log
-                self._apply(entry)
+                self._apply(entry, REST if len(self._fed) < BEHIND and not self._urgent.is_set() else 0.0)
                 found = True
         return found
 
@@ -198,13 +200,13 @@ class Learning:
                 self._take_personal()
                 self.flush()
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry, rest: float = 0.0) -> None:
         if entry.kind == ERASED and self.learner.erasing is None and not self._from_scratch:
             raise Damaged("the snapshot is older than an erasure")  # it may hold what was erased
         self.learner.apply(entry)
         self._last = entry
         if time.perf_counter() > self._yield_at:
-            time.sleep(0)  # lets the event loop have the interpreter
+            time.sleep(rest)  # lets the event loop have the interpreter, however short it is
             self._yield_at = time.perf_counter() + LONGEST_HOLD
 
     def _tick(self) -> bool:

@@ -24,7 +24,9 @@ class Requests:
         key = (path, method, status)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._seconds[path] = self._seconds.get(path, 0.0) + seconds
-        self._latencies.setdefault(path, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
+        if path not in self._latencies:
+            self._latencies[path] = [0] * (len(BUCKETS) + 1)
+        self._latencies[path][bisect_left(BUCKETS, seconds)] += 1
 
     def text(self) -> str:
         counts = [
