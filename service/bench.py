@@ -37,7 +37,7 @@ from service.http.table import DEFAULT_LOOP
 from service.load_generator import USER, Load, Outcome, generate, rank_bodies
 from service.scoring.model import PersonalModel
 
-KINDS = ("bare", "fastapi", "rank")
+N_LISTS = {"bare": 50, "fastapi": 50, "rank": 50, "rank-new-lists": 10_000}  # of actions, that requests come with
 PATH = "/v1/rank"
 CONNECTIONS = 64
 ROUNDS = 3
@@ -94,7 +94,7 @@ def _run_server(kind: str, store: Path, parent: Connection) -> None:
 
 
 async def _serve(kind: str, store: Path, sock: socket.socket, parent: Connection) -> None:
-    engine = Engine.open(store, writer_process=True) if kind == "rank" else None
+    engine = Engine.open(store, writer_process=True) if kind.startswith("rank") else None
     app = bare if kind == "bare" else plain_fastapi()
     try:
         if engine is not None:
@@ -139,29 +139,36 @@ def serving(kind: str, store: Path) -> Iterator[Served]:
         process.join()
 
 
-def load(port: int, n_users: int = 1_000, n_connections: int = CONNECTIONS, seconds: float = SECONDS) -> Outcome:
+def load(
+    port: int,
+    n_users: int = 1_000,
+    n_connections: int = CONNECTIONS,
+    seconds: float = SECONDS,
+    n_lists: int = N_LISTS["rank"],
+) -> Outcome:
     """Return what the generator measured, in a process of its own."""
     with _spawn.Pool(1) as pool:
-        return pool.apply(generate, (Load(port, PATH, rank_bodies(50), n_users, n_connections, seconds),))
+        return pool.apply(generate, (Load(port, PATH, rank_bodies(n_lists), n_users, n_connections, seconds),))
 
 
 def measure_one(kind: str, store: Path, seconds: float) -> Row:
     """Return what one server did under load, and the processor time that a request took it, in microseconds."""
     with serving(kind, store) as served:
-        first = load(served.port, seconds=WARM_UP)  # what is made once is made now, each user's place among others
-        outcome = load(served.port, seconds=seconds)
+        n_lists = N_LISTS[kind]
+        first = load(served.port, seconds=WARM_UP, n_lists=n_lists)  # what is made once is made now, like users' places
+        outcome = load(served.port, seconds=seconds, n_lists=n_lists)
     return {**outcome._asdict(), "server_cpu": served.cpu_seconds / (first.n + outcome.n) * 1e6}
 
 
 def measure_speed(rounds: int = ROUNDS, seconds: float = SECONDS, progress: Progress | None = None) -> list[Row]:
     """Return a row for each server: medians over rounds in which they take turns, and ratios of the same round."""
-    found: dict[str, list[Row]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Row]] = {kind: [] for kind in N_LISTS}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds):
-            for kind in KINDS:
-                found[kind].append(measure_one(kind, Path(folder) / f"{turn}.db", seconds))
+            for kind in N_LISTS:
+                found[kind].append(measure_one(kind, Path(folder) / f"{kind}-{turn}.db", seconds))
                 if progress is not None:
-                    progress(sum(map(len, found.values())), rounds * len(KINDS))
+                    progress(sum(map(len, found.values())), rounds * len(N_LISTS))
     return [_row(kind, rows, found["bare"]) for kind, rows in found.items()]
 
 
@@ -253,7 +260,12 @@ def table(rows: Sequence[Row]) -> Table:
     result.add_column("")
     for heading in ("a second", "p50 ms", "p99 ms", "CPU µs", "throughput", "p99", "CPU", "generator's CPU"):
         result.add_column(heading, justify="right")
-    names = {"bare": "bare ASGI", "fastapi": "FastAPI + pydantic, does nothing", "rank": "rank, durable"}
+    names = {
+        "bare": "bare ASGI",
+        "fastapi": "FastAPI + pydantic, does nothing",
+        "rank": "rank, durable",
+        "rank-new-lists": "rank, lists of actions that hardly repeat",
+    }
     for row in rows:
         speed = [f"{row['per_second']:,.0f}", f"{row['p50']:.1f}", f"{row['p99']:.1f}", f"{row['server_cpu']:.0f}"]
         ratios = [f"{row['throughput_ratio']:.2f}×", f"{row['p99_ratio']:.2f}×", f"{row['server_cpu_ratio']:.2f}×"]

@@ -9,9 +9,10 @@ from service.engine import Engine
 from service.load_generator import USER, Load, generate, rank_bodies
 
 
-def test_every_server_answers_the_load_and_is_compared_with_the_bare_one():
+def test_every_server_answers_the_load_and_is_compared_with_the_bare_one(monkeypatch):
+    monkeypatch.setattr(bench, "WARM_UP", 0.3)
     rows = bench.measure_speed(rounds=1, seconds=0.3)
-    assert [row["what"] for row in rows] == ["bare", "fastapi", "rank"]
+    assert [row["what"] for row in rows] == ["bare", "fastapi", "rank", "rank-new-lists"]
     assert rows[0]["throughput_ratio"] == rows[0]["p99_ratio"] == 1
     for row in rows:
         assert row["throughput_ratio"] == row["per_second"] / rows[0]["per_second"]
@@ -19,7 +20,7 @@ def test_every_server_answers_the_load_and_is_compared_with_the_bare_one():
         assert 0 < row["cpu_share"] <= 1.1
         assert row["server_cpu"] > 0
     rows[-1]["personal_model"] = bench.measure_memory(n_models=10)
-    assert bench.table(rows).row_count == 3
+    assert bench.table(rows).row_count == 4
 
 
 def test_a_refusal_ends_the_load_with_its_reason(tmp_path):
