@@ -64,9 +64,10 @@ def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
     if settings.apprentice:
         wished = places[: len(asked)].tolist()
         _take_first(asked, places, numbers)
+    taken = places[: len(asked)].tolist()
     texts = written([one.event_id for one in asked], [one.shown.ids for one in asked], places, numbers, view.version)
     end, first, found = _end(view, [], False, None), 0, []
-    for one, action, wish, answer, *parts in zip(asked, places.tolist(), wished, *texts, strict=False):
+    for one, action, wish, answer, *parts in zip(asked, taken, wished, *texts, strict=True):
         case = _case(one, action, numbers[first])
         found.append(Written(answer, _record(one, view, action, wish, parts, end, case)))
         first += len(one.offer.places) - 1

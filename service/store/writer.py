@@ -151,8 +151,8 @@ class Writer:
     def _gather(self, *submitted: Submitted) -> None:
         if self._closed:
             raise StoreUnavailable("closed", "the store takes no more records")
-        n_gathered = sum([len(one.records) for one in (*self._gathered, *submitted)])  # copied at once, as by extend
-        if self._n_sent + n_gathered > self._max_waiting:
+        n_new = sum([len(one.records) for one in submitted])
+        if len(self._gathered) + self._n_sent + n_new > self._max_waiting:  # what is gathered is sent within this turn
             raise StoreUnavailable("overloaded", f"{self._max_waiting} records are waiting for the store")
         self._gathered.extend(submitted)  # at once, whatever other threads do
 
