@@ -46,15 +46,15 @@ class _Connection(asyncio.Protocol):
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
-        self._send()
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the next request."""
         before, between, after = self._requests[self._turn]
         self._turn = (self._turn + 1) % len(self._requests)
         user, moment = USER % int(self._rng.random() * self._load.n_users), MOMENT % int(self._rng.random() * 1e6)
         self._began = time.perf_counter()
-        self._transport.write(b"".join((before, user.encode(), between, moment.encode(), after)))
+        self.transport.write(b"".join((before, user.encode(), between, moment.encode(), after)))
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -66,7 +66,7 @@ class _Connection(asyncio.Protocol):
         if not data.startswith(b"HTTP/1.1 2"):
             raise RuntimeError(f"the service refused: {data[:500]!r}")
         self._seconds.append(time.perf_counter() - self._began)
-        self._send()
+        self.send()
 
 
 def generate(load: Load) -> Outcome:
@@ -80,20 +80,22 @@ async def _generate(load: Load) -> Outcome:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: _fail(failed, context))
     seconds: list[float] = []
     requests = [_request(load, body) for body in load.templates]
+    connections = [await _connect(load, requests, seed, seconds) for seed in range(load.n_connections)]
     began, cpu = time.perf_counter(), time.process_time()
-    transports = [await _connect(load, requests, seed, seconds) for seed in range(load.n_connections)]
+    for connection in connections:  # now that all are open: opening them is not what is measured
+        connection.send()
     await asyncio.wait([failed], timeout=load.seconds)
     took, used = time.perf_counter() - began, time.process_time() - cpu
-    for transport in transports:
-        transport.abort()
+    for connection in connections:
+        connection.transport.abort()
     if failed.done():
         failed.result()
     p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e3
     return Outcome(len(seconds), len(seconds) / took, float(p50), float(p99), used / took)
 
 
-async def _connect(load: Load, requests: list[list[bytes]], seed: int, seconds: list[float]) -> asyncio.Transport:
-    made, _ = await asyncio.get_running_loop().create_connection(
+async def _connect(load: Load, requests: list[list[bytes]], seed: int, seconds: list[float]) -> _Connection:
+    _, made = await asyncio.get_running_loop().create_connection(
         lambda: _Connection(load, requests, Random(seed), seconds), "127.0.0.1", load.port
     )
     return made

@@ -16,6 +16,7 @@ from service.http.wire import Rank, UnreadRank
 
 ROOM = 4_000_000  # bytes of lists that are kept; with what is made of them they take about five times as many
 LONGEST = 100_000  # bytes of a list that is kept
+SEEN = 20_000  # lists that are remembered by a number alone
 BEGINNING = 1_000  # bytes by which a longer list is found before the body is read
 
 _NAME = b'"actions":['
@@ -31,6 +32,7 @@ class Offers:
         self._most = most
         self._offers = Recent[bytes, Offer](ROOM, lambda text, _: len(text))
         self._actions = Recent[bytes, Action](ROOM, lambda text, _: len(text))
+        self._seen = Recent[int, bool](SEEN, lambda _, __: 1)  # hashes of lists that came once
         self._long = Recent[bytes, bytes](ROOM, lambda _, text: len(text))  # the last of the lists that begin so
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
@@ -80,7 +82,11 @@ class Offers:
             request.actions = self._kept(text, request.actions)  # type: ignore[assignment]  # are such actions
 
     def _kept(self, text: bytes, actions: Sequence[Action]) -> Offer:
+        """Return the list, kept if it comes for the second time: most that came once never come again."""
         offer = Offer(actions)
+        if self._seen.get(hash(text)) is None:
+            self._seen.keep(hash(text), True)
+            return offer
         self._offers.keep(text, offer)
         if len(text) > BEGINNING:
             self._long.keep(text[:BEGINNING], text)
