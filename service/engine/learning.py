@@ -177,7 +177,7 @@ class Learning:
 
     def _apply_fed(self) -> bool:
         """Apply what was fed; return whether there was anything, and nothing missing before it."""
-        found = False
+        found, self._yield_at = False, time.perf_counter() + LONGEST_HOLD
         for _ in range(len(self._fed)):  # what comes meanwhile waits: this is to be published
             entry = self._fed.popleft()
             if entry.seq > self.learner.position + 1:

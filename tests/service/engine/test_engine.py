@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sqlite3
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from engines import SECOND, Clock, Disk, logged, nowhere, play, rebuilt, refused, request, running
 
 import bandits
-from service.engine import Action, Engine, RankRequest
+from service.engine import Action, Engine, RankRequest, learning
 from service.engine.clock import steady_clock
 from service.engine.deciding import decide, draw
 from service.engine.event_ids import new_event_id
@@ -414,6 +415,29 @@ def test_what_is_handed_to_the_learner_is_what_it_would_read_in_the_record(tmp_p
     both = asyncio.run(rank_many())
     assert len(both) == 40
     assert all(handed == read for handed, read in both)
+
+
+@pytest.mark.parametrize(("hold", "n_rests"), [(3_600, 0), (0, 1)])
+def test_the_learner_rests_only_after_it_has_held_the_interpreter_for_long(tmp_path, monkeypatch, hold, n_rests):
+    slept, passed, monotonic = [], Clock(), learning.time.monotonic
+
+    def seconds():
+        passed.pass_seconds(1)
+        return passed() / SECOND
+
+    clocks = {"perf_counter": seconds, "monotonic": monotonic}
+    monkeypatch.setattr(learning, "time", SimpleNamespace(**clocks, sleep=slept.append))
+    monkeypatch.setattr(learning, "LONGEST_HOLD", hold)
+
+    async def story():
+        async with running(tmp_path) as engine:
+            passed.pass_seconds(10_000)  # with nothing to do
+            await engine.rank("default", request())
+            while engine.view("default").statistics.ranks == 0:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(story())
+    assert slept.count(learning.REST) == n_rests
 
 
 def test_event_ids_are_different_and_need_no_quoting():
