@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Key, Value]):
-    """Remembers what was kept or looked for last, up to ``room`` bytes; ``size`` says how many one takes.
+    """Remembers what was kept or looked for last, as long as there is ``room``; ``size`` says how much one takes.
 
     What is among the ``newer`` need not be moved when it is found. Once they fill half of the room they are the older
     ones, and those that were are forgotten.
