@@ -47,7 +47,7 @@ class Slot(msgspec.Struct, array_like=True, gc=False):
     rules: Rules | None = None
     case: Case | None = None
     user: str | None = None
-    rewards: list[tuple[str, float]] = []  # (id, value) as they came, late ones too
+    rewards: tuple[tuple[str, float], ...] = ()  # (id, value) as they came, late ones too
     first_reward: int = 0  # its time
     activated: bool = False
     finished: int = 0  # the how-manieth that finished
@@ -93,11 +93,11 @@ class Join:
     def rank(self, event: str, order: int, time: int, rules: Rules, case: Case, deferred: bool) -> Settled | None:
         """Let an event wait for its reward; return it settled where that came before."""
         self.n_waiting += 1
-        slot = self.slots.get(event)
-        if slot is None and not deferred:
+        if not deferred and event not in self.slots:
+            deadline = time + rules.wait
             self.changed.add(event)
-            self.slots[event] = Slot(order, WAITING, time + rules.wait, rules, case, case.user)
-            heapq.heappush(self._deadlines, (time + rules.wait, order, event))
+            self.slots[event] = Slot(order, WAITING, deadline, rules, case, case.user)
+            heapq.heappush(self._deadlines, (deadline, order, event))
             return None
         slot = self._slot(event, order)
         slot.order, slot.rules, slot.case, slot.user = order, rules, case, case.user
@@ -112,10 +112,10 @@ class Join:
             return None
         if slot.finished:
             if slot.deadline is not None and time >= slot.deadline:
-                slot.rewards = [*slot.rewards, (key, value)]  # counts no more, but a repeat of it is known
+                slot.rewards = (*slot.rewards, (key, value))  # counts no more, but a repeat of it is known
                 self._list(event, time, value, key, "late")
             return None
-        slot.rewards = [*slot.rewards, (key, value)]
+        slot.rewards = (*slot.rewards, (key, value))
         slot.first_reward = slot.first_reward or time
         if slot.status == EARLY:
             self._wait(event, slot, max(slot.deadline or 0, time + rules.wait))

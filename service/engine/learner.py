@@ -77,15 +77,16 @@ class LoopState:
         self._rules = (head.settings, rules_of(head.settings))
 
     def apply(self, entry: Entry) -> None:
-        if entry.kind == BASE:  # holds the state just before it, so nothing may be settled in between
+        seq, time, _, kind, *_ = entry
+        if kind == BASE:  # holds the state just before it, so nothing may be settled in between
             self._install(entry)
             return
-        for settled in self.join.expire(entry.time):
-            self._learn(settled, entry.seq)
-        action = _APPLY.get(entry.kind)
+        for settled in self.join.expire(time):
+            self._learn(settled, seq)
+        action = _APPLY.get(kind)
         settled_now = action(self, entry) if action else None
         if settled_now is not None:
-            self._learn(settled_now, entry.seq)
+            self._learn(settled_now, seq)
 
     def personal(self, user: str) -> PersonalModel:
         """Return the user's model, to be changed."""
@@ -120,13 +121,14 @@ class LoopState:
         statistics.baseline_reward += case.baseline_weight * reward
 
     def _rank(self, entry: Entry) -> Settled | None:
-        body, statistics = entry.body, self.head.statistics
-        known = body.known if isinstance(body, Handed) else self._read_rank(entry)
+        seq, time, _, _, event, _, body = entry
+        known, statistics = body.known if isinstance(body, Handed) else self._read_rank(entry), self.head.statistics
         statistics.ranks += 1
         if known.agreed is not None:
             statistics.apprentice += 1
             statistics.agreed += known.agreed
-        return self.join.rank(_event(entry), entry.seq, entry.time, self.rules(), known.case, known.deferred)
+        assert event is not None
+        return self.join.rank(event, seq, time, self.rules(), known.case, known.deferred)
 
     def _read_rank(self, entry: Entry) -> Known:
         body = read_rank(entry.body)
@@ -236,14 +238,15 @@ class Learner:
 
     def apply(self, entry: Entry) -> None:
         """Take the next record of the log."""
-        if entry.kind == SETTINGS:
+        seq, time, loop, kind, _, user, _ = entry
+        if kind == SETTINGS:
             self._make_or_drop(entry)
-        state = self.loops.get(entry.loop)
-        if state is not None and not (self.basing and entry.kind == BASE and entry.user is not None):
+        state = self.loops.get(loop)
+        if state is not None and not (self.basing and kind == BASE and user is not None):
             state.apply(entry)
-        if entry.kind == ERASED and self.erasing is not None:
+        if kind == ERASED and self.erasing is not None:
             self._erase(self.erasing)
-        self.position, self.time = entry.seq, entry.time
+        self.position, self.time = seq, time
 
     def next_deadline(self) -> list[tuple[int, str]]:
         """Return when something is due in each loop where anything waits, the nearest first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from service.engine import Engine
 from service.engine.at_once import Written
@@ -76,12 +76,9 @@ class Lane:
         """Return whether the request, all of ``data``, was taken; ``connection`` is then told what came of it."""
         if len(data) != found.start + found.length:
             return False
-        key = self._key(found.way)
-        if key is None or self._gate.buckets.take(key.id):
-            return False
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._decide)
-        self._taken.append(_Asked(found, key.id, data, connection, perf_counter()))
+        self._taken.append(_Asked(found, data, connection, perf_counter()))
         return True
 
     def _key(self, way: Way) -> Key | None:
@@ -100,19 +97,28 @@ class Lane:
         taken, self._taken = self._taken[:AT_ONCE], self._taken[AT_ONCE:]
         if self._taken:
             asyncio.get_running_loop().call_soon(self._decide)
-        by_loop: dict[str, list[_Asked]] = {}
+        by_way: dict[Way, list[_Asked]] = {}
         for asked in taken:
-            by_loop.setdefault(asked.found.way.loop, []).append(asked)
-        for loop, group in by_loop.items():
-            self._store(list(zip(group, self._decided(loop, group), strict=True)))
+            by_way.setdefault(asked.found.way, []).append(asked)
+        for way, group in by_way.items():
+            key = self._key(way)
+            n_allowed = 0 if key is None else self._gate.buckets.take_some(key.id, len(group))
+            left = group[n_allowed:] + self._store(way, group[:n_allowed])
+            if key is not None:
+                self._gate.buckets.give_back(key.id, len(left) - len(group) + n_allowed)
+            for asked in left:
+                asked.connection.ask_again(asked.data)
 
-    def _decided(self, loop: str, group: list[_Asked]) -> Sequence[Written | None]:
-        """Return what was decided; None where the usual way is to say why not."""
-        requests = [self._read(asked) for asked in group]
+    def _store(self, way: Way, group: list[_Asked]) -> list[_Asked]:
+        """Hand the store what can be decided; return the others: the usual way is to say why not."""
         try:
-            return self._engine.decide_at_once(loop, requests)
+            decided = self._engine.decide_at_once(way.loop, [self._read(asked) for asked in group])
+            storing = [(asked, written) for asked, written in zip(group, decided, strict=True) if written is not None]
+            if storing:
+                self._engine.store_at_once([written for _, written in storing], _Waiting(self, way, storing))
         except Exception:  # the usual way meets it too, and says what it is
-            return [None] * len(group)
+            return group
+        return [asked for asked, written in zip(group, decided, strict=True) if written is None]
 
     def _read(self, asked: _Asked) -> RankRequest | None:
         try:
@@ -120,43 +126,29 @@ class Lane:
         except Exception:
             return None
 
-    def _store(self, decided: Sequence[tuple[_Asked, Written | None]]) -> None:
-        """Hand the store what was decided, and all else back."""
-        storing = [(asked, written) for asked, written in decided if written is not None]
-        taken = self._submit(storing) if storing else False
-        for asked, written in decided:
-            if written is None or not taken:
-                self._gate.buckets.give_back(asked.key)
-                asked.connection.ask_again(asked.data)
-
-    def _submit(self, storing: Sequence[tuple[_Asked, Written]]) -> bool:
-        """Return whether the store has taken them."""
-        waiting = _Waiting(self, [asked for asked, _ in storing], [written.answer for _, written in storing])
-        try:
-            self._engine.store_at_once([written for _, written in storing], waiting)
-        except Exception:
-            return False
-        return True
-
-    def answer(self, asked: Sequence[_Asked], answers: Sequence[bytes], outcomes: Sequence[Outcome]) -> None:
+    def answer(self, way: Way, stored: Sequence[_Stored], outcomes: Sequence[Outcome]) -> None:
         """Answer requests, now that it is known what came of storing the decisions."""
-        stored = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        if stored:
-            self._engine.stored(stored[-1])
-        now = perf_counter()
-        for one, answer, outcome in zip(asked, answers, outcomes, strict=True):
+        good = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        if good:
+            self._engine.stored(good[-1])
+        now, took = perf_counter(), list[float]()
+        for (asked, written), outcome in zip(stored, outcomes, strict=True):
             try:
-                self._answer(one, answer, outcome, now - one.began)
+                if isinstance(outcome, int):
+                    took.append(now - asked.began)
+                    asked.connection.answer_json(written.answer)
+                else:
+                    self._tell(way, asked, outcome, now)
             except Exception:  # of one connection; the others are to be answered
                 log.exception("an answer was lost")
+        if took:
+            self._gate.requests.count(way.path, "POST", 200, *took)
 
-    def _answer(self, asked: _Asked, answer: bytes, outcome: Outcome, seconds: float) -> None:
-        if isinstance(outcome, int):
-            self._gate.requests.count(asked.found.way.path, "POST", 200, seconds)
-            asked.connection.answer_json(answer)
-        elif isinstance(outcome, StoreUnavailable):
-            reply = failure(outcome)
-            self._gate.requests.count(asked.found.way.path, "POST", reply.status, seconds)
+    def _tell(self, way: Way, asked: _Asked, why: Exception, now: float) -> None:
+        """Answer a request whose decision could not be stored."""
+        if isinstance(why, StoreUnavailable):
+            reply = failure(why)
+            self._gate.requests.count(way.path, "POST", reply.status, now - asked.began)
             asked.connection.answer(reply)
         else:
             asked.connection.ask_again(asked.data)
@@ -166,18 +158,20 @@ class _Asked(NamedTuple):
     """A request that was taken."""
 
     found: Found
-    key: str
     data: bytes
     connection: Connection
     began: float
 
 
-class _Waiting:
-    """Requests whose decisions are on their way to the store."""
+_Stored: TypeAlias = tuple[_Asked, Written]
 
-    def __init__(self, lane: Lane, asked: Sequence[_Asked], answers: Sequence[bytes]) -> None:
+
+class _Waiting:
+    """Requests of one way whose decisions are on their way to the store."""
+
+    def __init__(self, lane: Lane, way: Way, stored: Sequence[_Stored]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lane, self._asked, self._answers = lane, asked, answers
+        self._lane, self._way, self._stored = lane, way, stored
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
@@ -186,4 +180,4 @@ class _Waiting:
         return True
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
-        self._lane.answer(self._asked, self._answers, outcomes)
+        self._lane.answer(self._way, self._stored, outcomes)

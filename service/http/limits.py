@@ -43,14 +43,25 @@ class Buckets:
     def take(self, key: str) -> float:
         """Return 0 if the key may go on, and else in how many seconds it may."""
         now = self._clock()
-        level, since = self._levels.get(key, (self._size, now))
-        level = min(self._size, level + (now - since) * self._rate)
+        level = self._level(key, now)
         if level < 1:
             return (1 - level) / self._rate
         self._levels[key] = (level - 1, now)
         return 0.0
 
-    def give_back(self, key: str) -> None:
-        """Undo a ``take`` that returned 0."""
+    def take_some(self, key: str, n: int) -> int:
+        """Return how many of ``n`` requests of the key may go on."""
+        now = self._clock()
+        level = self._level(key, now)
+        n_taken = min(n, int(level))
+        self._levels[key] = (level - n_taken, now)
+        return n_taken
+
+    def give_back(self, key: str, n: int) -> None:
+        """Undo what ``take_some`` took."""
         level, since = self._levels[key]
-        self._levels[key] = (level + 1, since)
+        self._levels[key] = (level + n, since)
+
+    def _level(self, key: str, now: float) -> float:
+        level, since = self._levels.get(key, (self._size, now))
+        return min(self._size, level + (now - since) * self._rate)

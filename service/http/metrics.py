@@ -20,13 +20,14 @@ class Requests:
         self._latencies: dict[str, list[int]] = {}  # by bucket, those above the last one at the end
         self._seconds: dict[str, float] = {}
 
-    def count(self, path: str, method: str, status: int, seconds: float) -> None:
+    def count(self, path: str, method: str, status: int, *seconds: float) -> None:
+        """Count requests, each of which took so long."""
         key = (path, method, status)
-        self._counts[key] = self._counts.get(key, 0) + 1
-        self._seconds[path] = self._seconds.get(path, 0.0) + seconds
-        if path not in self._latencies:
-            self._latencies[path] = [0] * (len(BUCKETS) + 1)
-        self._latencies[path][bisect_left(BUCKETS, seconds)] += 1
+        self._counts[key] = self._counts.get(key, 0) + len(seconds)
+        self._seconds[path] = self._seconds.get(path, 0.0) + sum(seconds)
+        latencies = self._latencies.setdefault(path, [0] * (len(BUCKETS) + 1))
+        for one in seconds:
+            latencies[bisect_left(BUCKETS, one)] += 1
 
     def text(self) -> str:
         counts = [

@@ -38,6 +38,9 @@ CODES = {
 }
 
 
+_TEXT = {str, type(None)}
+
+
 class Refused(ValueError):  # noqa: N818
     """A record that cannot be stored; the others of its batch are."""
 
@@ -91,6 +94,7 @@ class Log:
         self._connect = connect
         self.clock = clock
         self.appended: Callable[[list[Entry]], None] | None = None  # told what is durable, on the appending thread
+        self.appended_at = 0  # the time of the entries that were appended last
         self._turn = threading.Lock()
         self._db: Connection | None = None
         self._closed = False
@@ -108,6 +112,7 @@ class Log:
                 outcomes += _insert_all(db, seq, now, records[start : start + AT_ONCE])
                 seq += sum(isinstance(outcome, int) for outcome in outcomes[start:])
             db.execute("COMMIT")
+            self.appended_at = now
         if self.appended is not None:
             numbered = zip(outcomes, records, strict=True)
             self.appended([Entry(at, now, *record) for at, record in numbered if isinstance(at, int)])
@@ -269,15 +274,20 @@ def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused
 def row_of(record: Record) -> tuple[str, str, str | None, str | None, str | bytes]:
     """Return the record, its body as text where it can be, checked: one caller's mistake must not fail the batch."""
     loop, kind, event, user, body = record
-    for name, value in (("loop", loop), ("kind", kind)):
+    if not (loop and kind and {type(loop), type(kind), type(event), type(user)} <= _TEXT and type(body) is bytes):
+        _refuse_wrong(record)
+    return loop, kind, event, user, _readable(body)
+
+
+def _refuse_wrong(record: Record) -> None:
+    for name, value in (("loop", record.loop), ("kind", record.kind)):
         if not isinstance(value, str) or not value:
             raise Refused(f"{name} must be a string that is not empty, got {value!r}")
-    for name, given in (("event", event), ("user", user)):
+    for name, given in (("event", record.event), ("user", record.user)):
         if given is not None and not isinstance(given, str):
             raise Refused(f"{name} must be a string or None, got {given!r}")
-    if not isinstance(body, bytes):
-        raise Refused(f"body must be bytes, got {type(body).__name__}")
-    return loop, kind, event, user, _readable(body)
+    if not isinstance(record.body, bytes):
+        raise Refused(f"body must be bytes, got {type(record.body).__name__}")
 
 
 def _readable(body: bytes) -> str | bytes:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from service.store.log import Duplicate, Entry, Log, Record, Refused
+from service.store.log import Duplicate, Log, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 
 AT_ONCE = 1 << 20  # bytes read at once
@@ -159,14 +159,16 @@ class Writing:
         if not orders:
             return []
         try:
-            log = self._opened(orders[-1].time)
-            outcomes = log.append([record for order in orders for record in order.records])
+            log, records = self._opened(orders[-1].time), [record for order in orders for record in order.records]
+            outcomes = [_shown(outcome) for outcome in log.append(records)]
         except Exception as error:
             return [_failed(error) for _ in orders]
+        self._time = log.appended_at
+        self._unmoved += sum([len(record.body) for record in records])
         reports: list[Report] = []
         for order in orders:
             mine, outcomes = outcomes[: len(order.records)], outcomes[len(order.records) :]
-            reports.append(Stored(self._time, [_shown(outcome) for outcome in mine]))
+            reports.append(Stored(self._time, mine))
         return reports
 
     def _change(self, change: Change) -> Report:
@@ -179,12 +181,7 @@ class Writing:
         self._time = time
         if self._log is None:
             self._log = Log(self._connect, clock=lambda: self._time)
-            self._log.appended = self._note
         return self._log
-
-    def _note(self, entries: list[Entry]) -> None:
-        self._time = entries[-1].time if entries else self._time
-        self._unmoved += sum([len(entry.body) for entry in entries])
 
 
 def _shown(outcome: int | Refused) -> int | tuple[str, int]:

@@ -1,5 +1,7 @@
 """The join by itself: times in microseconds, one unit of waiting is 10."""
 
+import gc
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -216,3 +218,14 @@ def test_any_history_is_joined_as_the_rules_say(machine):
     test = machine.TestCase
     test.settings = settings(max_examples=60, stateful_step_count=30)
     test("runTest").runTest()
+
+
+def test_events_that_wait_are_nothing_to_the_garbage_collector():
+    """A full collection would stop every request for as long as it looks at them."""
+    join = Join()
+    gc.collect()
+    before = len(gc.get_objects())
+    for k in range(2_000):
+        join.rank(f"e{k}", k, k, EARLIEST, CASE, False)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 200

@@ -390,6 +390,6 @@ def test_a_length_that_is_another_headers_is_not_learned():
 def test_a_token_that_is_given_back_can_be_taken_again():
     buckets = Buckets(0.5, clock=lambda: 0.0)
     assert buckets.take("k") == 0
-    buckets.give_back("k")
+    buckets.give_back("k", 1)
     assert buckets.take("k") == 0
     assert buckets.take("k") > 0

@@ -14,8 +14,8 @@ def test_requests_are_counted_by_route_method_and_status():
 
 def test_the_histogram_counts_all_that_took_no_longer():
     requests = Requests()
-    for seconds in (0.0001, BUCKETS[2], 100.0):
-        requests.count("/a", "GET", 200, seconds)
+    requests.count("/a", "GET", 200, 0.0001)
+    requests.count("/a", "GET", 200, BUCKETS[2], 100.0)
     lines = requests.text().splitlines()
     counts = [line.split()[-1] for line in lines if line.startswith("fedres_request_seconds_bucket")]
     assert counts == ["1", "1"] + ["2"] * (len(BUCKETS) - 2) + ["3"]
