@@ -92,18 +92,25 @@ class Join:
 
     def rank(self, event: str, order: int, time: int, rules: Rules, case: Case, deferred: bool) -> Settled | None:
         """Let an event wait for its reward; return it settled where that came before."""
-        self.n_waiting += 1
-        if not deferred and event not in self.slots:
-            deadline = time + rules.wait
-            self.changed.add(event)
-            self.slots[event] = Slot(order, WAITING, deadline, rules, case, case.user)
-            heapq.heappush(self._deadlines, (deadline, order, event))
+        if not deferred and self.begin(event, order, time, rules, case):
             return None
+        self.n_waiting += 1
         slot = self._slot(event, order)
         slot.order, slot.rules, slot.case, slot.user = order, rules, case, case.user
         slot.status = DEFERRED if deferred and not slot.activated else WAITING
         self._wait(event, slot, None if slot.status == DEFERRED else time + rules.wait)
         return self._settle_if_final(event, slot)
+
+    def begin(self, event: str, order: int, time: int, rules: Rules, case: Case) -> bool:
+        """Return whether that was all, as it mostly is: nothing was heard of the event before, and nothing is due."""
+        if event in self.slots or (self._deadlines and self._deadlines[0][0] <= time):
+            return False
+        deadline = time + rules.wait
+        self.n_waiting += 1
+        self.changed.add(event)
+        self.slots[event] = Slot(order, WAITING, deadline, rules, case, case.user)
+        heapq.heappush(self._deadlines, (deadline, order, event))
+        return True
 
     def reward(self, event: str, order: int, time: int, value: float, key: str, rules: Rules) -> Settled | None:
         """Count a reward unless it is a repeat or late; return the event if that settles it."""

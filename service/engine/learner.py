@@ -6,7 +6,7 @@ No clock, no I/O, no threads, no randomness. Whatever is due at a record's time 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -87,6 +87,19 @@ class LoopState:
         settled_now = action(self, entry) if action else None
         if settled_now is not None:
             self._learn(settled_now, seq)
+
+    def apply_ranks(self, entries: Iterable[Entry]) -> int:
+        """Apply the first entries, as far as they are decisions that can simply wait; return how many."""
+        name, rules, n = self.head.name, self.rules(), 0
+        for seq, time, loop, kind, event, _, body in entries:
+            if kind != RANK or loop != name or event is None or not isinstance(body, Handed):
+                break
+            known = body.known
+            if known.deferred or known.agreed is not None or not self.join.begin(event, seq, time, rules, known.case):
+                break
+            n += 1
+        self.head.statistics.ranks += n
+        return n
 
     def personal(self, user: str) -> PersonalModel:
         """Return the user's model, to be changed."""
@@ -247,6 +260,14 @@ class Learner:
         if kind == ERASED and self.erasing is not None:
             self._erase(self.erasing)
         self.position, self.time = seq, time
+
+    def apply_ranks(self, entries: Sequence[Entry]) -> int:
+        """Return how many of the first records were taken, all at once; what is left is for ``apply``."""
+        state = self.loops.get(entries[0].loop)
+        n = 0 if state is None else state.apply_ranks(entries)
+        if n:
+            self.position, self.time = entries[n - 1].seq, entries[n - 1].time
+        return n
 
     def next_deadline(self) -> list[tuple[int, str]]:
         """Return when something is due in each loop where anything waits, the nearest first."""

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from service.store import Commits, Entry, EventLog, Record, StoreUnavailable
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
 MOST_FED = 10_000  # records that wait in memory
+AT_ONCE = 64  # of them, learned before a look at the clock
 LONGEST_HOLD = 0.0005  # seconds of learning before other threads get their turn
 REST = 0.002  # seconds of it: an event loop under load is held up for a moment now and then, and never for long
 BEHIND = 2_000  # records, with which the learner does not rest
@@ -62,7 +63,7 @@ class Learning:
         self.check: Callable[[], None] | None = None  # raises if the store is lost, which not every store can be
         self._check_at = 0.0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._fed: deque[Entry] = deque()
+        self._fed: deque[Sequence[Entry]] = deque()  # each without gaps
         self._yield_at = 0.0
         self._awake, self._urgent = threading.Event(), threading.Event()
         self._stopping = False
@@ -171,21 +172,34 @@ class Learning:
 
     def feed(self, entries: list[Entry]) -> None:
         """Take what was just made durable, to save reading it again; from any one thread."""
-        if len(self._fed) < MOST_FED:  # what is left out is read from the log
-            self._fed.extend(entries)
+        if entries and entries[-1].seq < self.learner.position + MOST_FED:  # what is left out is read from the log
+            self._fed.append(entries)
         self.wake()
 
     def _apply_fed(self) -> bool:
         """Apply what was fed; return whether there was anything, and nothing missing before it."""
         found, self._yield_at = False, time.perf_counter() + LONGEST_HOLD
         for _ in range(len(self._fed)):  # what comes meanwhile waits: this is to be published
-            entry = self._fed.popleft()
-            if entry.seq > self.learner.position + 1:
+            entries = self._fed.popleft()
+            n_known = self.learner.position + 1 - entries[0].seq  # were read from the log
+            if n_known < 0:
                 return False
-            if entry.seq == self.learner.position + 1:  # else it was read from the log
-                self._apply(entry, REST if len(self._fed) < BEHIND and not self._urgent.is_set() else 0.0)
-                found = True
+            found = found or n_known < len(entries)
+            self._apply_all(entries[n_known:])
         return found
+
+    def _apply_all(self, entries: Sequence[Entry]) -> None:
+        while entries:
+            behind = self._fed and self._fed[-1][-1].seq > self.learner.position + BEHIND
+            rest = 0.0 if behind or self._urgent.is_set() else REST
+            n_taken = self.learner.apply_ranks(entries[:AT_ONCE])
+            if n_taken:
+                self._last = entries[n_taken - 1]
+                self._yield(rest)
+            else:
+                n_taken = 1
+                self._apply(entries[0], rest)
+            entries = entries[n_taken:]
 
     def _catch_up(self) -> None:
         """Apply all that is in the log."""
@@ -205,8 +219,12 @@ class Learning:
             raise Damaged("the snapshot is older than an erasure")  # it may hold what was erased
         self.learner.apply(entry)
         self._last = entry
+        self._yield(rest)
+
+    def _yield(self, rest: float) -> None:
+        """Let the event loop have the interpreter if it is time, however short the rest is."""
         if time.perf_counter() > self._yield_at:
-            time.sleep(rest)  # lets the event loop have the interpreter, however short it is
+            time.sleep(rest)
             self._yield_at = time.perf_counter() + LONGEST_HOLD
 
     def _tick(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from service.engine.guard import Guard
+from service.engine.handed import known_body
 from service.engine.heads import Base, Clients, Statistics
 from service.engine.learner import Erasure, Learner, digest_of, replay
 from service.engine.records import RankBody, encode
@@ -29,10 +30,10 @@ class Script:
         self.entries.append(Entry(seq, round(seconds * SECOND), loop, kind, event, user, body))
         return self
 
-    def rank(self, seconds, event, user="u", action=0, **more):
+    def rank(self, seconds, event, user="u", action=0, loop="default", **more):
         actions = [{"id": f"a{k}", "features": {"k": k}} for k in range(3)]
         body = RankBody(msgspec.Raw(b'{"c": 1}'), actions, action, [0.5, 0.3, 0.2], [0.0] * 3, 1, 1, **more)
-        return self.log("rank", seconds, event, user, encode(body))
+        return self.log("rank", seconds, event, user, encode(body), loop)
 
     def reward(self, seconds, event, value):
         return self.log("reward", seconds, event, body=json.dumps({"value": value}).encode())
@@ -93,6 +94,33 @@ def test_the_same_log_gives_the_same_bits(settings):
     entries = random_script(0, **settings).entries
     assert digest_of(replay(entries).loops["default"]) == digest_of(replay(entries).loops["default"])
     assert digest_of(replay(entries).loops["default"]) != digest_of(replay(entries[:-2]).loops["default"])
+
+
+def test_decisions_taken_many_at_once_are_learned_as_one_by_one():
+    script = random_script(seed=3, wait_time=5.0)
+    script.reward(1e4, "g", 1.0).rank(1e4, "g").rank(1e4, "d", deferred=True)
+    script.rank(1e4, "e", loop="other").rank(1e4, "f")
+    one_by_one = replay(script.entries)
+    entries = [_as_handed(entry) for entry in script.entries]
+    learner, n_together = Learner(), 0
+    while entries:
+        n_taken = learner.apply_ranks(entries)
+        n_together += n_taken
+        if not n_taken:
+            learner.apply(entries[0])
+        entries = entries[n_taken or 1 :]
+    states = [each.loops["default"] for each in (learner, one_by_one)]
+    assert 100 < n_together < 303
+    assert digest_of(states[0]) == digest_of(states[1])
+    assert states[0].head == states[1].head
+    assert states[0].join.slots == states[1].join.slots
+    assert states[0].join.n_waiting == states[1].join.n_waiting == 2
+    assert (learner.position, learner.time) == (one_by_one.position, one_by_one.time)
+
+
+def _as_handed(entry):
+    state = replay([Entry(1, 0, "default", "settings", None, None, encode(Settings()))]).loops["default"]
+    return entry._replace(body=known_body(entry.body, state._read_rank(entry))) if entry.kind == "rank" else entry
 
 
 def test_settings_hold_from_their_position_on():
