@@ -8,30 +8,28 @@ from __future__ import annotations
 import base64
 import os
 import time
-from functools import lru_cache
 
 _BATCH = 512  # ids; asking the system lets another thread run each time, which costs more than the numbers
 
 _random: list[str] = []  # 14 characters each
 
 
+def new_event_ids(n: int) -> list[str]:
+    """Return ids that nobody had before."""
+    now = base64.urlsafe_b64encode((time.time_ns() // 1_000_000).to_bytes(6, "big")).decode()
+    while True:
+        try:
+            return [now + _random.pop() for _ in range(n)]  # no two threads are given one
+        except IndexError:
+            _random.extend(_drawn(max(n, _BATCH)))
+
+
 def new_event_id() -> str:
-    """Return an id that nobody had before."""
-    try:
-        chance = _random.pop()
-    except IndexError:
-        chance, *more = _drawn()
-        _random.extend(more)
-    return _beginning(time.time_ns() // 1_000_000) + chance
+    return new_event_ids(1)[0]
 
 
-@lru_cache(maxsize=1)
-def _beginning(milliseconds: int) -> str:
-    return base64.urlsafe_b64encode(milliseconds.to_bytes(6, "big")).decode()
-
-
-def _drawn() -> list[str]:
-    text = base64.urlsafe_b64encode(os.urandom(12 * _BATCH)).decode()
+def _drawn(n: int) -> list[str]:
+    text = base64.urlsafe_b64encode(os.urandom(12 * n)).decode()
     return [text[at : at + 14] for at in range(0, len(text), 16)]
 
 

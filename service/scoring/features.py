@@ -97,7 +97,7 @@ class Preparer:
 
     def _context(self, text: bytes) -> Hashed:
         """Return a context, hashed anew if it is plain: it mostly does not come again, and would fill the cache."""
-        plain = self._plain.hashed(text)
+        [plain] = self._plain.hashed([text])
         return self._look_up((None, text), 0) if plain is None else Hashed(*plain)
 
     def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:

@@ -6,6 +6,8 @@ false, null, and objects of these; not arrays, nor names that begin with "_". Wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -46,15 +48,27 @@ class Plain:
         self._bounds = np.zeros(3 + DEEPEST, np.int64)
         self._bounds[:3] = min(limits.features, MOST_KEYS), min(limits.depth, DEEPEST), limits.name
         self._room = np.empty(DEEPEST + MOST_KEYS, np.uint32)
-        self._hashes, self._values = np.empty(MOST_KEYS, np.uint32), np.empty(MOST_KEYS, np.float32)
 
-    def hashed(self, features: bytes) -> tuple[bytes, bytes] | None:
-        """Return the hashes and the values of an object's features, as uint32 and float32; None if it is not plain."""
-        if not features:  # which NumPy does not take
-            return None
-        hashes, values = self._hashes, self._values
-        n = plain_kernel(np.frombuffer(features, np.uint8), self._bounds, self._room, hashes, values)
-        return None if n < 0 else (hashes[:n].tobytes(), values[:n].tobytes())
+    def hashed(self, objects: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
+        """Return the hashes and the values of each object's features, as uint32 and float32; None if it is not plain.
+
+        All at once, as calling the compiled loop takes longer than it does.
+        """
+        text = np.frombuffer(b"".join([*objects, b" "]), np.uint8)  # NumPy takes no empty ones
+        ends = np.fromiter(accumulate(map(len, objects)), np.int64, len(objects))
+        sizes, hashes = np.empty_like(ends), np.empty(len(objects) * MOST_KEYS, np.uint32)
+        values = np.empty(hashes.size, np.float32)
+        n = _hash_each(text, ends, self._bounds, self._room, sizes, hashes, values)
+        return _cut(sizes.tolist(), hashes[:n].tobytes(), values[:n].tobytes())
+
+
+def _cut(sizes: list[int], hashes: bytes, values: bytes) -> list[tuple[bytes, bytes] | None]:
+    first, found = 0, list[tuple[bytes, bytes] | None]()
+    for size in sizes:
+        last = first + 4 * max(size, 0)
+        found.append((hashes[first:last], values[first:last]) if size >= 0 else None)
+        first = last
+    return found
 
 
 @bare_kernel
@@ -223,3 +237,14 @@ def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values:
             at, named = _after_spaces(text, at + 1), True
         else:
             return -1
+
+
+@bare_kernel
+def _hash_each(text: Array, ends: Array, bounds: Array, room: Array, sizes: Array, hashes: Array, values: Array) -> int:
+    """Fill in the features of texts that follow each other, and how many each has; return how many that is."""
+    first = n = 0
+    for k in range(ends.size):
+        sizes[k] = plain_kernel(text[first : ends[k]], bounds, room, hashes[n:], values[n:])
+        n += max(sizes[k], 0)
+        first = ends[k]
+    return n

@@ -34,7 +34,7 @@ def flattened(text, limits):
 
 def agrees(text, limits):
     """Return whether the text is plain; what is must be right, and the same."""
-    found = Plain(limits).hashed(text)
+    [found] = Plain(limits).hashed([text])
     if found is not None:
         assert found == flattened(text, limits)
     return found is not None
@@ -112,7 +112,7 @@ def test_usual_numbers_are_plain(number):
     ],
 )
 def test_what_is_wrong_is_never_plain(text):
-    assert Plain(Limits()).hashed(text) is None
+    assert Plain(Limits()).hashed([text]) == [None]
 
 
 @given(OBJECTS, st.data())
@@ -123,7 +123,7 @@ def test_a_plain_text_that_was_damaged_is_the_same_or_not_plain(tree, data):
     try:
         flattened(bytes(text), Limits())
     except FeatureError:
-        assert Plain(Limits()).hashed(bytes(text)) is None
+        assert Plain(Limits()).hashed([bytes(text)]) == [None]
     else:
         agrees(bytes(text), Limits())
 
@@ -142,3 +142,13 @@ def test_limits_are_those_of_all_features(text, message):
         Preparer(limits=SMALL).prepare(text, [("a", b"{}")])
     within = text.replace(b',"f":1', b"").replace(b'{"a":1}}', b"1}").replace(b"gh", b"g")
     assert agrees(within, SMALL)
+
+
+def test_several_at_once_are_hashed_as_one_by_one():
+    many = b"{%b}" % b",".join(b'"f%d":%d' % (k, k + 1) for k in range(MOST_KEYS))
+    texts = [b'{"a":1,"b":2}', b"", many, b"{}", b'{"a":"_"', many, b'{"a":[1]}', b'{"c":3}']
+    plain = Plain(Limits())
+    found = plain.hashed(texts)
+    assert found == [plain.hashed([text])[0] for text in texts]
+    assert [len(row[0]) // 4 if row else None for row in found] == [2, None, MOST_KEYS, 0, None, MOST_KEYS, None, 1]
+    assert plain.hashed([]) == []
