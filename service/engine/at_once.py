@@ -6,6 +6,7 @@ Here no structure is made of a decision. Its numbers become text once, and that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,11 +15,13 @@ from fedres.checks import Array
 from service.engine.answers import written
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
 from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request, draw
-from service.engine.event_ids import new_event_id
+from service.engine.event_ids import new_event_ids
 from service.engine.handed import Known, known_body
 from service.engine.joining import Case
 from service.engine.records import RANK, encode
+from service.errors import ApiError
 from service.scoring.features import Preparer
+from service.scoring.flattening import FeatureError
 from service.scoring.model import PersonalModel
 from service.store import Record
 
@@ -30,26 +33,41 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     record: Record
 
 
+class Undecided(NamedTuple):
+    """A request to decide on."""
+
+    place: int  # among those that were asked together
+    request: RankRequest
+    personal: PersonalModel | None
+
+
 class Readied(Asked, frozen=True, gc=False):
     """A request with all that a decision needs."""
 
+    place: int
     request: RankRequest
     event_id: str
     text: bytes  # the context as JSON
     shown: Shown
 
 
-def readied(
-    request: RankRequest, view: View, personal: PersonalModel | None, preparer: Preparer, where: Where
-) -> Readied:
-    """Return a request for ``decide_all``; what ``deciding.decide`` would refuse raises here too."""
-    check_request(request)
-    offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
-    given, text = offer.given(view), bytes(request.context) or b"{}"
-    event_id = request.event_id or new_event_id()
-    context, hashed = preparer.hashed(text, given)
-    shown = offer.shown(view, where(offer, given, request.user, view))
-    return Readied(context, hashed, personal, draw(event_id), request, event_id, text, shown)
+def readied(asked: Sequence[Undecided], view: View, preparer: Preparer, where: Where) -> list[Readied]:
+    """Return requests for ``decide_all``, but those that ``deciding.decide`` would refuse."""
+    texts = [bytes(one.request.context) or b"{}" for one in asked]
+    found = []
+    for one, text, plain, new in zip(asked, texts, preparer.contexts(texts), new_event_ids(len(asked)), strict=True):
+        place, request, personal = one
+        event_id = request.event_id or new
+        try:
+            check_request(request)
+            offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
+            given = offer.given(view)
+            context, hashed = preparer.hashed(plain or text, given)
+            shown = offer.shown(view, where(offer, given, request.user, view))
+        except (ApiError, FeatureError):
+            continue
+        found.append(Readied(context, hashed, personal, draw(event_id), place, request, event_id, text, shown))
+    return found
 
 
 def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:

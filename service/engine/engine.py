@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from service.engine import reports
-from service.engine.at_once import Readied, Written, decide_all, readied
+from service.engine.at_once import Undecided, Written, decide_all, readied
 from service.engine.core import DEFAULT, Answer
 from service.engine.deciding import (
     Action,
@@ -133,33 +133,32 @@ class Engine(Devices, Erasing):
     async def _models(self, loop: str, user: str | None) -> tuple[View, PersonalModel | None]:
         """Return the loop as it is published and the user's own model."""
         view = await self._view(loop)
-        if user is None or not view.settings.personal:
-            return view, None
-        known, personal = self._personal.cached((view.since, user))
-        if not known:
+        known, personal = self._at_hand(user, view)
+        if not known and user is not None:
             personal = await self._load((view.since, user))
             view = await self._view(loop)
         return view, personal
 
     def decide_at_once(self, loop: str, requests: Sequence[RankRequest | None]) -> list[Written | None]:
         """Return decisions for ``store_at_once``, None where one must await something, or is refused."""
-        view = self.view(loop)
+        view, asked = self.view(loop), list[Undecided]()
+        found: list[Written | None] = [None] * len(requests)
         if self._changing is not None:
-            return [None] * len(requests)
-        asked = [None if request is None else self._readied(request, view) for request in requests]
-        written = iter(decide_all([one for one in asked if one is not None], view))
-        return [None if one is None else next(written) for one in asked]
+            return found
+        for place, request in enumerate(requests):
+            if request is not None and not request.explain:
+                known, personal = self._at_hand(request.user, view)
+                asked += [Undecided(place, request, personal)] if known else []
+        ready = readied(asked, view, self._preparers[view.settings.crosses], self._given.where)
+        for one, written in zip(ready, decide_all(ready, view), strict=True):
+            found[one.place] = written
+        return found
 
-    def _readied(self, request: RankRequest, view: View) -> Readied | None:
-        known, personal = True, None
-        if request.user is not None and view.settings.personal:
-            known, personal = self._personal.cached((view.since, request.user))
-        if not known or request.explain:
-            return None
-        try:
-            return readied(request, view, personal, self._preparers[view.settings.crosses], self._given.where)
-        except (ApiError, FeatureError):
-            return None
+    def _at_hand(self, user: str | None, view: View) -> tuple[bool, PersonalModel | None]:
+        """Return whether the user's own model is known without the disk, and the model."""
+        if user is None or not view.settings.personal:
+            return True, None
+        return self._personal.cached((view.since, user))
 
     def store_at_once(self, decided: Sequence[Written], waiter: Waiter) -> None:
         """Hand the store decisions that were just made; the waiter is told their positions, once they are durable."""

@@ -97,10 +97,11 @@ class Lane:
         taken, self._taken = self._taken[:AT_ONCE], self._taken[AT_ONCE:]
         if self._taken:
             asyncio.get_running_loop().call_soon(self._decide)
-        by_way: dict[Way, list[_Asked]] = {}
+        by_way: dict[int, list[_Asked]] = {}
         for asked in taken:
-            by_way.setdefault(asked.found.way, []).append(asked)
-        for way, group in by_way.items():
+            by_way.setdefault(id(asked.found.way), []).append(asked)
+        for group in by_way.values():
+            way = group[0].found.way
             key = self._key(way)
             n_allowed = 0 if key is None else self._gate.buckets.take_some(key.id, len(group))
             left = group[n_allowed:] + self._store(way, group[:n_allowed])

@@ -87,9 +87,14 @@ class Preparer:
         values = np.frombuffer(row.values + offer.values, np.float32)
         return Prepared(hashes, values, (np.array(offer.places, np.int64) + len(row.hashes)) // 4, self.crosses)
 
-    def hashed(self, context: Json, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
+    def contexts(self, texts: Sequence[bytes]) -> list[Hashed | None]:
+        """Return contexts for ``hashed``, None where one is not plain: they are found faster together."""
+        return [None if plain is None else Hashed(*plain) for plain in self._plain.hashed(texts)]
+
+    def hashed(self, context: Json | Hashed, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
         """Return the same in two parts."""
-        row, offer = self._context(bytes(context)), self._offer_of(actions)
+        row = context if isinstance(context, Hashed) else self._context(bytes(context))
+        offer = self._offer_of(actions)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
@@ -97,8 +102,8 @@ class Preparer:
 
     def _context(self, text: bytes) -> Hashed:
         """Return a context, hashed anew if it is plain: it mostly does not come again, and would fill the cache."""
-        [plain] = self._plain.hashed([text])
-        return self._look_up((None, text), 0) if plain is None else Hashed(*plain)
+        [plain] = self.contexts([text])
+        return plain or self._look_up((None, text), 0)
 
     def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
         if not isinstance(actions, Given):
