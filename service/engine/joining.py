@@ -17,6 +17,7 @@ import msgspec
 REMEMBERED = 100_000  # events that are finished, to tell late rewards from early ones
 LISTED = 10_000  # late and unmatched rewards
 
+NOWHERE = -1
 WAITING, DEFERRED, REWARDED, EXPIRED, EARLY = "waiting", "deferred", "rewarded", "expired", "early"
 
 
@@ -51,6 +52,7 @@ class Slot(msgspec.Struct, array_like=True, gc=False):
     first_reward: int = 0  # its time
     activated: bool = False
     finished: int = 0  # the how-manieth that finished
+    place: int = NOWHERE  # in the pages of the snapshot
 
 
 class Settled(NamedTuple):
@@ -78,7 +80,9 @@ class Join:
     def __init__(self, slots: dict[str, Slot] | None = None, unmatched: Iterable[Unmatched] = ()) -> None:
         self.slots = slots or {}
         self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
-        self.changed: set[str] = set()  # events whose slot is not as it was when this was last emptied
+        self.changed: dict[str, None] = {}  # events whose slot is not as it was when this was last emptied, in order
+        self.left: list[int] = []  # places of events that are gone, since this was last emptied
+        self.forgotten: list[tuple[str, set[str]]] = []  # users and their events, since this was last emptied
         self.n_waiting = sum(slot.status in (WAITING, DEFERRED) for slot in self.slots.values())
         done = [(slot.finished, event) for event, slot in self.slots.items() if slot.finished]
         self._finished = deque(event for _, event in sorted(done))
@@ -107,7 +111,7 @@ class Join:
             return False
         deadline = time + rules.wait
         self.n_waiting += 1
-        self.changed.add(event)
+        self.changed[event] = None
         self.slots[event] = Slot(order, WAITING, deadline, rules, case, case.user)
         heapq.heappush(self._deadlines, (deadline, order, event))
         return True
@@ -164,9 +168,9 @@ class Join:
         """Leave nothing of a user: neither the given events nor others of theirs."""
         gone = set(events) | {event for event, slot in self.slots.items() if slot.user == user}
         for event in gone & self.slots.keys():
-            slot = self.slots.pop(event)
-            self.n_waiting -= slot.status in (WAITING, DEFERRED)
-            self.changed.add(event)
+            self.n_waiting -= self.slots[event].status in (WAITING, DEFERRED)
+            self._drop(event)
+        self.forgotten.append((user, gone))
         self._finished = deque(event for event in self._finished if event not in gone)
         self._deadlines = [entry for entry in self._deadlines if entry[2] not in gone]
         heapq.heapify(self._deadlines)
@@ -178,7 +182,7 @@ class Join:
         return slot is not None and not slot.finished and (slot.deadline, slot.order) == (deadline, order)
 
     def _slot(self, event: str, order: int) -> Slot:
-        self.changed.add(event)
+        self.changed[event] = None
         slot = self.slots.get(event)
         if slot is None:
             slot = self.slots[event] = Slot(order)
@@ -210,19 +214,21 @@ class Join:
         self._n_finished += 1
         slot.case, slot.status, slot.finished = None, status, self._n_finished
         self.n_waiting -= 1
-        self.changed.add(event)
+        self.changed[event] = None
         self._finished.append(event)
         if len(self._finished) > REMEMBERED:
-            oldest = self._finished.popleft()
-            del self.slots[oldest]
-            self.changed.add(oldest)
+            self._drop(self._finished.popleft())
         return settled
 
     def _drop_early(self, event: str, slot: Slot) -> None:
         for key, value in slot.rewards:
             self._list(event, slot.first_reward, value, key, "unmatched")
-        del self.slots[event]
-        self.changed.add(event)
+        self._drop(event)
+
+    def _drop(self, event: str) -> None:
+        place = self.slots.pop(event).place
+        if place != NOWHERE:
+            self.left.append(place)
 
     def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
         self.unmatched.append(Unmatched(event, time, value, key, why))

@@ -18,7 +18,7 @@ from service.engine.deciding import View
 from service.engine.given import GivenReader
 from service.engine.heads import Base, forgetting
 from service.engine.history import followed
-from service.engine.joining import Join
+from service.engine.joining import Join, Unmatched
 from service.engine.learner import Erasure, Learner, LoopState, digest
 from service.engine.personal import PersonalModels
 from service.engine.records import BASE, ERASED, NOTHING, RANK, TICK
@@ -144,6 +144,7 @@ class Learning:
             while self._tick():
                 self._catch_up()
             self._publish()
+            self._saver.encode_some(self.learner, self._rest())
             self._check_store()
             self.trouble = None
         except Damaged as damage:
@@ -153,9 +154,12 @@ class Learning:
         for call in calls:
             call()
         try:
-            self._saver.save_if_due(self.learner, self._last)
+            self._saver.save_if_due(self.learner, self._last, self._rest())
         except StoreUnavailable as error:
             self._note(error)
+
+    def _rest(self) -> float:
+        return REST if len(self._fed) < BEHIND and not self._urgent.is_set() else 0.0
 
     def _check_store(self) -> None:
         if self.check is not None and time.monotonic() >= self._check_at:
@@ -210,7 +214,9 @@ class Learning:
                 self._apply(entry)
             if len(entries) < CHUNK:
                 return
-            if sum(len(state.working) for state in self.learner.loops.values()) > MOST_UNSAVED:
+            self._saver.encode_some(self.learner, 0.0)
+            unsaved = sum(len(state.working) for state in self.learner.loops.values())
+            if unsaved > MOST_UNSAVED or self._saver.is_full():
                 self._take_personal()
                 self.flush()
 
@@ -297,8 +303,10 @@ class Learning:
         for raw in state.loops:
             part = msgspec.msgpack.decode(raw, type=LoopPart)
             since = part.head.since
-            join = Join(self._snapshots.slots(since, part.n_slots), part.unmatched)
-            self.learner.add(part.head, join, read_model(part.head.settings, self._snapshots.shared(since)))
+            slots, self._saver.pages[since] = self._snapshots.slots(since, part.n_slots)
+            unmatched = [one for some in part.unmatched for one in msgspec.msgpack.decode(some, type=list[Unmatched])]
+            shared = read_model(part.head.settings, self._snapshots.shared(since))
+            self.learner.add(part.head, Join(slots, unmatched), shared)
             self._saver.saved[since] = part.head.version
         self.learner.position, self.learner.time, self._last = state.position, state.time, entries[0]
         self._saver.position = state.position

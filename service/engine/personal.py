@@ -65,7 +65,7 @@ class PersonalModels:
             self._keep(key, model)
 
     def start_flush(self) -> dict[Key, PersonalModel]:
-        """Return what must be written; it stays readable until ``end_flush``."""
+        """Return what must be written, which does not change; it stays readable until ``end_flush``."""
         self._flushing, self._unsaved = self._unsaved, {}
         return self._flushing
 
@@ -80,7 +80,8 @@ class PersonalModels:
         """Forget a user's model."""
         self.generation += 1
         self._unsaved.pop(key, None)
-        self._flushing.pop(key, None)
+        if key in self._flushing:
+            self._flushing = {other: model for other, model in self._flushing.items() if other != key}
         self._keep(key, None)
 
     def is_saved(self, key: Key) -> bool:

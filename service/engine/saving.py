@@ -1,20 +1,26 @@
-"""Snapshots taken while the learner goes on: collected on its thread, written on another."""
+"""Snapshots taken while the learner goes on: collected on its thread, bit by bit, and written on another."""
 
 from __future__ import annotations
 
 import math
 import time
 import zlib
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 import msgspec
 
 from service.engine.learner import Learner, LoopState
+from service.engine.joining import Join, Unmatched
+from service.engine.pages import SIZE, Pages
 from service.engine.personal import PersonalModels
 from service.engine.snapshots import Changes, LoopPart, Snapshots, State
 from service.store import Entry, StoreUnavailable
 
 MOST_UNSAVED = 50_000  # personal models; more of them are written before the snapshot is due
+MOST_PAGES = 2_000  # of events, about 150 MB; the same
+LONGEST_HOLD = 0.0001  # seconds of work before other threads get their turn: a page is more
 
 
 class Saver:
@@ -23,6 +29,7 @@ class Saver:
     def __init__(self, snapshots: Snapshots, personal: PersonalModels, every: float) -> None:
         self.position = 0  # of the snapshot in the file
         self.saved: dict[int, int] = {}  # version of the shared model there, by loop
+        self.pages: dict[int, Pages] = {}  # of events, by loop
         self._snapshots, self._personal, self._every = snapshots, personal, every
         self._begun_at = time.monotonic()
         self._unwritten: Changes | None = None
@@ -33,13 +40,25 @@ class Saver:
         """Return when the next snapshot is due."""
         return self._begun_at + self._every - time.monotonic() if position > self.position else math.inf
 
-    def save_if_due(self, learner: Learner, last: Entry | None) -> None:
+    def is_full(self) -> bool:
+        """Return whether so much waits that it is to be written before a snapshot is due."""
+        n_pages = sum(pages.n_unwritten for pages in self.pages.values())
+        return self._personal.n_unsaved > MOST_UNSAVED or n_pages > MOST_PAGES
+
+    def encode_some(self, learner: Learner, rest: float) -> None:
+        """Make pages of events that changed, for the next snapshot, as far as these fill them."""
+        turns = Turns(rest)
+        for state in learner.loops.values():
+            if len(state.join.changed) + len(state.join.left) >= SIZE:
+                put_changed(state.join, self._pages_of(state), turns, at_least=SIZE)
+
+    def save_if_due(self, learner: Learner, last: Entry | None, rest: float) -> None:
         """Begin to write a snapshot if it is time; raise ``StoreUnavailable`` if the last one could not be written."""
         if self._writing is not None and self._writing.done():
             self._end()
-        full = self._personal.n_unsaved > MOST_UNSAVED or learner.erased
-        if self._writing is None and (full or self.seconds_left(learner.position) <= 0):
-            self._begin(learner, last)
+        now = self.is_full() or learner.erased
+        if self._writing is None and (now or self.seconds_left(learner.position) <= 0):
+            self._begin(learner, last, rest)
 
     def begin(self, learner: Learner, last: Entry | None) -> Future[None] | None:
         """Return what is done once the snapshot on its way is written; begin one if there is none but must be."""
@@ -68,13 +87,13 @@ class Saver:
         self._writing = self._unwritten = None
         self._snapshots.discard()
         self._personal.clear()
-        self.saved, self.position = {}, 0
+        self.saved, self.pages, self.position = {}, {}, 0
 
     def close(self) -> None:
         self._writer.shutdown()
 
-    def _begin(self, learner: Learner, last: Entry | None) -> None:
-        self._unwritten = self._changes(learner, last)
+    def _begin(self, learner: Learner, last: Entry | None, rest: float = 0.0) -> None:
+        self._unwritten = self._changes(learner, last, Turns(rest))
         self._begun_at = time.monotonic()
         self._writing = self._writer.submit(self._snapshots.write, self._unwritten)
 
@@ -89,29 +108,83 @@ class Saver:
             raise StoreUnavailable("io", f"the snapshot could not be written: {error}") from error
         self.position, self._unwritten = self._unwritten.state.position, None
 
-    def _changes(self, learner: Learner, last: Entry | None) -> Changes:
+    def _changes(self, learner: Learner, last: Entry | None, turns: Turns) -> Changes:
         changes = Changes(State(learner.position, learner.time, mark(last), 0, []))
         for since, _ in learner.erased:
             self.saved.pop(since, None)  # what waited in the shared model is gone too, and its version stayed
         for state in learner.loops.values():
-            self._add_loop(changes, state)
-        changes.personal = dict(self._personal.start_flush())
+            self._add_loop(changes, state, turns)
+        changes.personal = self._personal.start_flush()
         changes.dropped, learner.dropped = learner.dropped, []
         changes.erased, learner.erased = learner.erased, []
         changes.based = [since for since, _ in changes.erased]
+        for since in changes.dropped:
+            self.pages.pop(since, None)
         return changes if self._unwritten is None else changes.after(self._unwritten)
 
-    def _add_loop(self, changes: Changes, state: LoopState) -> None:
-        head, join = state.head, state.join
-        part = LoopPart(head, list(join.unmatched), len(join.slots))
+    def _add_loop(self, changes: Changes, state: LoopState, turns: Turns) -> None:
+        head, join, pages = state.head, state.join, self._pages_of(state)
+        part = LoopPart(head, list(_encoded(join.unmatched, turns)), len(join.slots))
         changes.state.loops.append(msgspec.Raw(msgspec.msgpack.encode(part)))
         if self.saved.get(head.since) != head.version:
+            turns.next()
             changes.shared[head.since] = state.shared.to_bytes()
             self.saved[head.since] = head.version
-        for event in join.changed:
-            slot = join.slots.get(event)
-            changes.slots[head.since, event] = None if slot is None else msgspec.msgpack.encode(slot)
-        join.changed.clear()
+        put_everything(join, pages, turns)
+        changes.pages[head.since] = pages.take()
+
+    def _pages_of(self, state: LoopState) -> Pages:
+        return self.pages.setdefault(state.head.since, Pages())
+
+
+class Turns:
+    """Lets other threads have the interpreter now and then: for ``rest`` seconds, after each bit of work."""
+
+    def __init__(self, rest: float) -> None:
+        self._rest, self._until = rest, time.perf_counter() + LONGEST_HOLD
+
+    def next(self) -> None:
+        if time.perf_counter() > self._until:
+            time.sleep(self._rest)
+            self._until = time.perf_counter() + LONGEST_HOLD
+
+
+def put_everything(join: Join, pages: Pages, turns: Turns) -> None:
+    """Bring pages up to date, leave few of them sparse, and nothing in them of who was forgotten."""
+    for user, events in join.forgotten:
+        _put_again(join, pages.purge(user, events), turns)
+    join.forgotten = []
+    put_changed(join, pages, turns, at_least=SIZE)
+    if join.changed or pages.n_sparse > 1:
+        _put_again(join, pages.thin_out(), turns)
+    put_changed(join, pages, turns)
+
+
+def _put_again(join: Join, found: Iterator[list[str]], turns: Turns) -> None:
+    for events in found:
+        join.changed.update(dict.fromkeys(events))
+        turns.next()
+
+
+def put_changed(join: Join, pages: Pages, turns: Turns, at_least: int = 1) -> None:
+    """Let go of what is gone; put all that changed into pages, while there is ``at_least`` so much of it."""
+    left, join.left = iter(join.left), []
+    while places := list(islice(left, SIZE)):
+        pages.kill(places)
+        turns.next()
+    changed, join.changed = iter(join.changed), {}
+    while len(events := list(islice(changed, SIZE))) >= at_least:
+        pages.put(events, join.slots)
+        turns.next()
+    join.changed.update(dict.fromkeys(events))
+
+
+def _encoded(unmatched: Iterable[Unmatched], turns: Turns) -> Iterator[msgspec.Raw]:
+    """Yield a few at a time."""
+    left = iter(unmatched)
+    while some := list(islice(left, SIZE)):
+        yield msgspec.Raw(msgspec.msgpack.encode(some))
+        turns.next()
 
 
 def mark(entry: Entry | None) -> int:

@@ -20,9 +20,10 @@ import msgspec
 
 from service.engine.heads import LoopHead
 from service.engine.joining import Slot, Unmatched
+from service.engine.pages import Pages, Written
 from service.scoring.model import PersonalModel
 
-FORMAT = 2
+FORMAT = 3
 YIELD_EVERY = 8  # models, about half a millisecond of work
 SCHEMA = f"""
 PRAGMA application_id = 0x6672656D;
@@ -33,12 +34,15 @@ CREATE TABLE personal (loop INTEGER NOT NULL, user TEXT NOT NULL, seal INTEGER N
     model BLOB NOT NULL);
 CREATE UNIQUE INDEX personal_by_user ON personal (loop, user);
 CREATE INDEX personal_without_base ON personal (loop) WHERE based = 0;
-CREATE TABLE slot (loop INTEGER NOT NULL, event TEXT NOT NULL, seal INTEGER NOT NULL, body BLOB NOT NULL,
-    PRIMARY KEY (loop, event)) WITHOUT ROWID;
+CREATE TABLE page (loop INTEGER NOT NULL, n INTEGER NOT NULL, seal INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (loop, n)) WITHOUT ROWID;
+CREATE TABLE dead (loop INTEGER NOT NULL, n INTEGER NOT NULL, seal INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (loop, n)) WITHOUT ROWID;
 """
 PUT_PERSONAL = """INSERT INTO personal (loop, user, seal, based, model) VALUES (?, ?, ?, 0, ?)
     ON CONFLICT (loop, user) DO UPDATE SET seal = excluded.seal, based = 0, model = excluded.model"""
 
+NONE = Written()
 Key = tuple[int, str]  # a loop's first position, and a user
 
 
@@ -48,7 +52,7 @@ class Damaged(Exception):  # noqa: N818
 
 class LoopPart(msgspec.Struct):
     head: LoopHead
-    unmatched: list[Unmatched]
+    unmatched: list[msgspec.Raw]  # a list[Unmatched] each, encoded a few at a time
     n_slots: int
 
 
@@ -69,7 +73,7 @@ class Changes:
     state: State
     shared: dict[int, bytes] = field(default_factory=dict)
     personal: dict[Key, PersonalModel] = field(default_factory=dict)
-    slots: dict[Key, bytes | None] = field(default_factory=dict)  # by loop and event; None where it is gone
+    pages: dict[int, Written] = field(default_factory=dict)  # events, by loop
     dropped: list[int] = field(default_factory=list)  # loops
     erased: list[Key] = field(default_factory=list)
     based: list[int] = field(default_factory=list)  # loops whose personal models, as in the file, are all in the log
@@ -80,7 +84,7 @@ class Changes:
             self.state,
             {**earlier.shared, **self.shared},
             {**earlier.personal, **self.personal},
-            {**earlier.slots, **self.slots},
+            {**earlier.pages, **{loop: part.after(earlier.pages.get(loop, NONE)) for loop, part in self.pages.items()}},
             [*earlier.dropped, *self.dropped],
             [*earlier.erased, *self.erased],
             [*earlier.based, *self.based],
@@ -156,17 +160,19 @@ class Snapshots:
                 return bytes(model)
         raise Damaged(f"the shared model of loop {loop} is missing")
 
-    def slots(self, loop: int, n_slots: int) -> dict[str, Slot]:
-        """Return a loop's events."""
-        read = msgspec.msgpack.Decoder(Slot).decode
-        found = {}
+    def slots(self, loop: int, n_slots: int) -> tuple[dict[str, Slot], Pages]:
+        """Return a loop's events, and the pages they are in."""
+        pages, n_found = Pages(), 0
+        found: dict[str, Slot] = {}
         with self._read() as db:
-            for event, seal, body in db.execute("SELECT event, seal, body FROM slot WHERE loop = ?", (loop,)):
-                _check(f"{loop} {event}", seal, body)
-                found[event] = read(body)
-        if len(found) != n_slots:
+            dead = dict(_checked(db, "dead", loop))
+            for n, body in _checked(db, "page", loop):
+                living = pages.load(n, body, dead.pop(n, b""))
+                n_found += len(living)
+                found.update(living)
+        if dead or not n_found == len(found) == n_slots:
             raise Damaged(f"{len(found)} of {n_slots} events are there")
-        return found
+        return found, pages
 
     def personal(self, key: Key) -> PersonalModel | None:
         """Return a user's model, None where there is none."""
@@ -256,21 +262,33 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _write(db: sqlite3.Connection, changes: Changes) -> None:
-    for loop in changes.dropped:
-        for table in ("shared", "personal", "slot"):
-            db.execute(f"DELETE FROM {table} WHERE loop = ?", (loop,))
     db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
     for loop in changes.based:
         db.execute("UPDATE personal SET based = 1 WHERE loop = ? AND based = 0", (loop,))
     db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", _sealed_shared(changes.shared))
     db.executemany(PUT_PERSONAL, _sealed_personal(changes.personal))
-    gone = [key for key, body in changes.slots.items() if body is None]
-    kept = [(*key, _seal(f"{key[0]} {key[1]}", body), body) for key, body in changes.slots.items() if body is not None]
-    db.executemany("DELETE FROM slot WHERE loop = ? AND event = ?", gone)
-    db.executemany("REPLACE INTO slot VALUES (?, ?, ?, ?)", kept)
+    for loop, written in changes.pages.items():
+        _write_pages(db, loop, written)
+    for loop in changes.dropped:  # last: they may be in what could not be written before
+        for table in ("shared", "personal", "page", "dead"):
+            db.execute(f"DELETE FROM {table} WHERE loop = ?", (loop,))
     [(changes.state.n_personal,)] = db.execute("SELECT count(*) FROM personal")
     body = msgspec.msgpack.encode(changes.state)
     db.execute("REPLACE INTO state VALUES (1, ?, ?)", (_seal("state", body), body))
+
+
+def _write_pages(db: sqlite3.Connection, loop: int, written: Written) -> None:
+    for table, rows in (("page", written.bodies), ("dead", written.dead)):
+        db.executemany(f"DELETE FROM {table} WHERE loop = ? AND n = ?", ((loop, n) for n in written.gone))
+        sealed = ((loop, n, _seal(f"{table} {loop} {n}", body), body) for n, body in rows.items())
+        db.executemany(f"REPLACE INTO {table} VALUES (?, ?, ?, ?)", sealed)
+
+
+def _checked(db: sqlite3.Connection, table: str, loop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of a loop's pages, or of their dead places."""
+    for n, seal, body in db.execute(f"SELECT n, seal, body FROM {table} WHERE loop = ? ORDER BY n", (loop,)):
+        _check(f"{table} {loop} {n}", seal, body)
+        yield n, body
 
 
 def _sealed_shared(models: dict[int, bytes]) -> Iterable[tuple[Any, ...]]:

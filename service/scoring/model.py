@@ -94,8 +94,8 @@ class SharedModel:
 
     def to_bytes(self) -> bytes:
         """Return all that was learned: 20 bytes, then 8 for each of 2^bits + 1 weights."""
-        body = self._weights.astype("<f4").tobytes() + self._squares.astype("<f4").tobytes()
-        return sealed(_SHARED_HEADER.pack(b"FRS1", self.bits, *self.reward_range) + body)
+        weights, squares = (array.astype("<f4", copy=False).tobytes() for array in (self._weights, self._squares))
+        return sealed(_SHARED_HEADER.pack(b"FRS1", self.bits, *self.reward_range), weights, squares)
 
     @classmethod
     def from_bytes(cls, state: bytes, learning_rate: float = LEARNING_RATE) -> SharedModel:

@@ -9,8 +9,12 @@ from typing import Any
 from fedres.checks import Array
 
 
-def sealed(state: bytes) -> bytes:
-    return state + struct.pack("<I", zlib.crc32(state))
+def sealed(*parts: bytes) -> bytes:
+    """Return the parts and their checksum in one; with large parts, others can have the interpreter meanwhile."""
+    seal = 0
+    for part in parts:
+        seal = zlib.crc32(part, seal)
+    return b"".join((*parts, struct.pack("<I", seal)))
 
 
 def unsealed(state: bytes, mark: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:

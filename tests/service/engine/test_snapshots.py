@@ -6,6 +6,7 @@ import pytest
 
 from service.engine.heads import CatalogueAction, Clients, LoopHead, Statistics
 from service.engine.joining import Slot, Unmatched
+from service.engine.pages import Pages, Written
 from service.engine.settings import Settings
 from service.engine.snapshots import Changes, Damaged, LoopPart, Snapshots, State
 from service.scoring.model import PersonalModel, SharedModel
@@ -28,22 +29,28 @@ def head(position):
 
 
 def changes(position=9, users=("u",), slots=("e",), reward=0.5, **more):
-    part = LoopPart(head(position), [Unmatched("x", 1, 0.5, "id", "late")], len(slots))
+    unmatched = msgspec.Raw(msgspec.msgpack.encode([Unmatched("x", 1, 0.5, "id", "late")]))
+    part = LoopPart(head(position), [unmatched], len(slots))
     state = State(position, 100, 42, 0, [msgspec.Raw(msgspec.msgpack.encode(part))])
     return Changes(
         state,
         {LOOP: SharedModel(4).to_bytes()},
         {(LOOP, user): taught(reward) for user in users},
-        {(LOOP, event): msgspec.msgpack.encode(Slot(1, "waiting", 12)) for event in slots},
+        {LOOP: paged(Pages(), slots)},
         **more,
     )
+
+
+def paged(pages, events, user=None):
+    pages.put(list(events), {event: Slot(1, "waiting", 12, user=user) for event in events})
+    return pages.take()
 
 
 def contents(snapshots):
     """Return all that can be read from the file."""
     state = snapshots.load()
     parts = [msgspec.msgpack.decode(raw, type=LoopPart) for raw in state.loops]
-    slots = snapshots.slots(LOOP, parts[0].n_slots)
+    slots, _ = snapshots.slots(LOOP, parts[0].n_slots)
     found = {user: snapshots.personal((LOOP, user)).to_bytes() for user, _ in snapshots.all_personal(LOOP)}
     return (state.position, state.mark, parts, snapshots.shared(LOOP), slots, found)
 
@@ -68,8 +75,9 @@ def test_a_later_snapshot_changes_and_removes(tmp_path):
     snapshots = Snapshots(tmp_path / "models")
     snapshots.write(changes(users=("u", "v"), slots=("e", "f")))
     later = changes(10, users=("u",), slots=("f",), reward=1.0, erased=[(LOOP, "v")])
-    later.slots[LOOP, "e"] = None
+    later.pages[LOOP] = Written(dead={0: b"\0"})
     snapshots.write(later)
+    assert list(contents(snapshots)[4]) == ["f"]
     assert contents(snapshots)[5] == {"u": taught(1.0).to_bytes()}
     snapshots.write(Changes(State(11, 100, 42, 0, []), dropped=[LOOP]))
     assert list(snapshots.all_personal(LOOP)) == []
@@ -103,8 +111,8 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
     snapshots.write(changes())
     before = contents(snapshots)
     broken = changes(10)
-    broken.slots[LOOP, "\ud800"] = b"x"
-    with pytest.raises(UnicodeEncodeError):
+    broken.pages[LOOP] = Written({1: b"x", 2**63: b"x"})
+    with pytest.raises(OverflowError):
         snapshots.write(broken)
     assert contents(snapshots) == before
     snapshots.write(changes(11))
@@ -153,14 +161,56 @@ def test_a_file_of_another_format_is_replaced(tmp_path):
 
 def test_nothing_is_left_of_what_was_erased(tmp_path):
     path = tmp_path / "models"
-    snapshots = Snapshots(path)
+    snapshots, pages = Snapshots(path), Pages()
     names = [f"{k:02}-{'somebody' if k == 20 else 'other'}" for k in np.random.default_rng(1).permutation(60)]
-    for name in names:  # one by one, so that rows move between pages
-        snapshots.write(changes(users=(name,), slots=(f"event of {name}",)))
-    gone = changes(10, users=(), slots=(), erased=[(LOOP, "20-somebody")])
-    gone.slots = {(LOOP, "event of 20-somebody"): None}
+    slots = {f"event of {name}": Slot(1, "waiting", 12, user=name) for name in names}
+    for event in slots:  # one by one, so that rows move between SQLite's pages
+        pages.put([event], slots)
+        written = changes(users=(slots[event].user,))
+        written.pages = {LOOP: pages.take()}
+        snapshots.write(written)
+    again = changes(users=())
+    pages.put(["event of 20-somebody", "event of 21-other"], slots)  # where they were is dead now
+    again.pages = {LOOP: pages.take()}
+    snapshots.write(again)
+    del slots["event of 20-somebody"]
+    gone = changes(10, users=(), slots=slots, erased=[(LOOP, "20-somebody")])
+    [others] = [events for events in pages.purge("20-somebody", []) if events]
+    pages.put(others, slots)
+    gone.pages = {LOOP: pages.take()}
     snapshots.write(gone)
     files = [file.read_bytes() for file in tmp_path.iterdir()]
     assert not any(b"somebody" in content for content in files)
     assert any(b"21-other" in content for content in files)
+    assert contents(snapshots)[4].keys() == slots.keys()
+    snapshots.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE page SET body = zeroblob(20) WHERE n = 1",
+        "UPDATE page SET n = 7 WHERE n = 1",
+        "UPDATE page SET loop = 8 WHERE n = 1",
+        "DELETE FROM page WHERE n = 1",
+        "UPDATE dead SET body = x'00'",
+        "UPDATE dead SET n = 1",
+        "DELETE FROM dead",
+        "DELETE FROM page WHERE n = 0",
+    ],
+)
+def test_a_page_or_its_dead_places_that_are_not_as_written_are_damage(tmp_path, damage):
+    snapshots, pages = Snapshots(tmp_path / "models"), Pages()
+    slots = {event: Slot(1, "waiting", 12) for event in "abcd"}
+    pages.put(list("abc"), slots)
+    pages.put(list("cd"), slots)
+    written = changes(slots=slots)
+    written.pages = {LOOP: pages.take()}
+    snapshots.write(written)
+    assert contents(snapshots)[4].keys() == slots.keys()
+    with sqlite3.connect(tmp_path / "models") as db:
+        db.execute(damage)
+    db.close()
+    with pytest.raises(Damaged):
+        contents(snapshots)
     snapshots.close()
