@@ -1,4 +1,4 @@
-"""The events of a loop in pages, as the snapshot keeps them: a page is written once, and what changes goes into another.
+"""The events of a loop in pages, as snapshots have them: a page is written once, and what changes goes into another.
 
 So a snapshot costs what has changed, a few large rows of it, and the work can be done page by page as events change. A
 place of a page is dead once its event is gone or newer in another page. A page with few living places is written anew,

@@ -11,15 +11,15 @@ from itertools import islice
 
 import msgspec
 
-from service.engine.learner import Learner, LoopState
 from service.engine.joining import Join, Unmatched
+from service.engine.learner import Learner, LoopState
 from service.engine.pages import SIZE, Pages
 from service.engine.personal import PersonalModels
 from service.engine.snapshots import Changes, LoopPart, Snapshots, State
 from service.store import Entry, StoreUnavailable
 
 MOST_UNSAVED = 50_000  # personal models; more of them are written before the snapshot is due
-MOST_PAGES = 2_000  # of events, about 150 MB; the same
+MOST_PAGES = 4_000  # of events, about 150 MB; the same
 LONGEST_HOLD = 0.0001  # seconds of work before other threads get their turn: a page is more
 
 

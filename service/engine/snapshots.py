@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from service.engine.heads import LoopHead
-from service.engine.joining import Slot, Unmatched
+from service.engine.joining import Slot
 from service.engine.pages import Pages, Written
 from service.scoring.model import PersonalModel
 
@@ -265,7 +265,8 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
     db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
     for loop in changes.based:
         db.execute("UPDATE personal SET based = 1 WHERE loop = ? AND based = 0", (loop,))
-    db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", _sealed_shared(changes.shared))
+    for loop, shared in changes.shared.items():
+        _write_shared(db, loop, shared)
     db.executemany(PUT_PERSONAL, _sealed_personal(changes.personal))
     for loop, written in changes.pages.items():
         _write_pages(db, loop, written)
@@ -275,6 +276,14 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
     [(changes.state.n_personal,)] = db.execute("SELECT count(*) FROM personal")
     body = msgspec.msgpack.encode(changes.state)
     db.execute("REPLACE INTO state VALUES (1, ?, ?)", (_seal("state", body), body))
+
+
+def _write_shared(db: sqlite3.Connection, loop: int, model: bytes) -> None:
+    """Write a shared model, which can be large, while others have the interpreter."""
+    row = (loop, _seal(f"shared {loop}", model), len(model))
+    db.execute("REPLACE INTO shared VALUES (?, ?, zeroblob(?))", row)
+    with db.blobopen("shared", "model", loop) as blob:
+        blob.write(model)
 
 
 def _write_pages(db: sqlite3.Connection, loop: int, written: Written) -> None:
@@ -289,10 +298,6 @@ def _checked(db: sqlite3.Connection, table: str, loop: int) -> Iterator[tuple[in
     for n, seal, body in db.execute(f"SELECT n, seal, body FROM {table} WHERE loop = ? ORDER BY n", (loop,)):
         _check(f"{table} {loop} {n}", seal, body)
         yield n, body
-
-
-def _sealed_shared(models: dict[int, bytes]) -> Iterable[tuple[Any, ...]]:
-    return ((loop, _seal(f"shared {loop}", model), model) for loop, model in models.items())
 
 
 def _sealed_personal(models: dict[Key, PersonalModel]) -> Iterable[tuple[Any, ...]]:
