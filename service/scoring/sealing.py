@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from fedres.checks import Array
 
 
-def sealed(*parts: bytes) -> bytes:
-    """Return the parts and their checksum in one; with large parts, others can have the interpreter meanwhile."""
-    seal = 0
-    for part in parts:
+def sealed(state: bytes, more: Iterable[bytes] = ()) -> bytes:
+    """Return a state, all parts of it, with a checksum; others may have the interpreter after each large part."""
+    parts, seal = [state], zlib.crc32(state)
+    for part in more:
+        parts.append(part)
         seal = zlib.crc32(part, seal)
     return b"".join((*parts, struct.pack("<I", seal)))
 
