@@ -144,7 +144,6 @@ class Learning:
             while self._tick():
                 self._catch_up()
             self._publish()
-            self._saver.encode_some(self.learner, self._rest())
             self._check_store()
             self.trouble = None
         except Damaged as damage:
@@ -154,6 +153,7 @@ class Learning:
         for call in calls:
             call()
         try:
+            self._saver.encode_some(self.learner, self._rest())
             self._saver.save_if_due(self.learner, self._last, self._rest())
         except StoreUnavailable as error:
             self._note(error)

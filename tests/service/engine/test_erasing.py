@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sqlite3
 
 import pytest
 from engines import Clock, Disk, logged, play, rebuilt, refused, request, running
@@ -10,21 +11,33 @@ from service.engine import erasing
 from service.errors import ApiError
 
 
+def n_saved(folder, event):
+    """Return in how many pages of the saved events an event is, dead or alive."""
+    with sqlite3.connect(folder / "store.db-models") as db:
+        [(n,)] = db.execute("SELECT count(*) FROM page WHERE instr(body, ?)", (event.encode(),))
+    db.close()
+    return n
+
+
 def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path):
     async def story():
         clock = Clock()
         async with running(tmp_path, clock=clock) as engine:
+            await engine.rank("default", request("somebody", {"secret-word": 1}, event_id="private-event"))
+            await engine.reward("default", "private-early", 1.0)
             await play(engine, 200)
-            secret = request("somebody", {"secret-word": 1}, event_id="private-event")
-            await engine.rank("default", secret)
+            engine.digest("default")
             await engine.reward("default", "private-event", 1.0)
+            await engine.rank("default", request("somebody", {"secret-word": 1}, event_id="private-early"))
+            engine.digest("default")
+            assert n_saved(tmp_path, "private-event") == n_saved(tmp_path, "private-early") == 2
             await engine.rank("default", request("somebody", {"secret-word": 2}, event_id="private-waiting"))
             clock.pass_seconds(601)
             await engine.reward("default", "private-waiting", 1.0)
             await engine.settle()
             others = [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)]
             shared = engine.model("default")
-            assert await engine.erase_user("default", "somebody") == 4
+            assert await engine.erase_user("default", "somebody") == 6
             assert [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)] == others
             assert engine.model("default") == shared
             with pytest.raises(ApiError):
