@@ -80,7 +80,7 @@ class Join:
     def __init__(self, slots: dict[str, Slot] | None = None, unmatched: Iterable[Unmatched] = ()) -> None:
         self.slots = slots or {}
         self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
-        self.changed: dict[str, None] = {}  # events whose slot is not as it was when this was last emptied, in order
+        self.changed: dict[str, Slot] = {}  # those of the slots that are not as they were when this was last emptied
         self.left: list[int] = []  # places of events that are gone, since this was last emptied
         self.forgotten: list[tuple[str, set[str]]] = []  # users and their events, since this was last emptied
         self.n_waiting = sum(slot.status in (WAITING, DEFERRED) for slot in self.slots.values())
@@ -111,8 +111,7 @@ class Join:
             return False
         deadline = time + rules.wait
         self.n_waiting += 1
-        self.changed[event] = None
-        self.slots[event] = Slot(order, WAITING, deadline, rules, case, case.user)
+        self.slots[event] = self.changed[event] = Slot(order, WAITING, deadline, rules, case, case.user)
         heapq.heappush(self._deadlines, (deadline, order, event))
         return True
 
@@ -182,10 +181,10 @@ class Join:
         return slot is not None and not slot.finished and (slot.deadline, slot.order) == (deadline, order)
 
     def _slot(self, event: str, order: int) -> Slot:
-        self.changed[event] = None
         slot = self.slots.get(event)
         if slot is None:
             slot = self.slots[event] = Slot(order)
+        self.changed[event] = slot
         return slot
 
     def _wait(self, event: str, slot: Slot, deadline: int | None) -> None:
@@ -214,7 +213,7 @@ class Join:
         self._n_finished += 1
         slot.case, slot.status, slot.finished = None, status, self._n_finished
         self.n_waiting -= 1
-        self.changed[event] = None
+        self.changed[event] = slot
         self._finished.append(event)
         if len(self._finished) > REMEMBERED:
             self._drop(self._finished.popleft())
@@ -226,6 +225,7 @@ class Join:
         self._drop(event)
 
     def _drop(self, event: str) -> None:
+        self.changed.pop(event, None)
         place = self.slots.pop(event).place
         if place != NOWHERE:
             self.left.append(place)

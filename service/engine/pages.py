@@ -73,15 +73,10 @@ class Pages:
     def n_sparse(self) -> int:
         return len(self._sparse)
 
-    def put(self, events: list[str], slots: Mapping[str, Slot]) -> None:
-        """Take at most ``SIZE`` events as they are now; those not in ``slots`` are left out."""
-        found = [slot for slot in map(slots.get, events) if slot is not None]
-        if len(found) < len(events):
-            events = [event for event in events if event in slots]
-        if not events:
-            return
-        self.kill([slot.place for slot in found if slot.place != NOWHERE])
-        body = Body(events, found)
+    def put(self, slots: Mapping[str, Slot]) -> None:
+        """Take at most ``SIZE`` events as they are now."""
+        body = Body(list(slots), list(slots.values()))
+        self.kill([slot.place for slot in body.slots if slot.place != NOWHERE])
         self._written.bodies[self._next] = self._encode(body)
         self._add(self._next, body, b"")
 
@@ -123,7 +118,8 @@ class Pages:
         for where, slot in enumerate(body.slots, n * SIZE):
             slot.place = where
         events = np.array(body.events, object)
-        events[list(dead)] = None
+        if dead:
+            events[list(dead)] = None
         page = self._pages[n] = _Page(events, _owners(body), dead)
         self._next = n + 1
         if page.n_alive < SPARSE:

@@ -162,7 +162,7 @@ def put_everything(join: Join, pages: Pages, turns: Turns) -> None:
 
 def _put_again(join: Join, found: Iterator[list[str]], turns: Turns) -> None:
     for events in found:
-        join.changed.update(dict.fromkeys(events))
+        join.changed.update((event, join.slots[event]) for event in events if event in join.slots)
         turns.next()
 
 
@@ -172,11 +172,11 @@ def put_changed(join: Join, pages: Pages, turns: Turns, at_least: int = 1) -> No
     while places := list(islice(left, SIZE)):
         pages.kill(places)
         turns.next()
-    changed, join.changed = iter(join.changed), {}
-    while len(events := list(islice(changed, SIZE))) >= at_least:
-        pages.put(events, join.slots)
+    changed = iter(join.changed.items())
+    while len(some := dict(islice(changed, SIZE))) >= at_least:
+        pages.put(some)
         turns.next()
-    join.changed.update(dict.fromkeys(events))
+    join.changed = some
 
 
 def _encoded(unmatched: Iterable[Unmatched], turns: Turns) -> Iterator[msgspec.Raw]:

@@ -47,7 +47,7 @@ class Loop:
         self.order += 1
         slot = self.join.slots.setdefault(event, Slot(0))
         slot.order, slot.user = self.order, user or slot.user
-        self.join.changed[event] = None
+        self.join.changed[event] = slot
 
     def encode(self):
         put_changed(self.join, self.pages, Turns(0.0), at_least=SIZE)

@@ -36,13 +36,14 @@ def changes(position=9, users=("u",), slots=("e",), reward=0.5, **more):
         state,
         {LOOP: SharedModel(4).to_bytes()},
         {(LOOP, user): taught(reward) for user in users},
-        {LOOP: paged(Pages(), slots)},
+        {LOOP: paged(slots)},
         **more,
     )
 
 
-def paged(pages, events, user=None):
-    pages.put(list(events), {event: Slot(1, "waiting", 12, user=user) for event in events})
+def paged(events):
+    pages = Pages()
+    pages.put({event: Slot(1, "waiting", 12) for event in events})
     return pages.take()
 
 
@@ -164,19 +165,16 @@ def test_nothing_is_left_of_what_was_erased(tmp_path):
     snapshots, pages = Snapshots(path), Pages()
     names = [f"{k:02}-{'somebody' if k == 20 else 'other'}" for k in np.random.default_rng(1).permutation(60)]
     slots = {f"event of {name}": Slot(1, "waiting", 12, user=name) for name in names}
-    for event in slots:  # one by one, so that rows move between SQLite's pages
-        pages.put([event], slots)
-        written = changes(users=(slots[event].user,))
+    pair = ["event of 20-somebody", "event of 21-other"]
+    for events in [*([event] for event in slots), pair, pair[:1]]:  # so that an entry of the last is dead
+        pages.put({event: slots[event] for event in events})
+        written = changes(users=[slots[event].user for event in events])
         written.pages = {LOOP: pages.take()}
-        snapshots.write(written)
-    again = changes(users=())
-    pages.put(["event of 20-somebody", "event of 21-other"], slots)  # where they were is dead now
-    again.pages = {LOOP: pages.take()}
-    snapshots.write(again)
-    del slots["event of 20-somebody"]
-    gone = changes(10, users=(), slots=slots, erased=[(LOOP, "20-somebody")])
-    [others] = [events for events in pages.purge("20-somebody", []) if events]
-    pages.put(others, slots)
+        snapshots.write(written)  # one by one, so that rows move between SQLite's pages
+    gone = changes(10, users=(), slots=[*slots][1:], erased=[(LOOP, "20-somebody")])
+    pages.kill([slots.pop(pair[0]).place])
+    assert [events for events in pages.purge("20-somebody", []) if events] == [pair[1:]]
+    pages.put({pair[1]: slots[pair[1]]})
     gone.pages = {LOOP: pages.take()}
     snapshots.write(gone)
     files = [file.read_bytes() for file in tmp_path.iterdir()]
@@ -202,8 +200,8 @@ def test_nothing_is_left_of_what_was_erased(tmp_path):
 def test_a_page_or_its_dead_places_that_are_not_as_written_are_damage(tmp_path, damage):
     snapshots, pages = Snapshots(tmp_path / "models"), Pages()
     slots = {event: Slot(1, "waiting", 12) for event in "abcd"}
-    pages.put(list("abc"), slots)
-    pages.put(list("cd"), slots)
+    pages.put({event: slots[event] for event in "abc"})
+    pages.put({event: slots[event] for event in "cd"})
     written = changes(slots=slots)
     written.pages = {LOOP: pages.take()}
     snapshots.write(written)
