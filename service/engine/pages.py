@@ -16,7 +16,7 @@ import numpy as np
 from fedres.checks import Array
 from service.engine.joining import NOWHERE, Slot
 
-SIZE = 128  # events of a page at most: a place is a byte, and a page a fifth of a millisecond of work
+SIZE = 128  # events of a page at most, a fifth of a millisecond of work; fixed in a format: a place fits a byte
 SPARSE = SIZE // 4  # living places; with fewer a page is written anew
 
 
@@ -45,13 +45,9 @@ class Written:
 
 
 class _Page(msgspec.Struct, gc=False):
-    events: Array  # None where dead; an array, as the garbage collector does not look into it
-    owners: Array  # hashes of whom its entries are about, dead ones too
-    dead: bytes = b""  # places
-
-    @property
-    def n_alive(self) -> int:
-        return len(self.events) - len(self.dead)
+    events: tuple[str, ...]  # dead ones too; a tuple of texts is nothing the garbage collector looks into
+    owners: Array  # hashes of whom its entries are about
+    dead: bytearray  # places
 
 
 class Pages:
@@ -82,13 +78,15 @@ class Pages:
 
     def kill(self, places: Iterable[int]) -> None:
         """Let places be dead, except in pages that are gone."""
+        touched = {}
         for where in places:
-            n, place = divmod(where, SIZE)
+            n = where // SIZE
             page = self._pages.get(n)
             if page is not None:
-                page.events[place] = None
-                page.dead += _BYTES[place]
-                self._note_dead(n, page)
+                page.dead.append(where % SIZE)
+                touched[n] = page
+        for n, page in touched.items():
+            self._note_dead(n, page)
 
     def load(self, n: int, body: bytes, dead: bytes) -> list[tuple[str, Slot]]:
         """Take a page that is in the file, pages by rising numbers; return what lives in it."""
@@ -117,20 +115,18 @@ class Pages:
     def _add(self, n: int, body: Body, dead: bytes) -> None:
         for where, slot in enumerate(body.slots, n * SIZE):
             slot.place = where
-        events = np.array(body.events, object)
-        if dead:
-            events[list(dead)] = None
-        page = self._pages[n] = _Page(events, _owners(body), dead)
+        self._pages[n] = _Page(tuple(body.events), _owners(body), bytearray(dead))
         self._next = n + 1
-        if page.n_alive < SPARSE:
+        if len(body.events) - len(dead) < SPARSE:
             self._sparse.add(n)
 
     def _note_dead(self, n: int, page: _Page) -> None:
-        if page.n_alive == 0:
+        n_alive = len(page.events) - len(page.dead)
+        if n_alive == 0:
             self._drop(n)
             return
-        self._written.dead[n] = page.dead
-        if page.n_alive < SPARSE:
+        self._written.dead[n] = bytes(page.dead)
+        if n_alive < SPARSE:
             self._sparse.add(n)
 
     def _drop(self, n: int) -> list[str]:
@@ -140,10 +136,8 @@ class Pages:
         self._written.dead.pop(n, None)
         if self._written.bodies.pop(n, None) is None:  # else it was never written
             self._written.gone.append(n)
-        return [event for event in page.events.tolist() if event is not None]
-
-
-_BYTES = [bytes([place]) for place in range(SIZE)]
+        dead = set(page.dead)
+        return [event for place, event in enumerate(page.events) if place not in dead]
 
 
 def _owners(body: Body) -> Array:
