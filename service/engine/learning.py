@@ -159,7 +159,9 @@ class Learning:
             self._note(error)
 
     def _rest(self) -> float:
-        return REST if len(self._fed) < BEHIND and not self._urgent.is_set() else 0.0
+        """Return how long to let others have the interpreter; however short it is, they get their turn."""
+        behind = self._fed and self._fed[-1][-1].seq > self.learner.position + BEHIND
+        return 0.0 if behind or self._urgent.is_set() else REST
 
     def _check_store(self) -> None:
         if self.check is not None and time.monotonic() >= self._check_at:
@@ -194,9 +196,7 @@ class Learning:
 
     def _apply_all(self, entries: Sequence[Entry]) -> None:
         while entries:
-            behind = self._fed and self._fed[-1][-1].seq > self.learner.position + BEHIND
-            rest = 0.0 if behind or self._urgent.is_set() else REST
-            n_taken = self.learner.apply_ranks(entries[:AT_ONCE])
+            n_taken, rest = self.learner.apply_ranks(entries[:AT_ONCE]), self._rest()
             if n_taken:
                 self._last = entries[n_taken - 1]
                 self._yield(rest)
@@ -228,7 +228,7 @@ class Learning:
         self._yield(rest)
 
     def _yield(self, rest: float) -> None:
-        """Let the event loop have the interpreter if it is time, however short the rest is."""
+        """Let others have the interpreter if it is time."""
         if time.perf_counter() > self._yield_at:
             time.sleep(rest)
             self._yield_at = time.perf_counter() + LONGEST_HOLD
