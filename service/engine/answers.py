@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -32,16 +30,6 @@ class Ids(msgspec.Struct, frozen=True, gc=False):
 
     text: bytes
     sizes: bytes  # native int64, in bytes
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> Ids:
-        texts = [_json(name) for name in names]
-        return cls(b"".join(texts), array("q", map(len, texts)).tobytes())
-
-
-@lru_cache(maxsize=10_000)
-def _json(name: str) -> bytes:
-    return msgspec.json.encode(name)
 
 
 class Texts(NamedTuple):

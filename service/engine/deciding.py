@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +22,7 @@ from service.engine.records import LoggedRank, RankBody, Registered, StoredApart
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.explaining import explain
-from service.scoring.features import Given, Prepared, Preparer
+from service.scoring.features import Given, Made, Prepared, Preparer
 from service.scoring.flattening import FeatureError
 from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
@@ -46,40 +47,83 @@ class RankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=F
     explain: bool = False
 
 
+class Parts(Made):
+    """What was made of an action that may come again, and where a loop's log has its features."""
+
+    __slots__ = ("apart", "since")
+
+    def __init__(self) -> None:
+        self.limits = None
+        self.apart: StoredApart | None = None
+        self.since = 0  # the first position of a loop in which ``apart`` will not change, 0 is none
+
+
+class KnownAction(NamedTuple):
+    """An action that may come again, in other lists too; lists are put together from its parts."""
+
+    action: Action
+    given: tuple[str, bytes] | None  # its id and features; none where the catalogue has them
+    name: bytes  # its id as JSON
+    size: bytes  # native int64, of the name
+    parts: Parts
+
+    @classmethod
+    def of(cls, action: Action) -> KnownAction:
+        """Return an action that ``check_actions`` has passed, no longer part of the body that it came in."""
+        features, name = bytes(action.features), encode(action.id)
+        own = msgspec.structs.replace(action, features=msgspec.Raw(features))
+        return cls(own, (own.id, features) if features else None, name, struct.pack("=q", len(name)), Parts())
+
+
 class Offer(list[Action]):
     """A list of actions, checked, that may come again and is never changed; what was made of it is left here."""
 
-    __slots__ = ("_at", "_given", "_looked_up", "_shown", "apart")
+    __slots__ = ("_at", "_given", "_ids", "_looked_up", "_own", "_shown", "apart", "parts")
 
     def __init__(self, actions: Sequence[Action]) -> None:
         check_actions(actions)
+        self._put_together([KnownAction.of(action) for action in actions])
+
+    @classmethod
+    def of(cls, known: Sequence[KnownAction]) -> Offer:
+        """Return a list of known actions."""
+        offer = cls.__new__(cls)
+        offer._put_together(known)
+        return offer
+
+    def _put_together(self, known: Sequence[KnownAction]) -> None:
+        actions, self._own, names, sizes, self.parts = zip(*known, strict=False)
+        if len(set(names)) < len(names):
+            check_actions(actions)
         super().__init__(actions)
-        self._given: Given | None = None
+        self._ids = Ids(b"".join(names), b"".join(sizes))
+        self._given = Given.of(self._own, self.parts) if all(self._own) else None
         self._looked_up: Mapping[str, CatalogueAction] | None = None  # where features come from that are not here
         self._shown: Shown | None = None
-        self._at: Sequence[int] | None = None  # where it was last shown for
+        self._at: Sequence[StoredApart | None] | None = None  # where it was last shown for
         self.apart: dict[int, Apart] = {}  # by the loop's first position
 
     def given(self, view: View) -> Given:
-        """Return it as ``looked_up`` finds it."""
+        """Return it as ``looked_up`` does."""
         if self._given is None or not (self._looked_up is None or self._looked_up is view.catalogue):
-            self._given, self._at = Given(looked_up(self, view)), None
-            self._looked_up = None if all(map(_has_features, self)) else view.catalogue
+            both = [*zip(self._own, self, strict=True)]
+            pairs = [own or (action.id, _known(action.id, view).features) for own, action in both]
+            each = [parts if own else Made() for own, parts in zip(self._own, self.parts, strict=True)]
+            self._given, self._looked_up, self._at = Given.of(pairs, each), view.catalogue, None
         return self._given
 
-    def shown(self, view: View, at: Sequence[int]) -> Shown:
-        """Return it as JSON, for a log that has its features ``at`` these positions, as ``Where`` says."""
+    def shown(self, view: View, at: Sequence[StoredApart | None]) -> Shown:
+        """Return it as JSON, for a log that has its features ``at`` these places, as ``Where`` says."""
         self.given(view)
         if self._shown is None or (self._at is not at and self._at != at):
-            ids = Ids.of([action.id for action in self]) if self._shown is None else self._shown.ids
-            self._shown, self._at = Shown(ids, encode(_logged(self, view, at))), at
+            self._shown, self._at = Shown(self._ids, encode(_logged(self, view, at))), at
         return self._shown
 
 
 class Apart(NamedTuple):
     """Where the log has the features of a list's actions, as far as one user's requests told."""
 
-    at: Sequence[int]  # as ``Where`` says
+    at: Sequence[StoredApart | None]  # as ``Where`` says
     final: bool  # whether no more can be stored apart
     user: str  # "" is nobody
     generation: int  # of what was known
@@ -144,9 +188,9 @@ class View:
     history: History | None  # of the weights, once a device has asked
 
 
-# (actions that a decision is made on, the same looked up, who brought them, loop) -> position of a record that has each
-# one's features as they came, 0 where the decision's own is to have them; nothing where it is to have all.
-Where = Callable[[Sequence[Action], Sequence[tuple[str, bytes]], str | None, View], Sequence[int]]
+# (actions that a decision is made on, the same looked up, who brought them, loop) -> where the log has each one's
+# features as they came, None where the decision's own record is to have them; nothing where it is to have all.
+Where = Callable[[Sequence[Action], Sequence[tuple[str, bytes]], str | None, View], Sequence[StoredApart | None]]
 
 
 class Decision(NamedTuple):
@@ -265,8 +309,10 @@ def repeated(request: RankRequest, entry: Entry, stored: LoggedRank) -> RankResu
     return _result(entry.event, [action.id for action in offered], stored)
 
 
-def looked_up(actions: Sequence[Action], view: View) -> list[tuple[str, bytes]]:
+def looked_up(actions: Sequence[Action], view: View) -> Sequence[tuple[str, bytes]]:
     """Return actions with their features, those that came without as the catalogue has them."""
+    if isinstance(actions, Offer):
+        return actions.given(view)
     return [(action.id, bytes(action.features) or _known(action.id, view).features) for action in actions]
 
 
@@ -277,23 +323,17 @@ def _known(name: str, view: View) -> CatalogueAction:
     return action
 
 
-def _logged(actions: Sequence[Action], view: View, at: Sequence[int]) -> Sequence[Action | Registered | StoredApart]:
-    if at:
-        return [
-            StoredApart(action.id, seq) if seq and len(action.features) else _logged_here(action, view)
-            for action, seq in zip(actions, at, strict=True)
-        ]
-    if all(map(_has_features, actions)):
-        return actions
-    return [_logged_here(action, view) for action in actions]
+def _logged(
+    actions: Sequence[Action], view: View, at: Sequence[StoredApart | None]
+) -> Sequence[Action | Registered | StoredApart | None]:
+    if at and all(at):
+        return at
+    places = at or [None] * len(actions)
+    return [apart or _logged_here(action, view) for action, apart in zip(actions, places, strict=True)]
 
 
 def _logged_here(action: Action, view: View) -> Action | Registered:
     return action if len(action.features) else Registered(action.id, view.catalogue[action.id].put)
-
-
-def _has_features(action: Action) -> bool:
-    return len(action.features) > 0
 
 
 def allowed_in(request: RankRequest) -> Array:
@@ -338,4 +378,4 @@ def warm_up() -> None:
     for own in (None, personal):
         choose_kernel(prepared, arrays(weights, own), _all(2), how, u, np.empty((2, 2)))
     asked = Asked(*Preparer().hashed(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")]), personal, u)
-    written([""], [Ids.of(["a", "b"])], *choose_together([asked], weights, True, ALL, how), 0)
+    written([""], [Ids(b'"a""b"', struct.pack("=2q", 3, 3))], *choose_together([asked], weights, True, ALL, how), 0)

@@ -15,7 +15,7 @@ import msgspec
 
 from service.engine.deciding import Action, Apart, Offer, View
 from service.engine.recent import Recent
-from service.engine.records import GIVEN, GivenBody, Inline, encode, read_given
+from service.engine.records import GIVEN, GivenBody, Inline, StoredApart, encode, read_given
 from service.store import Entry, EventLog, Record, StoreUnavailable
 
 SHORTEST = 12  # bytes of features; a reference saves nothing over less
@@ -36,14 +36,14 @@ class GivenFeatures:
         self, submit: Callable[[Record], asyncio.Future[int]], stored: Callable[[int], None], room: int = ROOM
     ) -> None:
         self._submit, self._stored = submit, stored
-        self._positions = Recent[_Brought, int](room // 2, _size)
+        self._apart = Recent[_Brought, StoredApart](room // 2, _size)
         self._first = Recent[_Brought, str](room // 2, _size)  # who brought what is not stored apart; "" is nobody
         self._under_way = False
         self._generation = 0  # of what is known: lists are looked at again when it has changed
 
     def where(
         self, actions: Sequence[Action], offered: Sequence[tuple[str, bytes]], user: str | None, view: View
-    ) -> Sequence[int]:
+    ) -> Sequence[StoredApart | None]:
         """Return what ``deciding.Where`` does, and remember who brought the features, which must have been checked.
 
         As this may hand a record to the store, nothing may be awaited between the view and this.
@@ -52,7 +52,8 @@ class GivenFeatures:
             return self._look_up(actions, offered, user or "", view).at
         known = actions.apart.get(view.since)
         if known is None or not (known.final or (known.user == (user or "") and known.generation == self._generation)):
-            known = actions.apart[view.since] = self._look_up(actions, offered, user or "", view)
+            known = self._settled(actions, view.since) or self._look_up(actions, offered, user or "", view)
+            actions.apart[view.since] = known
         return known.at
 
     def forget(self, since: int, user: str) -> None:
@@ -60,18 +61,22 @@ class GivenFeatures:
         self._first.drop(lambda key, first: first == user and key[0] == since)
         self._generation += 1
 
+    def _settled(self, offer: Offer, since: int) -> Apart | None:
+        """Return what is known of a list of which nothing can change any more, else None."""
+        at = [parts.apart for parts in offer.parts if parts.since == since]
+        return Apart(at if any(at) else (), True, "", self._generation) if len(at) == len(offer) else None
+
     def _look_up(self, actions: Sequence[Action], offered: Sequence[tuple[str, bytes]], user: str, view: View) -> Apart:
-        since, known = view.since, self._positions.newer
-        at = [known.get((since, pair), 0) for pair in offered]
-        if all(at):
-            return Apart(at, True, user, self._generation)
+        since = view.since
         keys = [
             (since, pair) for action, pair in zip(actions, offered, strict=True) if len(action.features) >= SHORTEST
         ]
-        positions = {key: self._positions.get(key) or 0 for key in keys}
-        left = [key for key, seq in positions.items() if not seq]
+        apart = {key: self._apart.get(key) for key in keys}
+        left = [key for key, found in apart.items() if found is None]
         self._bring(left, user, view)
-        at = [positions.get((since, pair), 0) for pair in offered]
+        at = [apart.get((since, pair)) for pair in offered]
+        if isinstance(actions, Offer):
+            _settle(actions, since, at, {name for _, (name, _) in left})
         return Apart(at if any(at) else (), not left, user, self._generation)
 
     def _bring(self, keys: list[_Brought], user: str, view: View) -> None:
@@ -102,7 +107,7 @@ class GivenFeatures:
         if future.cancelled() or future.exception() is not None:
             return
         for key in due:
-            self._positions.keep(key, future.result())
+            self._apart.keep(key, StoredApart(key[1][0], future.result()))
         self._stored(future.result())
 
 
@@ -135,6 +140,13 @@ class GivenReader:
 def features_in(entry: Entry) -> dict[str, bytes]:
     """Return what a record of features has, by the action's id."""
     return {action.id: bytes(action.features) for action in read_given(entry.body).given}
+
+
+def _settle(offer: Offer, since: int, at: Sequence[StoredApart | None], left: set[str]) -> None:
+    """Leave with each action what will not change in the loop; that of those ``left`` may."""
+    for action, parts, apart in zip(offer, offer.parts, at, strict=True):
+        if action.id not in left:
+            parts.since, parts.apart = since, apart
 
 
 def _size(key: _Brought, _: object) -> int:

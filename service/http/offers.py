@@ -6,23 +6,27 @@ Fastest where the whole list did.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 import msgspec
 
-from service.engine.deciding import Action, Offer
+from service.engine.deciding import Action, KnownAction, Offer, check_actions
 from service.engine.recent import Recent
 from service.http.wire import Rank, UnreadRank
 
 ROOM = 4_000_000  # bytes of lists that are kept; with what is made of them they take about five times as many
+ROOM_OF_ACTIONS = 16_000_000  # bytes of actions that are kept, with what is made of them
+AROUND = 500  # bytes of the objects around an action
 LONGEST = 100_000  # bytes of a list that is kept
 SEEN = 20_000  # lists that are remembered by a number alone
-BEGINNING = 1_000  # bytes by which a longer list is found before the body is read
+BEGINNING = 1_000  # bytes of a list by which it is found; the last of those that begin alike is kept
 
-_NAME = b'"actions":['
+_NAME, _BEGIN, _BETWEEN, _END = b'"actions":[', b"[{", b"},{", b"}]"
 
 _unread = msgspec.json.Decoder(UnreadRank)
 _raw = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+_Kept = tuple[bytes, Offer]  # a list as it came, and read
 
 
 class Offers:
@@ -30,67 +34,81 @@ class Offers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._offers = Recent[bytes, Offer](ROOM, lambda text, _: len(text))
-        self._actions = Recent[bytes, Action](ROOM, lambda text, _: len(text))
+        self._offers = Recent[bytes, _Kept](ROOM, lambda _, kept: len(kept[0]))  # by the beginning of their text
+        self._actions = Recent[bytes, KnownAction](ROOM_OF_ACTIONS, _size)  # by their text between the braces
         self._seen = Recent[int, bool](SEEN, lambda _, __: 1)  # hashes of lists that came once
-        self._long = Recent[bytes, bytes](ROOM, lambda _, text: len(text))  # the last of the lists that begin so
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
     def read(self, body: bytes, begin: int = 0) -> UnreadRank | None:
-        """Return the request at ``begin`` if its actions are known and plainly no name comes twice in it, else None."""
-        start = body.find(_NAME, begin) + len(_NAME) - 1
-        text = self._long.get(body[start : start + BEGINNING])
-        if text is None or not body.startswith(text, start):
-            return self._read(body[begin:], None)
-        marked = body[begin:start] + self._mark + body[start + len(text) :]
-        return self._read(marked, text) or self._read(body[begin:], None)
+        """Return the request at ``begin`` if its actions are known and plainly no name comes twice in it, else None.
 
-    def _read(self, body: bytes, marked: bytes | None) -> UnreadRank | None:
-        """Return the request, in which the mark stands for the list ``marked``."""
+        Its list of actions is not parsed: from where it seems to begin to where it seems to end, it is one if it is
+        known, and the request's if a mark in its place is.
+        """
+        start = body.find(_NAME, begin) + len(_NAME) - 1
+        kept = self._offers.get(body[start : start + BEGINNING])
+        if kept is None or not body.startswith(kept[0], start):
+            kept = self._assembled(body[start : body.rfind(_END, start) + len(_END)])
+        if kept is None:
+            return None
+        text, offer = kept
+        return self._read(body[begin:start] + self._mark + body[start + len(text) :], offer)
+
+    def _read(self, body: bytes, offer: Offer) -> UnreadRank | None:
+        """Return the request, in which the mark stands for the list."""
         try:
             request = _unread.decode(body)
         except (ValueError, RecursionError):
             return None
-        text = bytes(request.actions)
-        if len(body) != len(text) + shortest_rest(request) or len(request.exclude) > self._most:
+        if bytes(request.actions) != self._mark or len(request.exclude) > self._most:
             return None
-        if marked is not None:
-            if text != self._mark:
-                return None
-            text = marked
-        offer = self._offers.get(text) or self._assembled(text)
-        if offer is None:
+        if len(body) != len(self._mark) + shortest_rest(request):
             return None
         request.actions = offer  # type: ignore[assignment]  # read now
         return request
 
-    def _assembled(self, text: bytes) -> Offer | None:
-        """Return a list that is new but whose actions are all known."""
-        try:
-            found = [self._actions.get(bytes(raw)) for raw in _raw.decode(text)]
-        except (ValueError, RecursionError):
+    def _assembled(self, text: bytes) -> _Kept | None:
+        """Return a list that is short, or new, and whose actions are all known."""
+        kept = self._offers.get(text) if len(text) < BEGINNING else None
+        if kept is not None or not text.startswith(_BEGIN):
+            return kept
+        texts = text[len(_BEGIN) : -len(_END)].split(_BETWEEN)
+        if len(texts) > self._most:
             return None
-        actions = [action for action in found if action is not None]
-        return self._kept(text, actions) if len(actions) == len(found) and 0 < len(found) <= self._most else None
+        found = [*map(self._actions.newer.get, texts)]
+        if not all(found):
+            found = [self._actions.get(one) for one in texts]
+        return self._kept(text, Offer.of(found)) if all(found) else None  # type: ignore[arg-type]  # they are there
 
     def keep(self, body: bytes, request: Rank) -> None:
         """Remember the actions of a request in which no name comes twice outside of features."""
         text = bytes(_unread.decode(body).actions)
         if len(text) <= LONGEST:
-            for raw, action in zip(_raw.decode(text), request.actions, strict=True):
-                self._actions.keep(bytes(raw), action)
-            request.actions = self._kept(text, request.actions)  # type: ignore[assignment]  # are such actions
+            check_actions(request.actions)
+            texts = [bytes(raw)[1:-1] for raw in _raw.decode(text)]
+            known = [self._known(*one) for one in zip(texts, request.actions, strict=True)]
+            _, request.actions = self._kept(text, Offer.of(known))  # type: ignore[assignment]  # are such actions
 
-    def _kept(self, text: bytes, actions: Sequence[Action]) -> Offer:
+    def _known(self, text: bytes, action: Action) -> KnownAction:
+        known = self._actions.get(text)
+        if known is None:
+            known = KnownAction.of(action)
+            self._actions.keep(text, known)
+        return known
+
+    def _kept(self, text: bytes, offer: Offer) -> _Kept:
         """Return the list, kept if it comes for the second time: most that came once never come again."""
-        offer = Offer(actions)
-        if self._seen.get(hash(text)) is None:
-            self._seen.keep(hash(text), True)
-            return offer
-        self._offers.keep(text, offer)
-        if len(text) > BEGINNING:
-            self._long.keep(text[:BEGINNING], text)
-        return offer
+        number = hash(offer.parts)
+        if self._seen.get(number) is None:
+            self._seen.keep(number, True)
+        else:
+            self._offers.keep(text[:BEGINNING], (text, offer))
+        return text, offer
+
+
+def _size(text: bytes, _: KnownAction) -> int:
+    """Return about how many bytes an action takes: its text, its features and those hashed."""
+    return AROUND + 3 * len(text)
 
 
 _CONTEXT, _USER, _EVENT_ID = len(',"context":'), len(',"user":""'), len(',"event_id":""')

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ class Hashed(msgspec.Struct, frozen=True, gc=False):
 
     hashes: bytes  # native uint32
     values: bytes  # native float32
+    size: bytes = b""  # native int64, how many there are; a context is joined with no other and needs none
 
 
 class HashedOffer(msgspec.Struct, frozen=True, gc=False):
@@ -55,10 +55,28 @@ class HashedOffer(msgspec.Struct, frozen=True, gc=False):
     places: list[int]  # of each action's first byte, and the end
 
 
+class Made:
+    """What a preparer made of an action that may come again, with the limits that the preparer had."""
+
+    __slots__ = ("hashed", "limits")
+
+    hashed: Hashed
+
+    def __init__(self) -> None:
+        self.limits: Limits | None = None
+
+
 class Given(tuple[tuple[str, bytes], ...]):
-    """(id, features) of actions that may come again; a preparer leaves here what it made of them."""
+    """(id, features) of actions that may come again; a preparer leaves here what it made of all and of each."""
 
     hashed: tuple[Preparer, HashedOffer] | None = None
+    each: Sequence[Made]
+
+    @classmethod
+    def of(cls, actions: Iterable[tuple[str, bytes]], each: Sequence[Made]) -> Given:
+        given = cls(actions)
+        given.each = each
+        return given
 
 
 class Preparer:
@@ -107,16 +125,22 @@ class Preparer:
 
     def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
         if not isinstance(actions, Given):
-            return self._offer([(name, bytes(features)) for name, features in actions])
+            return _joined(self._rows([(name, bytes(features)) for name, features in actions]))
         if actions.hashed is None or actions.hashed[0] is not self:
-            actions.hashed = self, self._offer(actions)
+            limits = self.limits
+            rows = [made.hashed for made in actions.each if made.limits is limits]
+            actions.hashed = self, _joined(rows if len(rows) == len(actions) else self._rows_left(actions))
         return actions.hashed[1]
 
-    def _offer(self, actions: Sequence[tuple[str, bytes]]) -> HashedOffer:
-        rows = [self._look_up(action, place) for place, action in enumerate(actions, 1)]
-        hashes, values = b"".join([row.hashes for row in rows]), b"".join([row.values for row in rows])
-        sizes = [len(row.hashes) for row in rows]
-        return HashedOffer(hashes, values, array("q", [size // 4 for size in sizes]).tobytes(), [0, *accumulate(sizes)])
+    def _rows_left(self, actions: Given) -> list[Hashed]:
+        """Return the rows, and leave each with its action."""
+        rows = self._rows(actions)
+        for made, row in zip(actions.each, rows, strict=True):
+            made.limits, made.hashed = self.limits, row
+        return rows
+
+    def _rows(self, actions: Sequence[tuple[str, bytes]]) -> list[Hashed]:
+        return [self._look_up(action, place) for place, action in enumerate(actions, 1)]
 
     def _look_up(self, key: _CacheKey, place: int) -> Hashed:
         hashed = self._cache.get(key)
@@ -135,13 +159,20 @@ class Preparer:
             where = "context" if action is None else f"actions[{place - 1}]"
             raise FeatureError(f"{where}: {error}") from None
         n = len(found)
-        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in found]))
+        values = struct.pack(f"={n}f", *[value for _, value in found])
+        return Hashed(struct.pack(f"={n}I", *hashes), values, struct.pack("=q", n))
 
     def _keep(self, key: _CacheKey, hashed: Hashed) -> None:
         self._cache[key] = hashed
         self._room -= _size(key, hashed)
         while self._room < 0:
             self._room += _size(*self._cache.popitem(last=False))
+
+
+def _joined(rows: Sequence[Hashed]) -> HashedOffer:
+    hashes, values, sizes = [row.hashes for row in rows], [row.values for row in rows], [row.size for row in rows]
+    places = [*accumulate(map(len, hashes), initial=0)]
+    return HashedOffer(b"".join(hashes), b"".join(values), b"".join(sizes), places)
 
 
 def _size(key: _CacheKey, hashed: Hashed) -> int:

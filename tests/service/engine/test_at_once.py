@@ -9,7 +9,7 @@ import pytest
 
 from service.engine import Engine
 from service.engine.choosing import _best_first
-from service.engine.deciding import Action, Offer, RankRequest, decide
+from service.engine.deciding import Action, KnownAction, Offer, RankRequest, decide
 from service.engine.engine import _record
 from service.engine.event_ids import new_event_id
 from service.errors import ApiError
@@ -110,6 +110,39 @@ def test_a_list_with_actions_of_the_catalogue_follows_its_changes(tmp_path):
         return found
 
     assert asyncio.run(story()) == [[1, 1], [1, 2]]
+
+
+def test_lists_put_together_from_known_actions_are_decided_as_lists_read_anew(tmp_path):
+    async def story():
+        engine, rng = Engine.open(tmp_path / "store.db"), np.random.default_rng(0)
+        await engine.create_loop("shop", {"crosses": False})
+        known, logged = [KnownAction.of(action) for action in (*RICH, *ODD)], {"default": set(), "shop": set()}
+        for k in range(120):
+            loop = "default" if rng.random() < 0.6 else "shop"
+            if k % 20 < 2:
+                for name in logged:
+                    await engine.put_actions(name, [Action("known", msgspec.Raw(b'{"x": %d}' % k))])
+            some = [known[n] for n in rng.permutation(len(known))[: rng.integers(1, 7)]]
+            fields = {"user": f"u{rng.integers(3)}", "event_id": f"e{k}", "context": msgspec.Raw(b'{"hour": 9}')}
+            plain = RankRequest(actions=[one.action for one in some], **fields)
+            view, _ = await engine._models(loop, plain.user)
+            [written] = engine.decide_at_once(loop, [RankRequest(actions=Offer.of(some), **fields)])
+            single = decide(plain, view, None, engine._preparers[view.settings.crosses], engine._given.where)
+            assert (written.answer, written.record) == (
+                msgspec.json.encode(single.result),
+                _record(loop, plain, single),
+            )
+            assert written.record.body.known == _record(loop, plain, single).body.known
+            actions = msgspec.json.decode(written.record.body)["actions"]
+            logged[loop] |= {(name, action[name]) for action in actions for name in ("given", "put") if name in action}
+            await engine.rank(loop, plain)
+        await engine.close()
+        return logged
+
+    logged = asyncio.run(story())
+    assert not logged["default"] & logged["shop"], "no reference leads into another loop"
+    for references in logged.values():
+        assert min(sum(name == kind for name, _ in references) for kind in ("given", "put")) > 2
 
 
 @pytest.mark.parametrize("seed", range(3))

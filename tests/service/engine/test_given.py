@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine import Action, RankRequest
-from service.engine.deciding import Offer, decide, looked_up
+from service.engine.deciding import KnownAction, Offer, decide, looked_up
 from service.engine.engine import _record
 from service.engine.given import GivenFeatures, GivenReader, Recent
 from service.engine.slots import PageSlot, SlotsRequest
@@ -403,7 +403,8 @@ def test_references_lead_to_durable_records_of_what_several_users_brought(steps,
         submitted.append((json.loads(record.body)["given"], events.create_future()))
         return submitted[-1][1]
 
-    memory, lists = GivenFeatures(submit, lambda seq: None, room), [Offer(one) if kept else one for one in LISTS]
+    memory, known = GivenFeatures(submit, lambda seq: None, room), {one.id: KnownAction.of(one) for one in ACTIONS}
+    lists = [Offer.of([known[action.id] for action in one]) if kept else one for one in LISTS]
     for step in steps:
         if step == "erased":
             memory.forget(1, "anna")
@@ -424,8 +425,8 @@ def test_references_lead_to_durable_records_of_what_several_users_brought(steps,
             n_before = len(submitted)
             view = SimpleNamespace(since=since, name="shop")
             found = memory.where(lists[number], looked_up(LISTS[number], view), user, view)
-            for action, seq in zip(LISTS[number], found or [0] * 4, strict=False):
-                assert seq == 0 or action.id in durable[seq]
+            for action, apart in zip(LISTS[number], found or [None] * 4, strict=False):
+                assert apart is None or (apart.id == action.id and action.id in durable[apart.given])
                 brought.setdefault((since, action.id), set()).add(user)
             for actions, _ in submitted[n_before:]:
                 assert all(len(brought[since, action["id"]]) > 1 for action in actions)

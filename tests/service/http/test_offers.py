@@ -64,6 +64,7 @@ def test_actions_that_are_not_known_byte_for_byte_are_left_to_the_careful_way(kn
 
 def test_lists_and_actions_that_were_not_used_for_long_are_forgotten(monkeypatch):
     monkeypatch.setattr(offers, "ROOM", 6 * len(ACTIONS))
+    monkeypatch.setattr(offers, "ROOM_OF_ACTIONS", 8 * offers.AROUND)
     known, (first, *others) = Offers(10), [body().replace(b'"x":1', b'"x":%d' % k) for k in range(10)]
     known.keep(first, msgspec.json.decode(first, type=Rank))
     for text in others:
@@ -76,7 +77,7 @@ def test_lists_and_actions_that_were_not_used_for_long_are_forgotten(monkeypatch
 def test_a_new_list_of_known_actions_gives_the_same_request_as_reading_all_of_it(known):
     other = b'{"actions":[{"id":"c","features":{"y":[1,2]}}]}'
     known.keep(other, msgspec.json.decode(other, type=Rank))
-    for actions in (b'[{"id":"c","features":{"y":[1,2]}},{"id":"a","features":{"x":1}}]', b'[ {"id":"b"} ]'):
+    for actions in (b'[{"id":"c","features":{"y":[1,2]}},{"id":"a","features":{"x":1}}]', b'[{"id":"b"}]'):
         text = b'{"actions":%b,"user":"u"}' % actions
         first, second, third = (known.read(text).actions for _ in range(3))
         assert list(first) == list(second) == msgspec.json.decode(text, type=Rank).actions
@@ -90,11 +91,16 @@ def test_a_new_list_of_known_actions_gives_the_same_request_as_reading_all_of_it
         b'{"actions":[{"id":"b"},{"id":"c"}]}',
         b'{"actions":[{"id":"b"},{"id":"b","id":"b"}]}',
         b'{"actions":[]}',
+        b'{"actions":[ {"id":"b"} ]}',
+        b'{"actions":[x"id":"b"}]}',
+        b'{"actions":[{"id":"b"},,{"id":"a","features":{"x":1}}]}',
+        b'{"actions":[{"id":"b"}}]}',
+        b'{"actions":[{"id":"b"}',
         b'{"actions":[%b]}' % b",".join([b'{"id":"b"}'] * 11),
         b'{"actions":[{"id":"b"}],"exclude":[%b]}' % b",".join([b'"x"'] * 11),
     ],
 )
-def test_a_list_with_an_unknown_action_or_too_many_is_left_to_the_careful_way(known, text):
+def test_a_list_that_is_not_plainly_one_of_known_actions_is_left_to_the_careful_way(known, text):
     assert known.read(text) is None
 
 
@@ -119,7 +125,7 @@ def known_long():
     [
         '{"actions":LONG}',
         '{"user":"u","actions":LONG,"context":{"h":9}}',
-        '{"context":{"actions":LONG},"actions":LONG}',
+        '{"context":{"action":LONG},"actions":LONG}',
     ],
 )
 def test_a_long_list_is_found_wherever_it_stands(known_long, written):
@@ -134,6 +140,7 @@ def test_a_long_list_is_found_wherever_it_stands(known_long, written):
     [
         '{"actions":LONG,"actions":LONG}',
         '{"actions":LONG,"actions":[]}',
+        '{"context":{"actions":LONG},"actions":LONG}',
         '{"context":{"actions":LONG},"actions":[]}',
         '{"context":{"actions":LONG},"actions":[1]}',
         '{"actions":LONG }',

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scoring.features import Preparer
+from service.scoring.features import Given, Made, Preparer
 from service.scoring.flattening import FeatureError, Limits, _each_once, action_features, feature_hash, flatten
 from service.scoring.kernels import pair_key
 from service.scoring.model import expand
@@ -187,6 +187,19 @@ def test_the_cache_forgets_what_was_not_used_for_longest():
     for name in ("a", "b", "a", "c"):
         preparer.prepare(b"null", [(name, b"{}")])
     assert [key[0] for key in preparer._cache] == ["a", None, "c"]
+
+
+def test_what_was_made_of_an_action_serves_other_lists_and_preparers_of_the_same_limits():
+    actions, each, limits = [("a", b'{"x": 1, "y": 2}'), ("b", b"{}")], [Made(), Made()], Limits()
+    first, second = Preparer(limits=limits), Preparer(limits=limits, crosses=False)
+    whole = first.prepare(b"{}", Given.of(actions, each))
+    turned = second.prepare(b"{}", Given.of(actions[::-1], each[::-1]))
+    assert whole.values.tolist() == [1, 1, 2, 1]
+    assert turned.values.tolist() == [1, 1, 1, 2]
+    assert turned.starts.tolist() == [0, 1, 4]
+    assert not second._cache
+    with pytest.raises(FeatureError, match=r"actions\[0\]"):
+        Preparer(limits=Limits(features=1)).prepare(b"{}", Given.of(actions, each))
 
 
 def table(heading):
