@@ -17,7 +17,7 @@ ROOM = 4_000_000  # bytes of lists that are kept; with what is made of them they
 ROOM_OF_ACTIONS = 16_000_000  # bytes of actions that are kept, with what is made of them
 AROUND = 500  # bytes of the objects around an action
 LONGEST = 100_000  # bytes of a list that is kept
-SEEN = 20_000  # lists that are remembered by a number alone
+SEEN = 2 * ROOM  # bytes of lists remembered by a number alone; one that comes again later would not be kept for long
 BEGINNING = 1_000  # bytes of a list by which it is found; the last of those that begin alike is kept
 
 _NAME, _BEGIN, _BETWEEN, _END = b'"actions":[', b"[{", b"},{", b"}]"
@@ -36,7 +36,7 @@ class Offers:
         self._most = most
         self._offers = Recent[bytes, _Kept](ROOM, lambda _, kept: len(kept[0]))  # by the beginning of their text
         self._actions = Recent[bytes, KnownAction](ROOM_OF_ACTIONS, _size)  # by their text between the braces
-        self._seen = Recent[int, bool](SEEN, lambda _, __: 1)  # hashes of lists that came once
+        self._seen = Recent[int, int](SEEN, lambda _, n: max(n, AROUND))  # lengths of lists that came, by a hash
         self._mark = b"[%d]" % secrets.randbits(64)  # stands for a list; nobody else can write it
 
     def read(self, body: bytes, begin: int = 0) -> UnreadRank | None:
@@ -100,7 +100,7 @@ class Offers:
         """Return the list, kept if it comes for the second time: most that came once never come again."""
         number = hash(offer.parts)
         if self._seen.get(number) is None:
-            self._seen.keep(number, True)
+            self._seen.keep(number, len(text))
         else:
             self._offers.keep(text[:BEGINNING], (text, offer))
         return text, offer

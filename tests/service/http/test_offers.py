@@ -74,6 +74,15 @@ def test_lists_and_actions_that_were_not_used_for_long_are_forgotten(monkeypatch
     assert known.read(others[0]) is None
 
 
+def test_a_list_is_kept_if_it_comes_again_before_many_others(monkeypatch):
+    monkeypatch.setattr(offers, "SEEN", 4 * offers.AROUND)
+    known, texts = Offers(10), [body().replace(b'"x":1', b'"x":%d' % k) for k in range(10)]
+    for text in (*texts, *texts, texts[-1]):
+        known.keep(text, msgspec.json.decode(text, type=Rank))
+    assert known.read(texts[-1]).actions is known.read(texts[-1]).actions
+    assert len(known._offers.newer) == 1
+
+
 def test_a_new_list_of_known_actions_gives_the_same_request_as_reading_all_of_it(known):
     other = b'{"actions":[{"id":"c","features":{"y":[1,2]}}]}'
     known.keep(other, msgspec.json.decode(other, type=Rank))
