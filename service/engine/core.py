@@ -46,7 +46,7 @@ from service.store import (
 from service.store.opening import Connection
 
 DEFAULT = "default"
-YOUNG = 700  # objects kept between two looks for cycles, of which requests leave none; a look at more takes longer
+YOUNG = 5_000  # objects kept between two looks for cycles, of which requests leave none; a look at more takes longer
 
 Answer = TypeVar("Answer")
 

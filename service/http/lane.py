@@ -28,7 +28,7 @@ from service.store import StoreUnavailable
 from service.store.waiting import Outcome
 
 PATHS = of_a_loop("/rank")
-AT_ONCE = 32  # requests decided together; before more are, answers go out and the store has work
+AT_ONCE = 24  # requests decided together; before more are, answers go out and the store has work
 
 
 class Connection(Protocol):
