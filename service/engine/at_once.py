@@ -6,7 +6,6 @@ Here no structure is made of a decision. Its numbers become text once, and that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from fedres.checks import Array
 from service.engine.answers import written
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
-from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request, draw
+from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request, draws
 from service.engine.event_ids import new_event_ids
 from service.engine.handed import Known, known_body
 from service.engine.joining import Case
@@ -33,7 +32,7 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     record: Record
 
 
-class Undecided(NamedTuple):
+class Undecided(msgspec.Struct, frozen=True, gc=False):
     """A request to decide on."""
 
     place: int  # among those that were asked together
@@ -53,11 +52,13 @@ class Readied(Asked, frozen=True, gc=False):
 
 def readied(asked: Sequence[Undecided], view: View, preparer: Preparer, where: Where) -> list[Readied]:
     """Return requests for ``decide_all``, but those that ``deciding.decide`` would refuse."""
+    if not asked:
+        return []
     texts = [bytes(one.request.context) or b"{}" for one in asked]
+    ids = [one.request.event_id or new for one, new in zip(asked, new_event_ids(len(asked)), strict=True)]
     found = []
-    for one, text, plain, new in zip(asked, texts, preparer.contexts(texts), new_event_ids(len(asked)), strict=True):
-        place, request, personal = one
-        event_id = request.event_id or new
+    for one, text, plain, event_id, u in zip(asked, texts, preparer.contexts(texts), ids, draws(ids), strict=True):
+        request = one.request
         try:
             check_request(request)
             offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
@@ -66,7 +67,7 @@ def readied(asked: Sequence[Undecided], view: View, preparer: Preparer, where: W
             shown = offer.shown(view, where(offer, given, request.user, view))
         except (ApiError, FeatureError):
             continue
-        found.append(Readied(context, hashed, personal, draw(event_id), place, request, event_id, text, shown))
+        found.append(Readied(context, hashed, one.personal, u, one.place, request, event_id, text, shown))
     return found
 
 

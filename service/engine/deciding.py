@@ -209,6 +209,13 @@ def draw(event_id: str) -> float:
     return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
 
 
+def draws(event_ids: Sequence[str]) -> list[float]:
+    """Return what ``draw`` does for each."""
+    bits = b"".join([hashlib.sha256(event_id.encode()).digest()[:8] for event_id in event_ids])
+    drawn: list[float] = ((np.frombuffer(bits, ">u8") >> 11) * 2.0**-53).tolist()
+    return drawn
+
+
 def choose(
     prepared: Prepared, allowed: Array, view: View, personal: PersonalModel | None, u: float
 ) -> tuple[int, list[float], list[float]]:

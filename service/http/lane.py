@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+import msgspec
 
 from service.engine import Engine
 from service.engine.at_once import Written
@@ -155,7 +157,7 @@ class Lane:
             asked.connection.ask_again(asked.data)
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True, gc=False):
     """A request that was taken."""
 
     found: Found

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -45,6 +46,7 @@ REST = 1.0  # seconds between two starts of the process
 PAUSE = 10  # milliseconds after which a waiting thread looks whether another one has read its answer
 
 _read = msgspec.msgpack.Decoder(Report).decode
+_entry = partial(tuple.__new__, Entry)  # without a look at how many fields there are
 
 Clock = Callable[[], int]
 
@@ -249,8 +251,8 @@ class Writer:
             return [(one.waiter, [report.answer]) for one in batch.submitted]
         if self.appended is not None:
             numbered = zip(report.outcomes, batch.records, strict=True)
-            self.appended([Entry._make((at, report.time, *record)) for at, record in numbered if isinstance(at, int)])
-        return dealt(batch.submitted, [_outcome(outcome) for outcome in report.outcomes])
+            self.appended([_entry((at, report.time, *record)) for at, record in numbered if isinstance(at, int)])
+        return dealt(batch.submitted, [one if isinstance(one, int) else _outcome(*one) for one in report.outcomes])
 
     def _lose(self) -> list[Told]:
         """Give the process up; return whom to tell that."""
@@ -335,10 +337,7 @@ def _plain(records: Sequence[Record]) -> list[Record]:
     return [(loop, kind, event, user, memoryview(body)) for loop, kind, event, user, body in records]  # type: ignore[misc]
 
 
-def _outcome(reported: int | tuple[str, int]) -> Outcome:
-    if isinstance(reported, int):
-        return reported
-    message, first = reported
+def _outcome(message: str, first: int) -> Outcome:
     return Duplicate(message, first) if first else Refused(message)
 
 
