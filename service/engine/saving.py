@@ -58,7 +58,7 @@ class Saver:
             self._end()
         now = self.is_full() or learner.erased
         if self._writing is None and (now or self.seconds_left(learner.position) <= 0):
-            self._begin(learner, last, rest)
+            self._begin(learner, last, 0.0 if learner.erased else rest)  # somebody waits for an erasure
 
     def begin(self, learner: Learner, last: Entry | None) -> Future[None] | None:
         """Return what is done once the snapshot on its way is written; begin one if there is none but must be."""

@@ -3,11 +3,13 @@
 import asyncio
 import shutil
 import sqlite3
+import time
+from types import SimpleNamespace
 
 import pytest
 from engines import Clock, Disk, logged, play, rebuilt, refused, request, running
 
-from service.engine import erasing
+from service.engine import erasing, saving
 from service.errors import ApiError
 
 
@@ -48,6 +50,22 @@ def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path
                     assert word not in file.read_bytes(), file.name
 
     asyncio.run(story())
+
+
+def test_nobody_rests_while_a_user_waits_to_be_erased(tmp_path, monkeypatch):
+    slept = []
+    clocks = {"perf_counter": time.perf_counter, "monotonic": time.monotonic}
+    monkeypatch.setattr(saving, "time", SimpleNamespace(**clocks, sleep=slept.append))
+    monkeypatch.setattr(saving, "LONGEST_HOLD", -1.0)  # others get their turn after each page
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 20)
+            await engine.settle()
+            await engine.erase_user("default", "user-1")
+
+    asyncio.run(story())
+    assert set(slept) == {0.0}
 
 
 def test_after_erasures_the_model_is_still_a_function_of_the_log(tmp_path):
