@@ -103,7 +103,7 @@ class Frames:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that end in ``data``."""
         self._rest += data
         at, found = 0, []
@@ -210,13 +210,12 @@ def main() -> None:
 
 def work(asking: socket.socket, frames: Frames, waiting: list[bytes], writing: Writing) -> None:
     """Carry out what waits and then what comes."""
-    room = memoryview(bytearray(AT_ONCE))  # made once: as many bytes anew for each order cost more than the order
-    n = 0
-    while waiting or (n := asking.recv_into(room)):
-        waiting += frames.feed(room[:n])
+    data = b""
+    while waiting or (data := asking.recv(AT_ONCE)):
+        waiting += frames.feed(data)
         reports = writing.carry_out([_order(frame) for frame in waiting])
         asking.sendall(b"".join([framed(report) for report in reports]))
-        waiting, n = [], 0
+        waiting, data = [], b""
         if writing.should_move(lambda: _is_asked(asking)):
             writing.move()
 
