@@ -30,6 +30,7 @@ from service.store import Commits, Entry, EventLog, Record, StoreUnavailable
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
 MOST_FED = 10_000  # records that wait in memory
+NOTED_AT_ONCE = 3  # lots of them, by who brings another
 AT_ONCE = 64  # of them, learned before a look at the clock
 LONGEST_HOLD = 0.0005  # seconds of learning before other threads get their turn
 REST = 0.002  # seconds of it: an event loop under load is held up for a moment now and then, and never for long
@@ -41,7 +42,7 @@ Answer = TypeVar("Answer")
 
 
 class Learning:
-    """Owns the learner. Everything but ``views``, ``wake`` and ``call`` happens on its thread, or before it starts."""
+    """Owns the learner. Its thread changes it, and who feeds it, each in its turn; others ask by ``call``."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Learning:
         self._check_at = 0.0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._fed: deque[Sequence[Entry]] = deque()  # each without gaps
+        self._turn = threading.Lock()  # whoever has it may change the learner
         self._yield_at = 0.0
         self._awake, self._urgent = threading.Event(), threading.Event()
         self._stopping = False
@@ -117,14 +119,18 @@ class Learning:
         self._awake.set()
 
     def _run(self) -> None:
+        idle_seconds = 0.0
         while not self._stopping:
-            self._awake.wait(self._idle_seconds())
+            self._awake.wait(idle_seconds)
             self._urgent.wait(max(0.0, self._published_at + self._interval() - time.monotonic()))
             self._awake.clear()
             self._urgent.clear()
+            with self._turn:
+                self._step()
+                idle_seconds = self._idle_seconds()
+        with self._turn:
             self._step()
-        self._step()
-        self._finish()
+            self._finish()
 
     def _idle_seconds(self) -> float:
         if self.trouble is not None:
@@ -176,23 +182,47 @@ class Learning:
     def _waiting_calls(self) -> list[Callable[[], None]]:
         return [self._calls.get() for _ in range(self._calls.qsize())]  # nobody else takes any
 
-    def feed(self, entries: list[Entry]) -> None:
-        """Take what was just made durable, to save reading it again; from any one thread."""
+    def feed(self, entries: Sequence[Entry]) -> None:
+        """Take what was just made durable, to save reading it again; from any one thread.
+
+        Decisions that simply wait are noted at once, unless the learner's thread is at work: all about them is still in
+        the processor's caches.
+        """
         if entries and entries[-1].seq < self.learner.position + MOST_FED:  # what is left out is read from the log
             self._fed.append(entries)
+        if self._turn.acquire(blocking=False):
+            try:
+                self._note_ranks()
+            except Exception as error:  # the thread meets it too; who brings entries has others to serve
+                self._note(error)
+            finally:
+                self._turn.release()
         self.wake()
 
+    def _note_ranks(self) -> None:
+        """Apply what was fed first, a little of it, as far as it is decisions that simply wait."""
+        for _ in range(min(len(self._fed), NOTED_AT_ONCE)):
+            entries, n_taken = self._fed[0], 0
+            if entries[0].seq == self.learner.position + 1:
+                n_taken = self.learner.apply_ranks(entries)
+            if n_taken:
+                self._last = entries[n_taken - 1]
+                self._saver.encode_full(self.learner.loops[self._last.loop])
+            if n_taken < len(entries):
+                self._fed[0] = entries[n_taken:]
+                return
+            self._fed.popleft()
+
     def _apply_fed(self) -> bool:
-        """Apply what was fed; return whether there was anything, and nothing missing before it."""
-        found, self._yield_at = False, time.perf_counter() + LONGEST_HOLD
+        """Apply what was fed; return whether anything is new since it was last published, and nothing missing."""
+        self._yield_at = time.perf_counter() + LONGEST_HOLD
         for _ in range(len(self._fed)):  # what comes meanwhile waits: this is to be published
             entries = self._fed.popleft()
             n_known = self.learner.position + 1 - entries[0].seq  # were read from the log
             if n_known < 0:
                 return False
-            found = found or n_known < len(entries)
             self._apply_all(entries[n_known:])
-        return found
+        return self.learner.position > self.position
 
     def _apply_all(self, entries: Sequence[Entry]) -> None:
         while entries:

@@ -47,10 +47,13 @@ class Saver:
 
     def encode_some(self, learner: Learner, rest: float) -> None:
         """Make pages of events that changed, for the next snapshot, as far as these fill them."""
-        turns = Turns(rest)
         for state in learner.loops.values():
-            if len(state.join.changed) + len(state.join.left) >= SIZE:
-                put_changed(state.join, self._pages_of(state), turns, at_least=SIZE)
+            self.encode_full(state, rest)
+
+    def encode_full(self, state: LoopState, rest: float | None = None) -> None:
+        """Do that for one loop."""
+        if len(state.join.changed) + len(state.join.left) >= SIZE:
+            put_changed(state.join, self._pages_of(state), Turns(rest), at_least=SIZE)
 
     def save_if_due(self, learner: Learner, last: Entry | None, rest: float) -> None:
         """Begin to write a snapshot if it is time; raise ``StoreUnavailable`` if the last one could not be written."""
@@ -138,13 +141,13 @@ class Saver:
 
 
 class Turns:
-    """Lets other threads have the interpreter now and then: for ``rest`` seconds, after each bit of work."""
+    """Lets other threads have the interpreter now and then: for ``rest`` seconds, after each bit of work, or never."""
 
-    def __init__(self, rest: float) -> None:
+    def __init__(self, rest: float | None) -> None:
         self._rest, self._until = rest, time.perf_counter() + LONGEST_HOLD
 
     def next(self) -> None:
-        if time.perf_counter() > self._until:
+        if self._rest is not None and time.perf_counter() > self._until:
             time.sleep(self._rest)
             self._until = time.perf_counter() + LONGEST_HOLD
 

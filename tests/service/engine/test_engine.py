@@ -418,8 +418,8 @@ def test_what_is_handed_to_the_learner_is_what_it_would_read_in_the_record(tmp_p
     assert all(handed == read for handed, read in both)
 
 
-@pytest.mark.parametrize(("hold", "n_rests"), [(3_600, 0), (0, 1)])
-def test_the_learner_rests_only_after_it_has_held_the_interpreter_for_long(tmp_path, monkeypatch, hold, n_rests):
+@pytest.mark.parametrize(("hold", "rests"), [(3_600, False), (0, True)])
+def test_the_learner_rests_only_after_it_has_held_the_interpreter_for_long(tmp_path, monkeypatch, hold, rests):
     slept, passed, monotonic = [], Clock(), learning.time.monotonic
 
     def seconds():
@@ -433,12 +433,34 @@ def test_the_learner_rests_only_after_it_has_held_the_interpreter_for_long(tmp_p
     async def story():
         async with running(tmp_path) as engine:
             passed.pass_seconds(10_000)  # with nothing to do
-            await engine.rank("default", request())
-            while engine.view("default").statistics.ranks == 0:
+            event = (await engine.rank("default", request())).event_id
+            await engine.reward("default", event, 1.0)
+            while engine.view("default").statistics.rewarded == 0:
                 await asyncio.sleep(0.001)
 
     asyncio.run(story())
-    assert slept.count(learning.REST) == n_rests
+    assert (learning.REST in slept) is rests
+
+
+def test_decisions_are_noted_by_who_stores_them_unless_the_learner_is_at_work(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            thread, noted = engine._learning, engine._learning.learner.loops["default"].join.slots
+            await engine.settle()
+            thread._interval = lambda: 3_600.0  # from now on it sleeps until somebody is in a hurry
+            with thread._turn:
+                first = await engine.rank("default", request())
+                assert not noted
+            second = await engine.rank("default", request())
+            assert [*noted] == [first.event_id, second.event_id]
+            await engine.reward("default", second.event_id, 1.0)
+            third = await engine.rank("default", request())
+            assert third.event_id not in noted  # the reward is for the thread, and comes first
+            await engine.settle()
+            assert third.event_id in noted
+            return engine.digest("default")
+
+    assert asyncio.run(story()) == rebuilt(tmp_path)
 
 
 def test_event_ids_are_different_and_need_no_quoting():
