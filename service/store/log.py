@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedres.checks import whole
-from service.store.of_users import ERASE, EVENTS_OF, OLDER, OWN, SUPERSEDED
+from service.store.of_users import ERASE, EVENTS_OF, NEXT, OLDER, OWN, SUPERSEDED
 from service.store.opening import Connection, StoreUnavailable, close, opened, quick_check
 
 COLUMNS = "seq, time, loop, kind, event, user, body"
@@ -158,7 +158,7 @@ class Log:
         whole("limit", limit)
         if loop is None:
             return self._select("seq > ? ORDER BY seq LIMIT ?", after, limit)
-        return self._select("loop = ? AND seq > ? ORDER BY seq LIMIT ?", loop, after, limit)
+        return self._select(f"seq IN ({NEXT}) ORDER BY seq", loop, after, limit)
 
     def of_event(self, loop: str, event: str) -> list[Entry]:
         """Return all that was logged about an event, oldest first."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedres.checks import not_negative
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
 
 PRAGMAS = (
@@ -27,10 +27,10 @@ PRAGMAS = (
 BY_EVENT = """CREATE UNIQUE INDEX log_by_event ON log (loop, event,
         CASE kind WHEN 'rank' THEN 0 WHEN 'residual' THEN 1 WHEN 'update' THEN 2 WHEN 'join' THEN 3 END)
         WHERE event IS NOT NULL"""
-# Finds the records of a user, stretch by stretch of 1,024 positions. Users come at random: in an index by user alone
-# every record would have a page of its own to write.
-STRETCH_BITS = 10
-BY_USER = f"CREATE INDEX log_by_user ON log (loop, seq >> {STRETCH_BITS}, user) WHERE user IS NOT NULL"
+# Finds the records of a loop, and those of a user, stretch by stretch of 256 positions. Users come at random: in an
+# index by user alone every record would have a page of its own to write.
+STRETCH_BITS = 8
+BY_STRETCH = f"CREATE INDEX log_by_stretch ON log (loop, seq >> {STRETCH_BITS}, user)"
 # Finds what is known of many users at a time (their models), where asking every stretch for each would take too long.
 BY_KIND = "CREATE INDEX log_by_kind ON log (loop, kind, user) WHERE event IS NULL AND user IS NOT NULL"
 
@@ -47,16 +47,16 @@ SCHEMA = (
         user TEXT,
         body NOT NULL -- text where it is UTF-8 (JSON is), else a blob
     )""",
-    "CREATE INDEX log_by_loop ON log (loop)",  # SQLite appends seq to the key
-    BY_USER,
+    BY_STRETCH,
     BY_KIND,
     BY_EVENT,
 )
 MIGRATIONS = {  # from a version to the next
     1: ("DROP INDEX log_by_event", BY_EVENT),  # knew ranks alone
-    # Had an index by user alone, and in every rank the features that came with its request: who knows no others, a
-    # version before, would take those that are elsewhere for none.
-    2: ("DROP INDEX log_by_user", BY_USER, BY_KIND),
+    # Had in every rank the features that came with its request: who knows no others, a version before, would take those
+    # that are elsewhere for none.
+    2: (BY_KIND,),
+    3: ("DROP INDEX log_by_loop", "DROP INDEX log_by_user", BY_STRETCH),  # had two indices to write instead of one
 }
 
 

@@ -37,7 +37,7 @@ def test_other_tools_can_read_the_log_while_it_is_in_use(log, file):
             "SELECT seq, loop, kind, event, user, json_extract(body, '$.context.hour') FROM log"
         ).fetchone()
         assert row == (1, "shop", "rank", "e", "u", 7)
-        assert tool.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("3",)
+        assert tool.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("4",)
         log.append([reward("e")])
         assert tool.execute("SELECT count(*) FROM log").fetchone() == (2,)
 
@@ -123,14 +123,14 @@ def other_database(file):
 def newer_log(file):
     Log(sqlite_file(file)).close()
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("UPDATE meta SET value = '4'")
+        connection.execute("UPDATE meta SET value = '5'")
 
 
 @pytest.mark.parametrize(
     ("make", "code", "message"),
     [
         (other_database, "foreign", r"log\.db must be a store of fedres, got another SQLite database"),
-        (newer_log, "version", r"log\.db must have schema version 1 to 3, got 4"),
+        (newer_log, "version", r"log\.db must have schema version 1 to 4, got 5"),
         (lambda file: file.write_text("dear diary " * 100), "foreign", "not a database"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A user's records are found wherever in the log they are, and only those."""
+"""The records of a loop, and of a user, are found wherever in the log they are, and only those."""
 
 import sqlite3
 from contextlib import closing, contextmanager
@@ -47,6 +47,14 @@ def filled(history, n_others, analyzed):
             yield log
 
 
+def read_by_and_by(log, loop):
+    entries = []
+    while some := log.read(entries[-1].seq if entries else 0, 7, loop):
+        assert len(some) <= 7
+        entries += some
+    return entries
+
+
 def without_user(entries, loop, user):
     own = [entry for entry in entries if (entry.loop, entry.user) == (loop, user)]
     events = {entry.event for entry in own if entry.kind == "rank"} - {None}
@@ -70,6 +78,7 @@ def test_the_log_answers_as_going_through_all_records_would(filled, loop, kind, 
     user, other, _ = users
     with filled as log:
         entries = log.read(limit=EVERYTHING)
+        assert read_by_and_by(log, loop) == [entry for entry in entries if entry.loop == loop]
         own = [entry for entry in entries if (entry.loop, entry.user) == (loop, user)]
         assert log.of_user(loop, user) == own
         assert log.events_of(loop, user, kind) == [e.event for e in own if e.kind == kind and e.event is not None]
