@@ -113,6 +113,14 @@ def test_it_can_be_used_from_one_event_loop_after_another(writing):
     assert [asyncio.run(story(event)) for event in "abc"] == [1, 2, 3]
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no such policy to ask for")
+def test_the_process_takes_no_processor_from_who_runs_and_who_asks_is_as_before(writing):
+    before = os.sched_getscheduler(0)
+    writing.append([rank("a")])
+    assert os.sched_getscheduler(writing.pid) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == before
+
+
 def test_a_user_is_erased_and_others_are_kept(writing, file):
     writing.append([rank("a", user="ann"), rank("b", user="ben"), Record("shop", "reward", "a", None, b"1")])
     assert writing.erase("shop", "ann", [Record("shop", "base", None, "ben", b"model")], 0) == 2
