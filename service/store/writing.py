@@ -104,18 +104,21 @@ class Frames:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that end in ``data``."""
-        self._rest += data
-        at, found = 0, []
-        while len(self._rest) - at >= _length.size:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
+        """Return the messages that end in ``data``, most of them as parts of it and not as copies."""
+        if self._rest:
+            self._rest += data
+            data = self._rest
+        view, at, found = memoryview(data), 0, []
+        while len(view) - at >= _length.size:
             start = at + _length.size
-            end = start + _length.unpack_from(self._rest, at)[0]
-            if end > len(self._rest):
+            end = start + _length.unpack_from(view, at)[0]
+            if end > len(view):
                 break
-            found.append(bytes(self._rest[start:end]))
+            found.append(view[start:end])
             at = end
-        del self._rest[:at]
+        if at or data is not self._rest:
+            self._rest = bytearray(view[at:])
         return found
 
 
@@ -201,7 +204,7 @@ def main() -> None:
     """Work until the input ends; who asked may be gone before the answer."""
     yield_to_others()
     with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as asking:
-        frames, first = Frames(), list[bytes]()
+        frames, first = Frames(), list[memoryview]()
         while not first and (data := asking.recv(AT_ONCE)):
             first = frames.feed(data)
         if not first:
@@ -217,14 +220,14 @@ def yield_to_others() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def work(asking: socket.socket, frames: Frames, waiting: list[bytes], writing: Writing) -> None:
+def work(asking: socket.socket, frames: Frames, waiting: list[memoryview], writing: Writing) -> None:
     """Carry out what waits and then what comes."""
-    data = b""
-    while waiting or (data := asking.recv(AT_ONCE)):
-        waiting += frames.feed(data)
+    room = memoryview(bytearray(AT_ONCE))  # once: so much would be mapped and unmapped for every batch
+    while waiting or (n_read := asking.recv_into(room)):
+        waiting = waiting or frames.feed(room[:n_read])
         reports = writing.carry_out([_order(frame) for frame in waiting])
         asking.sendall(b"".join([framed(report) for report in reports]))
-        waiting, data = [], b""
+        waiting = []
         if writing.should_move(lambda: _is_asked(asking)):
             writing.move()
 
