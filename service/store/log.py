@@ -8,6 +8,7 @@ acknowledged and is there as a whole or not at all: a caller who tries again may
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sqlite3
 import threading
@@ -109,8 +110,8 @@ class Log:
             seq, now = self._next(db)
             outcomes: list[int | Refused] = []
             for start in range(0, len(records), AT_ONCE):
-                outcomes += _insert_all(db, seq, now, records[start : start + AT_ONCE])
-                seq += sum(isinstance(outcome, int) for outcome in outcomes[start:])
+                some, seq = _insert_all(db, seq, now, records[start : start + AT_ONCE])
+                outcomes += some
             db.execute("COMMIT")
             self.appended_at = now
         if self.appended is not None:
@@ -235,12 +236,17 @@ class Log:
             self._db = None
 
 
-def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -> Sequence[int | Refused]:
-    """Insert all in one statement, which hands the interpreter over once and not once a record; else one by one."""
+def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -> tuple[Sequence[int | Refused], int]:
+    """Insert all in one statement, which hands the interpreter over once and not once a record; else one by one.
+
+    Return what came of each, and the next ``seq``.
+    """
+    values: list[int | str | bytes | None] = []
     try:
-        rows = [value for at, record in enumerate(records, seq) for value in (at, now, *row_of(record))]
-        db.execute(f"{INSERT}{MORE * (len(records) - 1)}", tuple(rows))
-        return range(seq, seq + len(records))
+        for at, record in enumerate(records, seq):
+            values += (at, now, *row_of(record))
+        db.execute(_insertion(len(records)), tuple(values))
+        return range(seq, seq + len(records)), seq + len(records)
     except (Refused, UnicodeEncodeError):
         pass
     except sqlite3.Error as error:
@@ -250,7 +256,12 @@ def _insert_all(db: Connection, seq: int, now: int, records: Sequence[Record]) -
     for record in records:
         outcomes.append(_insert(db, seq, now, record))
         seq += outcomes[-1] == seq
-    return outcomes
+    return outcomes, seq
+
+
+@functools.cache
+def _insertion(n_rows: int) -> str:
+    return INSERT + MORE * (n_rows - 1)
 
 
 def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused:
@@ -274,7 +285,8 @@ def _insert(db: Connection, seq: int, now: int, record: Record) -> int | Refused
 def row_of(record: Record) -> tuple[str, str, str | None, str | None, str | bytes]:
     """Return the record, its body as text where it can be, checked: one caller's mistake must not fail the batch."""
     loop, kind, event, user, body = record
-    if not (loop and kind and {type(loop), type(kind), type(event), type(user)} <= _TEXT and type(body) is bytes):
+    named = loop and kind and type(loop) is type(kind) is str
+    if not (named and type(event) in _TEXT and type(user) in _TEXT and type(body) is bytes):
         _refuse_wrong(record)
     return loop, kind, event, user, _readable(body)
 

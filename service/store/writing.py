@@ -164,7 +164,7 @@ class Writing:
             return []
         try:
             log, records = self._opened(orders[-1].time), [record for order in orders for record in order.records]
-            outcomes = [_shown(outcome) for outcome in log.append(records)]
+            outcomes = [one if isinstance(one, int) else _shown(one) for one in log.append(records)]
         except Exception as error:
             return [_failed(error) for _ in orders]
         self._time = log.appended_at
@@ -188,10 +188,8 @@ class Writing:
         return self._log
 
 
-def _shown(outcome: int | Refused) -> int | tuple[str, int]:
-    if isinstance(outcome, int):
-        return outcome
-    return str(outcome), outcome.seq if isinstance(outcome, Duplicate) else 0
+def _shown(refused: Refused) -> tuple[str, int]:
+    return str(refused), refused.seq if isinstance(refused, Duplicate) else 0
 
 
 def _failed(error: Exception) -> Failed:
