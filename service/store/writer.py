@@ -36,6 +36,7 @@ from service.store.writing import (
     Failed,
     Frames,
     Report,
+    Stored,
     framed,
     with_length,
 )
@@ -54,7 +55,7 @@ Clock = Callable[[], int]
 class Batch(NamedTuple):
     """What was sent together."""
 
-    records: Sequence[Record]
+    records: list[Record]
     submitted: Sequence[Submitted]  # the same records, or none, and who waits
 
 
@@ -122,7 +123,7 @@ class Writer:
         return [waiter.answer.result() for waiter in waiters]
 
     def erase(self, loop: str, user: str, instead: Sequence[Record], needless: int) -> int:
-        return self._have_done(Erase(self._clock(), loop, user, _plain(instead), needless))
+        return self._have_done(Erase(self._clock(), loop, user, list(instead), needless))
 
     def drop_older(self, loop: str, kind: str, users: Sequence[str]) -> None:
         self._have_done(DropOlder(self._clock(), loop, kind, list(users)))
@@ -134,7 +135,7 @@ class Writer:
         waiter = Blocking()
         with self._turn:
             self._send_gathered()
-            self._send(framed(change), Batch((), [Submitted((), waiter)]))
+            self._send(framed(change), Batch([], [Submitted((), waiter)]))
         self._wait_until(waiter.answer.done)
         return waiter.answer.result()
 
@@ -182,7 +183,7 @@ class Writer:
         if wanted:
             batch = Batch([record for one in wanted for record in one.records], wanted)
             try:
-                self._send(framed(Append(self._clock(), _plain(batch.records))), batch)
+                self._send(framed(Append(self._clock(), batch.records)), batch)
             except UnicodeEncodeError:
                 self._send_one_by_one(wanted)
 
@@ -190,7 +191,8 @@ class Writer:
         """Refuse what has a record that is no Unicode; the others can be sent."""
         for one in submitted:
             try:
-                self._send(framed(Append(self._clock(), _plain(one.records))), Batch(one.records, [one]))
+                batch = Batch(list(one.records), [one])
+                self._send(framed(Append(self._clock(), batch.records)), batch)
             except UnicodeEncodeError as error:
                 answer([(one.waiter, [Refused(f"a record must be valid Unicode: {error}") for _ in one.records])])
 
@@ -250,8 +252,7 @@ class Writer:
         if isinstance(report, Done):
             return [(one.waiter, [report.answer]) for one in batch.submitted]
         if self.appended is not None:
-            numbered = zip(report.outcomes, batch.records, strict=True)
-            self.appended([_entry((at, report.time, *record)) for at, record in numbered if isinstance(at, int)])
+            self.appended(_entries(report, batch.records))
         return dealt(batch.submitted, [one if isinstance(one, int) else _outcome(*one) for one in report.outcomes])
 
     def _lose(self) -> list[Told]:
@@ -332,9 +333,14 @@ def _unwatched(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
     sock.close()
 
 
-def _plain(records: Sequence[Record]) -> list[Record]:
-    """Return records as they travel: their bodies may be of a class derived from bytes, which is not encoded."""
-    return [(loop, kind, event, user, memoryview(body)) for loop, kind, event, user, body in records]  # type: ignore[misc]
+def _entries(stored: Stored, records: Sequence[Record]) -> list[Entry]:
+    """Return those records that were stored, as the log has them."""
+    time, numbered = stored.time, zip(stored.outcomes, records, strict=True)
+    return [
+        _entry((at, time, loop, kind, event, user, body))
+        for at, (loop, kind, event, user, body) in numbered
+        if isinstance(at, int)
+    ]
 
 
 def _outcome(message: str, first: int) -> Outcome:

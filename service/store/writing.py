@@ -83,7 +83,7 @@ Report: TypeAlias = Stored | Done | Failed
 
 _length = struct.Struct("<I")
 _order = msgspec.msgpack.Decoder(Order).decode
-_encode_into = msgspec.msgpack.Encoder().encode_into
+_encode_into = msgspec.msgpack.Encoder(enc_hook=memoryview).encode_into  # bodies may be of a class derived from bytes
 
 
 def framed(message: Order | Report) -> bytearray:

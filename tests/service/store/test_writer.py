@@ -80,6 +80,19 @@ def test_those_who_listen_are_told_what_is_durable_with_the_time_of_the_log(file
     assert [entry.time for entry in heard] == [7, 7, 9]
 
 
+class Marked(bytes):
+    """A body that carries something for those who are told of it."""
+
+
+def test_a_body_of_a_class_derived_from_bytes_is_stored_and_those_who_listen_get_it_back(writing, file):
+    heard, body = [], Marked(b'{"a": 1}')
+    writing.appended = heard.extend
+    writing.append([rank("a", body)])
+    assert heard[0].body is body
+    with Log(sqlite_file(file)) as log:
+        assert heard == log.read()
+
+
 def test_more_than_a_socket_holds_goes_through_from_loop_and_thread(writing, file):
     bodies = [bytes([97 + k]) * 3_000_000 for k in range(4)]
 
