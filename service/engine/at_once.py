@@ -62,12 +62,14 @@ def readied(asked: Sequence[Undecided], view: View, preparer: Preparer, where: W
         try:
             check_request(request)
             offer = request.actions if isinstance(request.actions, Offer) else Offer(request.actions)
-            given = offer.given(view)
-            context, hashed = preparer.hashed(plain or text, given)
-            shown = offer.shown(view, where(offer, given, request.user, view))
+            ready = offer.ready(view, preparer)
+            context, hashed = preparer.hashed(plain or text, ready.hashed if ready else offer.given(view))
+            if ready is None:
+                shown = offer.shown(view, where(offer, offer.given(view), request.user, view))
+                ready = offer.readied(view, preparer, hashed, shown)
         except (ApiError, FeatureError):
             continue
-        found.append(Readied(context, hashed, one.personal, u, one.place, request, event_id, text, shown))
+        found.append(Readied(context, hashed, one.personal, u, one.place, request, event_id, text, ready.shown))
     return found
 
 

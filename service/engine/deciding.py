@@ -22,7 +22,7 @@ from service.engine.records import LoggedRank, RankBody, Registered, StoredApart
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
 from service.scoring.explaining import explain
-from service.scoring.features import Given, Made, Prepared, Preparer
+from service.scoring.features import Given, HashedOffer, Made, Prepared, Preparer
 from service.scoring.flattening import FeatureError
 from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
@@ -79,7 +79,7 @@ class KnownAction(NamedTuple):
 class Offer(list[Action]):
     """A list of actions, checked, that may come again and is never changed; what was made of it is left here."""
 
-    __slots__ = ("_at", "_given", "_ids", "_looked_up", "_own", "_shown", "apart", "parts")
+    __slots__ = ("_at", "_given", "_ids", "_looked_up", "_own", "_ready", "_shown", "apart", "parts")
 
     def __init__(self, actions: Sequence[Action]) -> None:
         check_actions(actions)
@@ -102,6 +102,7 @@ class Offer(list[Action]):
         self._looked_up: Mapping[str, CatalogueAction] | None = None  # where features come from that are not here
         self._shown: Shown | None = None
         self._at: Sequence[StoredApart | None] | None = None  # where it was last shown for
+        self._ready: Ready | None = None
         self.apart: dict[int, Apart] = {}  # by the loop's first position
 
     def given(self, view: View) -> Given:
@@ -110,7 +111,8 @@ class Offer(list[Action]):
             both = [*zip(self._own, self, strict=True)]
             pairs = [own or (action.id, _known(action.id, view).features) for own, action in both]
             each = [parts if own else Made() for own, parts in zip(self._own, self.parts, strict=True)]
-            self._given, self._looked_up, self._at = Given.of(pairs, each), view.catalogue, None
+            self._given, self._looked_up = Given.of(pairs, each), view.catalogue
+            self._at = self._ready = None
         return self._given
 
     def shown(self, view: View, at: Sequence[StoredApart | None]) -> Shown:
@@ -119,6 +121,21 @@ class Offer(list[Action]):
         if self._shown is None or (self._at is not at and self._at != at):
             self._shown, self._at = Shown(self._ids, encode(_logged(self, view, at))), at
         return self._shown
+
+    def ready(self, view: View, preparer: Preparer) -> Ready | None:
+        """Return what decisions of the loop need of it, if that was left here and cannot have changed."""
+        ready = self._ready
+        if ready is None or ready.since != view.since or ready.preparer is not preparer:
+            return None
+        return ready if self._looked_up is None or self._looked_up is view.catalogue else None
+
+    def readied(self, view: View, preparer: Preparer, hashed: HashedOffer, shown: Shown) -> Ready:
+        """Return the same, and leave it here where nothing more can be stored apart."""
+        ready = Ready(view.since, preparer, hashed, shown)
+        known = self.apart.get(view.since)
+        if known is not None and known.final:
+            self._ready = ready
+        return ready
 
 
 class Apart(NamedTuple):
@@ -135,6 +152,15 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
 
     ids: Ids
     logged: bytes  # the list, as the log has it
+
+
+class Ready(NamedTuple):
+    """A list of actions as decisions of one loop need it."""
+
+    since: int  # the loop's first position
+    preparer: Preparer
+    hashed: HashedOffer
+    shown: Shown
 
 
 class Ranked(msgspec.Struct, gc=False):

@@ -148,7 +148,8 @@ class Engine(Devices, Erasing):
         for place, request in enumerate(requests):
             if request is not None and not request.explain:
                 known, personal = self._at_hand(request.user, view)
-                asked += [Undecided(place, request, personal)] if known else []
+                if known:
+                    asked.append(Undecided(place, request, personal))
         ready = readied(asked, view, self._preparers[view.settings.crosses], self._given.where)
         for one, written in zip(ready, decide_all(ready, view), strict=True):
             found[one.place] = written

@@ -109,10 +109,12 @@ class Preparer:
         """Return contexts for ``hashed``, None where one is not plain: they are found faster together."""
         return [None if plain is None else Hashed(*plain) for plain in self._plain.hashed(texts)]
 
-    def hashed(self, context: Json | Hashed, actions: Sequence[tuple[str, Json]]) -> tuple[Hashed, HashedOffer]:
+    def hashed(
+        self, context: Json | Hashed, actions: Sequence[tuple[str, Json]] | HashedOffer
+    ) -> tuple[Hashed, HashedOffer]:
         """Return the same in two parts."""
         row = context if isinstance(context, Hashed) else self._context(bytes(context))
-        offer = self._offer_of(actions)
+        offer = actions if isinstance(actions, HashedOffer) else self._offer_of(actions)
         n, m = len(row.hashes) // 4, len(offer.hashes) // 4
         if self.crosses and n * m > self.limits.crosses:
             raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")

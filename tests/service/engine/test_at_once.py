@@ -96,15 +96,17 @@ def test_what_must_be_awaited_explained_or_refused_is_not_decided_together(tmp_p
     assert asyncio.run(story()) == [False, True, False, False, False, True, False]
 
 
-def test_a_list_with_actions_of_the_catalogue_follows_its_changes(tmp_path):
+@pytest.mark.parametrize("alone_first", [False, True])
+def test_a_list_with_actions_of_the_catalogue_follows_its_changes(tmp_path, alone_first):
     async def story():
-        engine, offer, found = Engine.open(tmp_path / "store.db"), Offer([Action("known")]), []
+        engine, request, found = Engine.open(tmp_path / "store.db"), RankRequest(actions=Offer([Action("known")])), []
         for x in (1, 2):
             position = await engine.put_actions("default", [Action("known", msgspec.Raw(b'{"x": %d}' % x))])
-            [written] = engine.decide_at_once("default", [RankRequest(actions=offer)])
-            body = msgspec.json.decode(written.record.body)
-            case = written.record.body.known.case
-            assert body["actions"] == [{"id": "known", "put": position}]
+            if alone_first:
+                await engine.rank("default", request)
+            for written in engine.decide_at_once("default", [request, request]):
+                body, case = msgspec.json.decode(written.record.body), written.record.body.known.case
+                assert body["actions"] == [{"id": "known", "put": position}]
             found.append(np.frombuffer(case.values, np.float32).tolist())
         await engine.close()
         return found

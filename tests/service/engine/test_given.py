@@ -303,7 +303,8 @@ def test_a_decision_does_not_fail_with_the_record_of_features(tmp_path):
     assert offered(tmp_path) == [inline(TEA, JUICE)] * 3
 
 
-def test_no_reference_leads_into_another_loop_or_one_that_was_deleted(tmp_path):
+@pytest.mark.parametrize("way", [one_by_one, together])
+def test_no_reference_leads_into_another_loop_or_one_that_was_deleted(tmp_path, way):
     async def story():
         offer = Offer([TEA, JUICE])
         async with running(tmp_path) as engine:
@@ -311,7 +312,7 @@ def test_no_reference_leads_into_another_loop_or_one_that_was_deleted(tmp_path):
                 await engine.create_loop("shop")
                 for user in ("anna", "ben", "cleo"):
                     for loop in ("default", "shop"):
-                        await engine.rank(loop, RankRequest(user=user, actions=offer))
+                        await way(engine, RankRequest(user=user, actions=offer), loop)
                 assert engine.digest("shop") == rebuilt(tmp_path, "shop")
                 await engine.delete_loop("shop")
 
