@@ -161,6 +161,16 @@ def test_a_long_list_where_something_else_is_wrong_is_left_to_the_careful_way(kn
     assert known_long.read(written.replace("LONG", LONG).encode()) is None
 
 
+@pytest.mark.parametrize("rest", ["", "y" * offers.BEGINNING])
+def test_lists_that_differ_in_any_one_byte_are_told_apart(rest):
+    known, ids = Offers(10), ["a" * k + "b" + "a" * (offers.STEP - k) for k in range(offers.STEP + 1)]
+    bodies = {name: b'{"actions":[{"id":"%b","features":{"x":"%b"}}]}' % (name.encode(), rest.encode()) for name in ids}
+    for text in [*bodies.values()] * 2:
+        known.keep(text, msgspec.json.decode(text, type=Rank))
+    for name, text in [*bodies.items()] * 2:
+        assert [action.id for action in known.read(text).actions] == [name]
+
+
 def test_an_offer_is_checked_as_any_list_of_actions_is():
     twice = msgspec.json.decode(b'{"actions":[{"id":"a"},{"id":"a"}]}', type=RankRequest)
     with pytest.raises(ApiError, match="actions must have different ids, got 'a' twice"):
