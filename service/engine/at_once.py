@@ -88,9 +88,9 @@ def decide_all(asked: Sequence[Readied], view: View) -> list[Written]:
     taken = places[: len(asked)].tolist()
     texts = written([one.event_id for one in asked], [one.shown.ids for one in asked], places, numbers, view.version)
     end, first, found = _end(view, [], False, None), 0, []
-    for one, action, wish, answer, *parts in zip(asked, taken, wished, *texts, strict=True):
-        case = _case(one, action, numbers[first])
-        found.append(Written(answer, _record(one, view, action, wish, parts, end, case)))
+    for one, action, wish, answer, chances, scores in zip(asked, taken, wished, *texts, strict=True):
+        case = _case(one, action, 0.0 if action else 1 / float(numbers[first]))
+        found.append(Written(answer, _record(one, view, action, wish, chances, scores, end, case)))
         first += len(one.offer.places) - 1
     return found
 
@@ -107,10 +107,10 @@ def _take_first(asked: Sequence[Readied], places: Array, numbers: Array) -> None
 
 
 def _record(
-    one: Readied, view: View, action: int, wished: int | None, numbers: Sequence[bytes], end: bytes, case: Case
+    one: Readied, view: View, action: int, wished: int | None, chances: bytes, scores: bytes, end: bytes, case: Case
 ) -> Record:
     """Return a ``RankBody`` as JSON, and with it what the learner needs, as ``handed`` does."""
-    request, (chances, scores) = one.request, numbers
+    request = one.request
     if request.exclude or request.defer or wished is not None:
         end = _end(view, request.exclude, request.defer, wished)
     taken = b',"action":%d,"probabilities":[' % action
@@ -132,8 +132,8 @@ def _end(view: View, exclude: list[str], deferred: bool, wished: int | None) -> 
     )
 
 
-def _case(one: Readied, action: int, first_chance: float) -> Case:
+def _case(one: Readied, action: int, baseline_weight: float) -> Case:
     context, offer = one.context, one.offer
     first, last = offer.places[action], offer.places[action + 1]
     hashes, values = context.hashes + offer.hashes[first:last], context.values + offer.values[first:last]
-    return Case(one.request.user, hashes, values, len(context.hashes) // 4, 0.0 if action else 1 / float(first_chance))
+    return Case(one.request.user, hashes, values, len(context.hashes) // 4, baseline_weight)

@@ -109,10 +109,9 @@ def choose_together(asked: Sequence[Asked], weights: Array, crosses: bool, allow
     """
     keys: list[bytes] = []
     reals: list[bytes] = []
-    counts, sizes, n = array("q"), [], 0
+    counts: list[int] = []
     for one in asked:
-        context, offer, personal = one.context, one.offer, one.personal
-        n_actions, n_slots = len(offer.places) - 1, 0
+        context, offer, personal, n_slots = one.context, one.offer, one.personal, 0
         keys += context.hashes, offer.hashes
         reals += context.values, offer.values
         if personal is not None:
@@ -120,12 +119,11 @@ def choose_together(asked: Sequence[Asked], weights: Array, crosses: bool, allow
             n_slots = table.size
             keys.append(table.tobytes())
             reals.append(own.tobytes())
-        counts.extend((len(context.hashes) // 4, n_actions, n_slots))
-        sizes.append(offer.sizes)
-        n += n_actions
+        counts += len(context.hashes) // 4, len(offer.places) - 1, n_slots
+    n = sum(counts[1::3])
     places, numbers = np.empty(len(asked) + n, np.int64), np.empty(2 * n)
     _choose_all(
-        np.frombuffer(b"".join([counts, *sizes]), np.int64),
+        np.frombuffer(b"".join([array("q", counts), *[one.offer.sizes for one in asked]]), np.int64),
         np.frombuffer(b"".join(keys), np.uint32),
         np.frombuffer(b"".join(reals), np.float32),
         weights,
