@@ -45,6 +45,7 @@ from service.store import Entry
 
 ANY = Limits(features=2**40, depth=2**20, name=2**40, crosses=2**60)  # what is in the log was within its limits
 
+Pause = Callable[[], None]
 Stored = Callable[[int, str], PersonalModel | None]  # (loop's first position, user) -> the model as last taken away
 
 
@@ -76,13 +77,14 @@ class LoopState:
         self._stored, self._given = stored, given
         self._rules = (head.settings, rules_of(head.settings))
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: Entry, pause: Pause) -> None:
         seq, time, _, kind, *_ = entry
         if kind == BASE:  # holds the state just before it, so nothing may be settled in between
             self._install(entry)
             return
         for settled in self.join.expire(time):
             self._learn(settled, seq)
+            pause()
         action = _APPLY.get(kind)
         settled_now = action(self, entry) if action else None
         if settled_now is not None:
@@ -249,14 +251,14 @@ class Learner:
         self._stored, self._given = stored, given
         self._preparer = Preparer(limits=ANY, cache_bytes=32_000_000)
 
-    def apply(self, entry: Entry) -> None:
-        """Take the next record of the log."""
+    def apply(self, entry: Entry, pause: Pause = lambda: None) -> None:
+        """Take the next record of the log; ``pause`` is called between events that are settled by it, maybe many."""
         seq, time, loop, kind, _, user, _ = entry
         if kind == SETTINGS:
             self._make_or_drop(entry)
         state = self.loops.get(loop)
         if state is not None and not (self.basing and kind == BASE and user is not None):
-            state.apply(entry)
+            state.apply(entry, pause)
         if kind == ERASED and self.erasing is not None:
             self._erase(self.erasing)
         self.position, self.time = seq, time

@@ -29,12 +29,13 @@ from service.store import Commits, Entry, EventLog, Record, StoreUnavailable
 
 CHUNK = 500  # records read at once
 LONGEST_SLEEP = 1.0  # seconds; that the machine slept, which a thread's wait does not count, is noticed after that many
-MOST_FED = 10_000  # records that wait in memory
+MOST_FED = 30_000  # records that wait in memory
 NOTED_AT_ONCE = 3  # lots of them, by who brings another
 AT_ONCE = 64  # of them, learned before a look at the clock
 LONGEST_HOLD = 0.0005  # seconds of learning before other threads get their turn
 REST = 0.002  # seconds of it: an event loop under load is held up for a moment now and then, and never for long
-BEHIND = 2_000  # records, with which the learner does not rest
+BEHIND = 200  # records, with which the learner does not rest longer than
+BRIEF = 0.00005  # seconds: after none, who waits for the interpreter would not have woken up
 RETRY = 0.2  # seconds, while the store is unavailable
 CHECK = 1.0  # seconds between two looks whether it still is ours
 
@@ -147,7 +148,7 @@ class Learning:
         try:
             if calls or self._stopping or not self._apply_fed():
                 self._catch_up()
-            while self._tick():
+            if self._tick():
                 self._catch_up()
             self._publish()
             self._check_store()
@@ -165,9 +166,9 @@ class Learning:
             self._note(error)
 
     def _rest(self) -> float:
-        """Return how long to let others have the interpreter; however short it is, they get their turn."""
+        """Return how long to let others have the interpreter; if there is much to learn, just for their turn."""
         behind = self._fed and self._fed[-1][-1].seq > self.learner.position + BEHIND
-        return 0.0 if behind or self._urgent.is_set() else REST
+        return BRIEF if behind or self._urgent.is_set() else REST
 
     def _check_store(self) -> None:
         if self.check is not None and time.monotonic() >= self._check_at:
@@ -236,24 +237,24 @@ class Learning:
             entries = entries[n_taken:]
 
     def _catch_up(self) -> None:
-        """Apply all that is in the log."""
+        """Apply all that is in the log now; what comes meanwhile may come faster than it is learned."""
         self._apply_fed()
-        while True:
-            entries = self._log.read(self.learner.position, CHUNK)
+        end, rest = self._log.last(), 0.0 if self._commits is None else BRIEF
+        while self.learner.position < end and (entries := self._log.read(self.learner.position, CHUNK)):
             for entry in entries:
-                self._apply(entry)
-            if len(entries) < CHUNK:
-                return
+                self._apply(entry, rest)
             self._saver.encode_some(self.learner, 0.0)
             unsaved = sum(len(state.working) for state in self.learner.loops.values())
             if unsaved > MOST_UNSAVED or self._saver.is_full():
                 self._take_personal()
                 self.flush()
+            if not self._from_scratch and time.monotonic() > self._published_at + self._interval():
+                self._publish()
 
     def _apply(self, entry: Entry, rest: float = 0.0) -> None:
         if entry.kind == ERASED and self.learner.erasing is None and not self._from_scratch:
             raise Damaged("the snapshot is older than an erasure")  # it may hold what was erased
-        self.learner.apply(entry)
+        self.learner.apply(entry, lambda: self._yield(rest))
         self._last = entry
         self._yield(rest)
 
@@ -269,7 +270,12 @@ class Learning:
         due = [name for deadline, name in self.learner.next_deadline() if deadline <= now]
         if not due or self._commits is None or self._stopping:
             return False
-        self._append(*[Record(name, TICK, None, None, NOTHING) for name in due])
+        try:
+            self._append(*[Record(name, TICK, None, None, NOTHING) for name in due])
+        except StoreUnavailable as error:
+            if error.code == "closed":  # a moment before this is stopped: it is due after the next start too
+                return False
+            raise
         return True
 
     def barrier(self, loop: str) -> None:

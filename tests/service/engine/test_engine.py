@@ -18,8 +18,9 @@ from service.engine import Action, Engine, RankRequest, learning
 from service.engine.clock import steady_clock
 from service.engine.deciding import decide, draw
 from service.engine.event_ids import new_event_id
+from service.engine.records import NOTHING, TICK
 from service.errors import ApiError
-from service.store import LeaseHeld
+from service.store import LeaseHeld, Record
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):
@@ -461,6 +462,27 @@ def test_decisions_are_noted_by_who_stores_them_unless_the_learner_is_at_work(tm
             return engine.digest("default")
 
     assert asyncio.run(story()) == rebuilt(tmp_path)
+
+
+def test_the_learner_answers_though_records_come_faster_than_it_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "MOST_FED", 0)  # all is read from the log
+    monkeypatch.setattr(learning, "CHUNK", 1)
+
+    async def story():
+        async with running(tmp_path) as engine:
+            read = engine._learning._log.read
+
+            def read_and_add(after, limit):
+                engine._log.append([Record("default", TICK, None, None, NOTHING)])
+                return read(after, limit)
+
+            engine._learning._log.read = read_and_add
+            await engine.rank("default", request())
+            await asyncio.wait_for(engine.settle(), 30)
+            assert engine.view("default").statistics.ranks == 1
+            engine._learning._log.read = read
+
+    asyncio.run(story())
 
 
 def test_event_ids_are_different_and_need_no_quoting():

@@ -269,3 +269,11 @@ def test_settings_of_a_log_from_before_there_were_devices_are_read():
     script = Script()
     script.entries[0] = script.entries[0]._replace(body=b'{"policy": "greedy", "wait_time": 10.0}')
     assert script.play().head.settings == Settings(policy="greedy", wait_time=10.0)
+
+
+def test_others_have_their_turn_between_events_that_end_together():
+    script = Script().rank(0, "a").rank(1, "b").rank(2, "c").log("tick", 60)
+    learner, pauses = Learner(), []
+    for entry in script.entries:
+        learner.apply(entry, lambda: pauses.append(learner.loops["default"].head.statistics.settled))
+    assert pauses == [1, 2, 3]
