@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,10 +17,12 @@ from service.engine.learner import Learner, LoopState
 from service.engine.pages import SIZE, Pages
 from service.engine.personal import PersonalModels
 from service.engine.snapshots import Changes, LoopPart, Snapshots, State
+from service.scheduling import yield_to_others
 from service.store import Entry, StoreUnavailable
 
 MOST_UNSAVED = 50_000  # personal models; more of them are written before the snapshot is due
 MOST_PAGES = 4_000  # of events, about 150 MB; the same
+REST = 0.002  # seconds between two pages that are written: a disk that is busy with one lot is not free for others
 LONGEST_HOLD = 0.0001  # seconds of work before other threads get their turn: a page is more
 
 
@@ -34,7 +37,8 @@ class Saver:
         self._begun_at = time.monotonic()
         self._unwritten: Changes | None = None
         self._writing: Future[None] | None = None
-        self._writer = ThreadPoolExecutor(1, "snapshot")
+        self._writer = ThreadPoolExecutor(1, "snapshot", yield_to_others)
+        self._awaited = threading.Event()  # what is being written is
 
     def seconds_left(self, position: int) -> float:
         """Return when the next snapshot is due."""
@@ -69,6 +73,7 @@ class Saver:
             self._end()
         if self._writing is None and (learner.position > self.position or self._unwritten is not None):
             self._begin(learner, last)
+        self._awaited.set()
         return self._writing
 
     def note_based(self, since: int, users: list[str]) -> None:
@@ -86,6 +91,7 @@ class Saver:
     def discard(self) -> None:
         """Throw away all that is saved, and all that was to be."""
         if self._writing is not None:
+            self._awaited.set()
             self._writing.exception()
         self._writing = self._unwritten = None
         self._snapshots.discard()
@@ -98,12 +104,17 @@ class Saver:
     def _begin(self, learner: Learner, last: Entry | None, rest: float = 0.0) -> None:
         self._unwritten = self._changes(learner, last, Turns(rest))
         self._begun_at = time.monotonic()
-        self._writing = self._writer.submit(self._snapshots.write, self._unwritten)
+        self._awaited.clear()
+        self._writing = self._writer.submit(self._snapshots.write, self._unwritten, self._pause)
+
+    def _pause(self) -> None:
+        self._awaited.wait(REST)
 
     def _end(self) -> None:
         """Wait for the snapshot on its way; what could not be written is part of the next."""
         assert self._writing is not None
         assert self._unwritten is not None
+        self._awaited.set()
         error = self._writing.exception()
         self._writing = None
         self._personal.end_flush(written=error is None)

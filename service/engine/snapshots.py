@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,13 +216,16 @@ class Snapshots:
             self._writer.executemany("UPDATE personal SET based = 1 WHERE loop = ? AND user = ?", rows)
             self._writer.execute("COMMIT")
 
-    def write(self, changes: Changes) -> None:
-        """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
+    def write(self, changes: Changes, pause: Callable[[], None] = lambda: None) -> None:
+        """Put all changes in, in one transaction; afterwards nothing is left of what was erased.
+
+        ``pause`` is called between two pages of events.
+        """
         with self._writing:
             db = self._writer
             db.execute("BEGIN IMMEDIATE")
             try:
-                _write(db, changes)
+                _write(db, changes, pause)
                 db.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
@@ -261,7 +264,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _write(db: sqlite3.Connection, changes: Changes) -> None:
+def _write(db: sqlite3.Connection, changes: Changes, pause: Callable[[], None]) -> None:
     db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
     for loop in changes.based:
         db.execute("UPDATE personal SET based = 1 WHERE loop = ? AND based = 0", (loop,))
@@ -269,7 +272,7 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
         _write_shared(db, loop, shared)
     db.executemany(PUT_PERSONAL, _sealed_personal(changes.personal))
     for loop, written in changes.pages.items():
-        _write_pages(db, loop, written)
+        _write_pages(db, loop, written, pause)
     for loop in changes.dropped:  # last: they may be in what could not be written before
         for table in ("shared", "personal", "page", "dead"):
             db.execute(f"DELETE FROM {table} WHERE loop = ?", (loop,))
@@ -286,11 +289,13 @@ def _write_shared(db: sqlite3.Connection, loop: int, model: bytes) -> None:
         blob.write(model)
 
 
-def _write_pages(db: sqlite3.Connection, loop: int, written: Written) -> None:
+def _write_pages(db: sqlite3.Connection, loop: int, written: Written, pause: Callable[[], None]) -> None:
     for table, rows in (("page", written.bodies), ("dead", written.dead)):
         db.executemany(f"DELETE FROM {table} WHERE loop = ? AND n = ?", ((loop, n) for n in written.gone))
-        sealed = ((loop, n, _seal(f"{table} {loop} {n}", body), body) for n, body in rows.items())
-        db.executemany(f"REPLACE INTO {table} VALUES (?, ?, ?, ?)", sealed)
+        for n, body in rows.items():
+            db.execute(f"REPLACE INTO {table} VALUES (?, ?, ?, ?)", (loop, n, _seal(f"{table} {loop} {n}", body), body))
+            if table == "page":
+                pause()
 
 
 def _checked(db: sqlite3.Connection, table: str, loop: int) -> Iterator[tuple[int, bytes]]:

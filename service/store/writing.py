@@ -7,7 +7,6 @@ until then whatever files it was handed: the lease of the store among them.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import select
 import socket
@@ -19,6 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from service.scheduling import yield_to_others
 from service.store.log import Duplicate, Log, Record, Refused
 from service.store.opening import Connection, StoreUnavailable
 
@@ -209,13 +209,6 @@ def main() -> None:
             return
         sys.path[:], connect = pickle.loads(first[0])
         work(asking, frames, first[1:], Writing(pickle.loads(connect)))
-
-
-def yield_to_others() -> None:
-    """Have this process never take a processor from who runs when it wakes: that is the one who has just asked."""
-    if hasattr(os, "SCHED_BATCH"):  # Linux
-        with contextlib.suppress(OSError):  # not allowed here: slower, no more
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def work(asking: socket.socket, frames: Frames, waiting: list[memoryview], writing: Writing) -> None:

@@ -14,7 +14,7 @@ import pytest
 from engines import SECOND, Clock, Disk, logged, nowhere, play, rebuilt, refused, request, running
 
 import bandits
-from service.engine import Action, Engine, RankRequest, learning
+from service.engine import Action, Engine, RankRequest, learning, saving
 from service.engine.clock import steady_clock
 from service.engine.deciding import decide, draw
 from service.engine.event_ids import new_event_id
@@ -459,6 +459,19 @@ def test_decisions_are_noted_by_who_stores_them_unless_the_learner_is_at_work(tm
             assert third.event_id not in noted  # the reward is for the thread, and comes first
             await engine.settle()
             assert third.event_id in noted
+            return engine.digest("default")
+
+    assert asyncio.run(story()) == rebuilt(tmp_path)
+
+
+def test_who_waits_for_a_snapshot_does_not_wait_for_its_rests(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "REST", 3_600)
+
+    async def story():
+        async with running(tmp_path, snapshot_seconds=0.0) as engine:
+            await engine.rank_many("default", [request() for _ in range(300)])
+            while engine._learning._saver._writing is None:
+                await asyncio.sleep(0.001)
             return engine.digest("default")
 
     assert asyncio.run(story()) == rebuilt(tmp_path)
