@@ -11,13 +11,13 @@ import numpy as np
 
 from bandits.actions import Actions, as_actions
 from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
-from bandits.exploration import check_seed
 from bandits.models.choose import Choice
 from bandits.models.protocol import SCHEMES, Model, Sample
 from bandits.policies import Policy
 from bandits.policies import policy as make_policy
 from fedres import checks
 from fedres.checks import Array
+from fedres.exploration import check_seed
 
 Layout = tuple[int, int, int, int]  # weights and stride of the shared actions, and of the private ones
 

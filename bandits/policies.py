@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
 
-from bandits.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB
 from fedres import checks
+from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB
 
 
 @dataclass(frozen=True, slots=True)

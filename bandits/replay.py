@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bandits.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
 from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
 from bandits.models.choose import default_rates
 from bandits.models.compiled import AdaGradModel
@@ -16,6 +15,7 @@ from bandits.policies import LinUCB, Policy
 from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
+from fedres.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 _ONE = np.float32(1)

@@ -32,8 +32,8 @@ from counting import Counted, counting
 from running import service
 
 from fedres import ofediq_parameters
+from fedres.client import DeviceClient
 from libsvm_tasks.load import load
-from service.client import DeviceClient
 
 BITS = 10  # of the shared models: 2^10 weights and a constant
 DIM = 2**BITS + 1

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from service.client import DeviceClient
+from fedres.client import DeviceClient
 
 ACTION = "only"  # a prediction is the score of the one action there is
 

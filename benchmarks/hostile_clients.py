@@ -29,13 +29,13 @@ from rich.table import Table
 from fedres import LinearLearner
 from fedres.checks import Array
 from fedres.global_learners.base import Observed
+from fedres.scoring.features import Preparer
+from fedres.scoring.federated import FederatedModel, Pool, as_features
+from fedres.scoring.model import LEARNING_RATE, SharedModel, expand
 from libsvm_tasks.load import load
 from libsvm_tasks.tasks import Task, paper_task
 from service.engine.guard import Defences, Guard, combine
 from service.engine.uploads import MOST_POOLED
-from service.scoring.features import Preparer
-from service.scoring.federated import FederatedModel, Pool, as_features
-from service.scoring.model import LEARNING_RATE, SharedModel, expand
 
 ALL = 1e9  # the largest local prediction that the service takes
 FLOOD = 20  # uploads where an honest client has one

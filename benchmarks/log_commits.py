@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from service.engine.event_ids import new_event_id
+from fedres.event_ids import new_event_id
 from service.store import EventLog, Log, Record, sqlite_file
 from service.store.postgres import PostgresLog
 

@@ -13,7 +13,7 @@ import uuid
 
 import httpx
 
-from service.client import DeviceClient
+from fedres.client import DeviceClient
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 MORNING = {"six": "coffee", "eight": "water", "ten": "juice"}

@@ -27,6 +27,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from rich.table import Table
 
+from fedres.scoring.model import PersonalModel
 from service.app import create_app
 from service.engine import Engine
 from service.engine.snapshots import Changes, Snapshots
@@ -35,7 +36,6 @@ from service.http.limits import Limits
 from service.http.server import Server, bound, stop_on_signals
 from service.http.table import DEFAULT_LOOP
 from service.load_generator import USER, Load, Outcome, generate, rank_bodies
-from service.scoring.model import PersonalModel
 
 N_LISTS = {"bare": 50, "fastapi": 50, "rank": 50, "rank-new-lists": 10_000}  # of actions, that requests come with
 PATH = "/v1/rank"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from bandits.actions import Actions
-from bandits.exploration import choose
 from bandits.models.adagrad import (
     SEEN,
     WEIGHED,
@@ -30,6 +29,7 @@ from bandits.models.adagrad import (
 from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
 from fedres import checks
 from fedres.checks import Array
+from fedres.exploration import choose
 from fedres.local_learners.adagrad import bare_kernel
 
 Maybe = Any  # an array, or None: numba compiles a kernel for each

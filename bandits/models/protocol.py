@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from bandits.actions import Actions
-from bandits.exploration import choose
 from fedres.checks import Array
+from fedres.exploration import choose
 
 SCHEMES = ("independent", "central", "fedres")
 

@@ -11,17 +11,17 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.event_ids import draws, new_event_ids
+from fedres.scoring.features import Preparer
+from fedres.scoring.flattening import FeatureError
+from fedres.scoring.model import PersonalModel
 from service.engine.answers import written
 from service.engine.choosing import ALL, Asked, choose_together, how_to_choose
-from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request, draws
-from service.engine.event_ids import new_event_ids
+from service.engine.deciding import Offer, RankRequest, Shown, View, Where, allowed_in, check_request
 from service.engine.handed import Known, known_body
 from service.engine.joining import Case
 from service.engine.records import RANK, encode
 from service.errors import ApiError
-from service.scoring.features import Preparer
-from service.scoring.flattening import FeatureError
-from service.scoring.model import PersonalModel
 from service.store import Record
 
 

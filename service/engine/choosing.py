@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from bandits.exploration import epsilon_greedy, pick, squarecb
 from fedres.checks import Array
+from fedres.exploration import epsilon_greedy, pick, squarecb
 from fedres.local_learners.adagrad import bare_kernel, kernel
+from fedres.scoring.features import Hashed, HashedOffer, Prepared
+from fedres.scoring.model import PersonalModel, arrays, shift_of
+from fedres.scoring.scores import Scratch, score_in, scratch_for
 from service.engine.settings import Settings
-from service.scoring.features import Hashed, HashedOffer, Prepared
-from service.scoring.model import PersonalModel, arrays, shift_of
-from service.scoring.scores import Scratch, score_in, scratch_for
 
 
 class How(NamedTuple):

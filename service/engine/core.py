@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
+from fedres.scoring.features import Preparer
+from fedres.scoring.flattening import Limits
 from service.engine.clock import Clock, continued, steady_clock
 from service.engine.deciding import (
     View,
@@ -28,8 +30,6 @@ from service.engine.records import (
 from service.engine.settings import Settings
 from service.engine.snapshots import Snapshots
 from service.errors import ApiError, invalid, unavailable
-from service.scoring.features import Preparer
-from service.scoring.flattening import Limits
 from service.store import (
     Commits,
     Duplicate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +12,19 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.event_ids import LONGEST_ID, draw, new_event_id
+from fedres.scoring.explaining import explain
+from fedres.scoring.features import Given, HashedOffer, Made, Prepared, Preparer
+from fedres.scoring.flattening import FeatureError
+from fedres.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.engine.answers import Ids, written
 from service.engine.choosing import ALL, Asked, choose_kernel, choose_together, how_to_choose
-from service.engine.event_ids import new_event_id
 from service.engine.heads import CatalogueAction, Clients, Statistics
 from service.engine.history import History
 from service.engine.records import LoggedRank, RankBody, Registered, StoredApart, encode, read_offered
 from service.engine.settings import Settings
 from service.errors import ApiError, invalid
-from service.scoring.explaining import explain
-from service.scoring.features import Given, HashedOffer, Made, Prepared, Preparer
-from service.scoring.flattening import FeatureError
-from service.scoring.model import PersonalModel, SharedModel, arrays, expand, learn, score
 from service.store import Entry
-
-_SHA = hashlib.sha256()  # to copy: a new one takes longer
-LONGEST_ID = 200  # characters of an id: of an event, a user, an action, a loop
 
 
 class Action(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -225,26 +221,6 @@ class Decision(NamedTuple):
     body: RankBody
     result: RankResult
     prepared: Prepared
-
-
-def draw(event_id: str) -> float:
-    """Return the event's uniform number in [0, 1): the first 53 bits of the SHA-256 of its id in UTF-8.
-
-    >>> draw("a")
-    0.7914827144317304
-    """
-    return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
-
-
-def draws(event_ids: Sequence[str]) -> list[float]:
-    """Return what ``draw`` does for each."""
-    digests = []
-    for event_id in event_ids:
-        sha = _SHA.copy()
-        sha.update(event_id.encode())
-        digests.append(sha.digest())
-    drawn: list[float] = ((np.frombuffer(b"".join(digests), ">u8")[::4] >> 11) * 2.0**-53).tolist()
-    return drawn
 
 
 def choose(

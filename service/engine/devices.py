@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fedres.scoring.sealing import model_tag
 from service.engine.core import Core
 from service.engine.deciding import Action, View, check_id
 from service.engine.federated import (
@@ -27,7 +28,6 @@ from service.engine.federated import (
 )
 from service.engine.records import JOIN, NOTHING, RESIDUAL, UPDATE
 from service.errors import ApiError
-from service.scoring.sealing import model_tag
 from service.store import Duplicate, Record
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the store

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+from fedres.event_ids import new_event_id
+from fedres.scoring.flattening import FeatureError, action_features
+from fedres.scoring.model import PersonalModel
 from service.engine import reports
 from service.engine.at_once import Undecided, Written, decide_all, readied
 from service.engine.core import DEFAULT, Answer
@@ -25,7 +28,6 @@ from service.engine.deciding import (
 )
 from service.engine.devices import Devices
 from service.engine.erasing import Erasing
-from service.engine.event_ids import new_event_id
 from service.engine.handed import handed
 from service.engine.records import (
     ACTIONS,
@@ -46,8 +48,6 @@ from service.engine.shared import bytes_of_model, check_model
 from service.engine.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 from service.engine.snapshots import Damaged
 from service.errors import ApiError, invalid, unavailable
-from service.scoring.flattening import FeatureError, action_features
-from service.scoring.model import PersonalModel
 from service.store import Duplicate, Entry, Record, StoreUnavailable
 from service.store.waiting import Waiter
 

@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.scoring.features import Preparer
+from fedres.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
+from fedres.scoring.flattening import FeatureError
+from fedres.scoring.model import score
+from fedres.scoring.sealing import checksum
 from service.engine.deciding import Action, View, check_actions, check_id, looked_up
 from service.engine.records import Inline, ResidualBody, UpdateBody, encode
 from service.engine.settings import Settings
 from service.engine.shared import wire_of
 from service.errors import ApiError, invalid
-from service.scoring.features import Preparer
-from service.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
-from service.scoring.flattening import FeatureError
-from service.scoring.model import score
-from service.scoring.sealing import checksum
 
 LARGEST = 1e9  # of a prediction
 LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from fedres.scoring.features import Prepared
 from service.engine.joining import Case
 from service.engine.records import LoggedRank, RankBody, encode
-from service.scoring.features import Prepared
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fedres.scoring.features import Prepared, Preparer
+from fedres.scoring.flattening import Limits
+from fedres.scoring.model import PersonalModel, SharedModel, learn
 from service.engine.given import Features, features_in
 from service.engine.handed import Handed, Known, agreed
 from service.engine.heads import Base, CatalogueAction, LoopHead, Statistics
@@ -38,9 +41,6 @@ from service.engine.records import (
 from service.engine.settings import Settings
 from service.engine.shared import new_model, read_model
 from service.engine.uploads import learn_residual, learn_update
-from service.scoring.features import Prepared, Preparer
-from service.scoring.flattening import Limits
-from service.scoring.model import PersonalModel, SharedModel, learn
 from service.store import Entry
 
 ANY = Limits(features=2**40, depth=2**20, name=2**40, crosses=2**60)  # what is in the log was within its limits

@@ -6,8 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from fedres.scoring.model import PersonalModel
 from service.engine.snapshots import Key, Snapshots
-from service.scoring.model import PersonalModel
 
 
 class PersonalModels:

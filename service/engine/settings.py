@@ -8,10 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from fedres import checks
+from fedres.scoring.federated import dense_learner, takes_residuals
+from fedres.scoring.model import LEARNING_RATE
 from service.engine.guard import Defences
 from service.errors import ApiError
-from service.scoring.federated import dense_learner, takes_residuals
-from service.scoring.model import LEARNING_RATE
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import msgspec
 
+from fedres.scoring.federated import FederatedModel, Hyperparameter, Wire
+from fedres.scoring.model import SharedModel
 from service.engine.settings import Settings
-from service.scoring.federated import FederatedModel, Hyperparameter, Wire
-from service.scoring.model import SharedModel
 
 
 def new_model(settings: Settings) -> SharedModel:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from fedres.event_ids import LONGEST_ID
 from service.engine.deciding import (
-    LONGEST_ID,
     Action,
     Offer,
     Ranked,

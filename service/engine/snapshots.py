@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
+from fedres.scoring.model import PersonalModel
 from service.engine.heads import LoopHead
 from service.engine.joining import Slot
 from service.engine.pages import Pages, Written
-from service.scoring.model import PersonalModel
 
 FORMAT = 3
 YIELD_EVERY = 8  # models, about half a millisecond of work

@@ -6,12 +6,12 @@ import math
 from functools import partial
 
 from fedres.checks import Array
+from fedres.scoring.features import Preparer
+from fedres.scoring.federated import FederatedModel, Pool
+from fedres.scoring.model import Example, SharedModel, expand
 from service.engine.guard import combine
 from service.engine.heads import LoopHead
 from service.engine.records import ResidualBody, read_residual, read_update
-from service.scoring.features import Preparer
-from service.scoring.federated import FederatedModel, Pool
-from service.scoring.model import Example, SharedModel, expand
 from service.store import Entry
 
 MOST_POOLED = 20  # uploads of as many clients are combined, if so many have joined

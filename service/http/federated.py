@@ -8,8 +8,9 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from fedres.event_ids import LONGEST_ID
+from fedres.scoring.federated import LAST_ROUND
 from service.engine import Engine
-from service.engine.deciding import LONGEST_ID
 from service.errors import ApiError
 from service.http.gate import CLIENT, MSGPACK_TYPE, Call, Handler
 from service.http.hot import at_most
@@ -29,7 +30,6 @@ from service.http.wire import (
     Updates,
     UpdatesStored,
 )
-from service.scoring.federated import LAST_ROUND
 
 ENTRIES: dict[str, Json] = {
     "/federated/residuals": operation(

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct, field
 
+from fedres.event_ids import LONGEST_ID
+from fedres.scoring.federated import LAST_ROUND
 from service.engine import deciding, federated, slots
-from service.engine.deciding import LONGEST_ID, RankRequest, RankResult
+from service.engine.deciding import RankRequest, RankResult
 from service.engine.federated import LAST
 from service.engine.settings import Settings
 from service.engine.slots import LONGEST_CALL_ID, SlotsRequest, SlotsResult
-from service.scoring.federated import LAST_ROUND
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Count = Annotated[int, Meta(ge=1, le=LAST)]

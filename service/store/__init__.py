@@ -1,7 +1,7 @@
 """The durable store of the service: an append-only log in SQLite or PostgreSQL, group commit, and a lease on it."""
 
+from fedres.lease import Lease, LeaseHeld
 from service.store.group_commit import Commits, GroupCommit
-from service.store.lease import Lease, LeaseHeld
 from service.store.log import Duplicate, Entry, Log, Record, Refused
 from service.store.opening import StoreUnavailable, sqlite_file
 from service.store.protocol import EventLog

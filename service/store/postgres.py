@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 from fedres.checks import not_negative, whole
-from service.store.lease import LeaseHeld
+from fedres.lease import LeaseHeld
 from service.store.log import Entry, Record, Refused, system_clock
 from service.store.opening import StoreUnavailable
 from service.store.postgres_opening import Database, name_of, opened, unavailable

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedres.scoring.features import Preparer
+from fedres.scoring.federated import FederatedModel
+from fedres.scoring.model import SharedModel, expand
 from service.engine.guard import Defences, Guard
 from service.engine.heads import Clients, LoopHead, Statistics
 from service.engine.records import UpdateBody
 from service.engine.settings import Settings
 from service.engine.uploads import learn_residual, learn_update
-from service.scoring.features import Preparer
-from service.scoring.federated import FederatedModel
-from service.scoring.model import SharedModel, expand
 from service.store import Entry
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hostile_clients.py"

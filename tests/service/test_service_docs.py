@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from service.engine.deciding import LONGEST_ID
+from fedres.event_ids import LONGEST_ID
+from fedres.scoring.flattening import Limits as FeatureLimits
 from service.engine.settings import Settings
 from service.http.limits import Limits
-from service.scoring.flattening import Limits as FeatureLimits
 
 FOLDER = Path(__file__).parents[2] / "docs"
 DOCS, DEVICES = ((FOLDER / name).read_text(encoding="utf-8") for name in ("service.md", "devices.md"))

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedres.event_ids import new_event_id
+from fedres.scoring.model import PersonalModel, SharedModel, learn
 from service.engine import Engine
 from service.engine.choosing import _best_first
 from service.engine.deciding import Action, KnownAction, Offer, RankRequest, decide
 from service.engine.engine import _record
-from service.engine.event_ids import new_event_id
 from service.errors import ApiError
-from service.scoring.model import PersonalModel, SharedModel, learn
 
 RICH = [Action(f"a{n}", msgspec.Raw(b'{"x": %d, "kind": "k%d"}' % (n % 3, n))) for n in range(5)]
 ODD = [Action('"quoted" \\ né', msgspec.Raw(b'{ "x" : [1, 2.5] }')), Action("known"), Action("b", msgspec.Raw(b"{}"))]

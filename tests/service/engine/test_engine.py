@@ -12,10 +12,10 @@ import pytest
 from engines import SECOND, Clock, Disk, logged, nowhere, play, rebuilt, refused, request, running
 
 import bandits
+from fedres.event_ids import draw, new_event_id
 from service.engine import Action, Engine, RankRequest
 from service.engine.clock import steady_clock
-from service.engine.deciding import decide, draw
-from service.engine.event_ids import new_event_id
+from service.engine.deciding import decide
 from service.errors import ApiError
 from service.store import LeaseHeld
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load
 
+from fedres.scoring.features import Preparer
+from fedres.scoring.federated import FederatedModel
+from fedres.scoring.model import SharedModel, expand
 from service.engine import Action, Engine, RankRequest, devices
 from service.engine.federated import Residual, Update
 from service.engine.heads import forgetting
 from service.engine.history import followed
 from service.engine.learner import digest_of, replay
 from service.errors import ApiError
-from service.scoring.features import Preparer
-from service.scoring.federated import FederatedModel
-from service.scoring.model import SharedModel, expand
 from service.store import Log, sqlite_file
 
 UNGUARDED = {"max_norm": None, "client_share": None, "client_pull": None}

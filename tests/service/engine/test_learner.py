@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedres.scoring.model import PersonalModel, SharedModel, expand, score
 from service.engine.guard import Guard
 from service.engine.handed import known_body
 from service.engine.heads import Base, Clients, Statistics
 from service.engine.learner import Erasure, Learner, digest_of, replay
 from service.engine.records import RankBody, encode
 from service.engine.settings import Settings
-from service.scoring.model import PersonalModel, SharedModel, expand, score
 from service.store import Entry
 
 SECOND = 1_000_000

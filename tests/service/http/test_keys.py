@@ -6,8 +6,8 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
+from fedres.event_ids import LONGEST_ID
 from service.cli import app
-from service.engine.deciding import LONGEST_ID
 from service.errors import ApiError
 from service.http.keys import ANYONE, LONGEST_CLIENT, Keys
 

@@ -1,0 +1,145 @@
+"""The device's client for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from fedres.client.device import Decision, Device, Status
+from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.synchronous import CLOSE_SECONDS, TRIES
+from fedres.client.syncing import Link, Synced
+from fedres.client.transport import ask_async, check_seconds, check_url, headers
+from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
+
+if TYPE_CHECKING:
+    from fedres.client.privacy import Privacy
+
+
+class AsyncDeviceClient:
+    """What ``DeviceClient`` is, for ``async with``; syncs in the background begin when it is entered.
+
+    To make one reads its folder at once; from then on models and disk are worked on in threads, and the event loop
+    never waits for them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: str,
+        folder: str | os.PathLike[str],
+        *,
+        loop: str = "default",
+        key: str | None = None,
+        learner: str = "vw",
+        timing: str = "immediate",
+        download: bool = True,
+        privacy: Privacy | None = None,
+        sync_seconds: float | None = 5.0,
+        queue_limit: int = 10_000,
+        gzip: bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        check_url(url)
+        check_seconds(sync_seconds)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
+        settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
+        self._device = Device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
+        self._link = Link(self._device, gzip=gzip)
+        self._seconds = sync_seconds
+        self._syncing = asyncio.Lock()  # one sync at a time
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._seconds is not None:
+            self._task = asyncio.create_task(self._keep_syncing())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def decide(
+        self,
+        context: Features,
+        actions: Actions,
+        private: Features | None = None,
+        *,
+        exclude: Collection[str] = (),
+        event_id: str | None = None,
+    ) -> Decision:
+        """Return which of the actions to take: a mapping from ids to features, or a list of ids."""
+        offer = make_offer(context, actions, private, exclude=exclude, event_id=event_id)
+        decision: Decision = await self._drive(self._link.decide(offer))
+        return decision
+
+    async def reward(self, event_id: str, value: float) -> None:
+        """Learn what a decision earned; it is on the disk when this returns."""
+        await asyncio.to_thread(self._device.reward, event_id, value)
+
+    async def sync(self) -> Synced:
+        """Exchange uploads for the newest model now, trying again after failures."""
+        async with self._syncing:
+            return await self._sync(TRIES)
+
+    def status(self) -> Status:
+        """Return how many decisions and uploads wait, and what troubles the syncs."""
+        return self._device.status()
+
+    async def close(self) -> None:
+        """Stop syncing after a last try of a few seconds, and save the models; closing twice is allowed."""
+        self._closing.set()
+        try:
+            await self._end_task()
+            await asyncio.to_thread(self._device.close)
+        finally:
+            await self._http.aclose()
+
+    async def _end_task(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _sync(self, tries: int) -> Synced:
+        synced: Synced = await self._drive(self._link.sync(tries))
+        return synced
+
+    async def _keep_syncing(self) -> None:
+        while True:
+            last = self._closing.is_set()
+            async with self._syncing:
+                await self._sync_quietly()
+                pause = self._link.pause or 0.0
+            if last or (await self._wait(max(pause, self._seconds or 0.0)) and pause):
+                return
+
+    async def _sync_quietly(self) -> None:
+        try:
+            await self._sync(1)
+        except Exception as error:
+            self._link.failed(error)
+
+    async def _wait(self, seconds: float) -> bool:
+        """Wait so long, or until the device is closed; return whether it is."""
+        try:
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _drive(self, flow: Flow[Any]) -> Any:
+        answer: Answer | Failure | None = None
+        while True:
+            step = await asyncio.to_thread(advance, flow, answer)
+            if isinstance(step, Finished):
+                return step.value
+            answer = None
+            if isinstance(step, Wait):
+                await self._wait(step.seconds)
+            else:
+                answer = await ask_async(self._http, step)

@@ -1,0 +1,50 @@
+"""From scores to an action, with the loop's settings as the service says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.event_ids import draw
+from fedres.exploration import epsilon_greedy, pick, squarecb
+from fedres.scoring.model import LEARNING_RATE
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """What GET round says of a loop, and what holds before it was asked."""
+
+    global_learner: str = "fedres-adagrad"
+    hyperparameters: dict[str, Any] = {}
+    bits: int = 18
+    timing: str = "on-arrival"
+    crosses: bool = True
+    personal: bool = True  # whether devices have models of their own
+    policy: str = "epsilon-greedy"
+    epsilon: float = 0.1
+    gamma: float = 10.0
+    learning_rate: float = LEARNING_RATE
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    version: int = 0  # of the newest model
+    n_learned: int = 0
+    number: int | None = None  # of this client, in loops whose learner counts them
+
+
+def probabilities(scores: Array, allowed: Array, settings: Round) -> Array:
+    """Return what each action is drawn with, exactly as the service would."""
+    low, high = settings.reward_range
+    within, chances = np.maximum(scores, low), np.empty(scores.size)
+    if settings.policy == "squarecb":
+        gamma = settings.gamma * max(settings.n_learned, 1) ** 0.5
+        squarecb(np.minimum(within, high), allowed, gamma, chances)
+    else:
+        epsilon = settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
+        epsilon_greedy(within, allowed, float(epsilon), chances)
+    return chances
+
+
+def choose(event_id: str, chances: Array) -> int:
+    """Return the action that the event's uniform number falls on."""
+    return int(pick(chances, draw(event_id)))

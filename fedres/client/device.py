@@ -1,0 +1,454 @@
+"""The device without the network: it decides, learns, and keeps what is to be uploaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.client import wire
+from fedres.client.choosing import Round, choose, probabilities
+from fedres.client.local import LEARNERS, Step, local_example, read_example
+from fedres.client.models import (
+    ACKNOWLEDGED,
+    LOCAL,
+    MODEL,
+    OUTCOME,
+    Acknowledged,
+    Entry,
+    Models,
+    Rewarded,
+    rebuilt,
+    replaced,
+)
+from fedres.client.offers import Offer, check_name
+from fedres.client.store import DeviceStore, Queued
+from fedres.scoring.model import expand
+
+if TYPE_CHECKING:
+    from fedres.client.privacy import Privacy
+
+TIMINGS = ("immediate", "aligned")
+LARGEST = 1e9  # of what the service takes as a label or a part of a score
+WARN_SECONDS = 60.0  # between two warnings of the same kind
+
+log = logging.getLogger("fedres.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a device decided; ``model_version`` 0 says that no shared model took part."""
+
+    event_id: str
+    action: str
+    probability: float
+    scores: dict[str, float]
+    model_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a device is."""
+
+    model_version: int
+    waiting: int  # decisions without a reward
+    queued: int  # uploads that the service does not have yet
+    dropped: int  # uploads that it will never have
+    trouble: str | None  # of the last sync
+
+
+class Waiting(msgspec.Struct, array_like=True, frozen=True):
+    """A decision until its reward comes."""
+
+    context: bytes
+    action: str
+    features: bytes
+    version: int
+    shared: float
+    indices: bytes  # of the local features
+    values: bytes
+
+
+class Device:
+    """All of a device but the network; safe for threads. ``clock`` is the time of day in seconds."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        client: str,
+        loop: str = "default",
+        learner: str = "vw",
+        timing: str = "immediate",
+        download: bool = True,
+        privacy: Privacy | None = None,
+        queue_limit: int = 10_000,
+        clock: Callable[[], float] = time.time,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        check_name("client", client)
+        check_name("loop", loop)
+        checks.one_of("learner", learner, LEARNERS)
+        checks.one_of("timing", timing, TIMINGS)
+        checks.whole("queue_limit", queue_limit)
+        self.client, self.loop, self.download = client, loop, download
+        self.lock = threading.RLock()
+        self.trouble: str | None = None
+        self.shared_version = 0  # the newest that a service without downloads told of
+        self._timing, self._privacy, self._queue_limit = timing, privacy, queue_limit
+        self._clock, self._rng = clock, rng or np.random.default_rng()
+        self._warned = -math.inf
+        self._pid = os.getpid()
+        self._store = DeviceStore(folder)
+        try:
+            self._open(learner)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _open(self, learner: str) -> None:
+        with self._store.transaction():
+            for name, value in (("client", self.client), ("loop", self.loop), ("learner", learner)):
+                kept = self._store.meta(name)
+                if kept is None:
+                    self._store.keep(name, value)
+                elif kept != value:
+                    raise ValueError(f"{name} must be {kept!r}, whose folder this is, got {value!r}")
+        # Numbers go on from the time of day: a folder that was restored from a copy does not use any a second time.
+        self._seq = max(self._store.last_seq(), int(self._clock() * 1000))
+        self._learner = learner
+        self._models = self._read_models()
+
+    def _read_models(self) -> Models:
+        kept = self._store.meta("round")
+        self.known = kept is not None  # whether the loop's settings are
+        self.dropped = int(self._store.meta("dropped") or 0)
+        return Models(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
+
+    @property
+    def settings(self) -> Round:
+        return self._models.settings
+
+    @property
+    def route(self) -> str:
+        """Where uploads go: residuals or updates."""
+        return self._models.side.route
+
+    @property
+    def version(self) -> int:
+        """The version of the shared model that decisions are made with, 0 before the first."""
+        return self._models.side.version if self.download else self.shared_version
+
+    @property
+    def tag(self) -> str:
+        """What the service calls the shared model that is here."""
+        with self._turn():
+            return self._models.side.tag
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest upload."""
+        return self._seq
+
+    def status(self) -> Status:
+        """Return how the device is, without waiting for who works with it."""
+        self._check_open()
+        return Status(self.version, self._store.n_waiting, self._store.n_queued, self.dropped, self.trouble)
+
+    def close(self) -> None:
+        """Save the models and close the file; closing twice is allowed."""
+        with self.lock:
+            if self._pid != os.getpid():
+                return
+            self._pid = 0
+            try:
+                self._save()
+            finally:  # the journal has what could not be saved
+                self._models.close()
+                self._store.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._pid == 0
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this device is closed")
+        if self._pid != os.getpid():
+            raise RuntimeError(f"this device belongs to process {self._pid}: close it there, and open one here")
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock of a device that is open, in the process that opened it."""
+        with self.lock:
+            self._check_open()
+            yield
+
+    # Deciding
+
+    def decide(self, offer: Offer, told: tuple[int, Sequence[float]] | None = None) -> Decision:
+        """Return the decision on an offer; ``told`` is what the service says of it where no model is downloaded."""
+        with self._turn():
+            if self._store.waiting(offer.event_id) is not None:
+                raise ValueError(f"event_id must be new, got {offer.event_id!r}, which waits for its reward")
+            version, shared = self._shared(offer) if told is None else told
+            hashed = self._models.prepare(offer.own_context, offer.actions)
+            examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]
+            local = [self._models.local_score(example) for example in examples]
+            scores = np.asarray(shared, np.float32) + np.asarray(local, np.float32)
+            chances = probabilities(scores.astype(np.float64), offer.allowed, self.settings)
+            k = choose(offer.event_id, chances)
+            self._wait(offer, k, version, float(shared[k]), examples[k])
+        named = dict(zip([name for name, _ in offer.actions], scores.tolist(), strict=True))
+        return Decision(offer.event_id, offer.actions[k][0], float(chances[k]), named, version)
+
+    def _shared(self, offer: Offer) -> tuple[int, Sequence[float]]:
+        if not self.download:
+            return 0, [0.0] * len(offer.actions)
+        return self._models.side.version, self._models.shared_scores(offer.context, offer.actions).tolist()
+
+    def _wait(self, offer: Offer, k: int, version: int, shared: float, example: tuple[Array, Array]) -> None:
+        name, features = offer.actions[k]
+        parts = (offer.context, name, features, version, shared)
+        body = msgspec.msgpack.encode(Waiting(*parts, example[0].tobytes(), example[1].tobytes()))
+        with self._store.transaction(durable=False):
+            self._store.wait(offer.event_id, body, self._queue_limit)
+
+    # Learning
+
+    def reward(self, event_id: str, value: float) -> None:
+        """Learn the reward of a decision, and queue what is to be uploaded of it."""
+        check_name("event_id", event_id)
+        label = self._label(value)
+        with self._turn():
+            body = self._store.waiting(event_id)
+            if body is None:
+                raise ValueError(f"event_id must be of a decision that waits for its reward, got {event_id!r}")
+            with self._as_on_disk():
+                self._reward(event_id, msgspec.msgpack.decode(body, type=Waiting), label)
+            self._save_if_grown()
+
+    def _label(self, value: float) -> float:
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+        if not number:
+            raise ValueError(f"value must be a finite number, got {value!r}")
+        low, high = self.settings.reward_range if self.known else (-LARGEST, LARGEST)
+        if not low <= value <= high:
+            raise ValueError(f"value must be in the loop's reward_range [{low:g}, {high:g}], got {value}")
+        return float(value)
+
+    def _reward(self, event_id: str, decision: Waiting, label: float) -> None:
+        version, shared = self._shared_now(decision)
+        local = _bounded(self._models.local_score(read_example(decision.indices, decision.values)))
+        told = local if self._privacy is None else self._privacy.release(local, self._rng)
+        given = (decision.context, decision.action, decision.features, version, _short(shared), _short(told), label)
+        rewarded = Rewarded(*given)
+        upload = self._models.learn(rewarded)
+        with self._change() as entries:
+            self._store.rewarded(event_id)
+            if self.route == "updates":
+                self._note(OUTCOME, msgspec.msgpack.encode(rewarded))
+            seq = self._enqueue(upload, version, entries)
+            if self.settings.personal:
+                self._learn_locally(decision, label, shared, local, seq, entries)
+
+    def _shared_now(self, decision: Waiting) -> tuple[int, float]:
+        """Return version and shared part of the newest model, or those of the decision where there is none here."""
+        if not self.download:
+            return decision.version, decision.shared
+        actions = [(decision.action, decision.features)]
+        return self.version, _bounded(float(self._models.shared_scores(decision.context, actions)[0]))
+
+    def _enqueue(self, upload: Mapping[str, Any] | None, version: int, entries: list[Entry]) -> int | None:
+        """Queue an upload, drop the oldest of too many; return its number."""
+        if upload is None:
+            return None
+        self._seq += 1
+        body = wire.residual(upload) if self.route == "residuals" else wire.update(upload)
+        self._store.enqueue(Queued(self._seq, version, body))
+        excess = self._store.n_queued - self._queue_limit
+        if excess > 0:
+            self._drop([old.seq for old in self._store.oldest(excess)], entries)
+            self._warn("the queue is full: %d uploads dropped so far, the oldest first", self.dropped)
+        return self._seq
+
+    def _learn_locally(
+        self, decision: Waiting, label: float, shared: float, local: float, seq: int | None, entries: list[Entry]
+    ) -> None:
+        """Learn at once; or, where aligned, take this moment's slope when the shared model has the upload inside."""
+        example = (decision.indices, decision.values)
+        if self._timing == "immediate" or seq is None:
+            entries.append(_step("learn", label, shared, *example))
+            return
+        low, high = self._models.local.label_range
+        prediction = min(max(shared + local, min(low, label)), max(high, label))
+        entries.append(_step("see", label))
+        self._store.hold(seq, _step("correct", 2 * (prediction - label), 0.0, *example)[1])
+
+    # What a sync changes
+
+    def batch(self, n: int) -> list[Queued]:
+        """Return up to ``n`` uploads, the oldest first."""
+        with self._turn():
+            return self._store.oldest(n)
+
+    def sent(self, batch: Sequence[Queued], positions: Sequence[int]) -> None:
+        """Take note of what the service has, and at which positions of its log."""
+        with self._turn(), self._change() as entries:
+            for upload, position in zip(batch, positions, strict=True):
+                self._store.place(upload.seq, position)
+                if self.route == "updates":
+                    done = {**wire.read_upload(upload.body), "version": upload.version}
+                    entries.append((ACKNOWLEDGED, msgspec.msgpack.encode(Acknowledged(done, position))))
+            self._store.dequeue([upload.seq for upload in batch])
+            self._release_due(entries)
+
+    def refused(self, uploads: Sequence[Queued], reason: str) -> None:
+        """Drop uploads that the service will never take."""
+        with self._turn(), self._change() as entries:
+            self._drop([upload.seq for upload in uploads], entries)
+        log.warning("%d uploads are dropped, which the service refuses: %s", len(uploads), reason)
+
+    def received(self, payload: bytes, version: int) -> None:
+        """Take in a model, whole or what changed of one; an older version replaces a newer: the service went back."""
+        with self._turn():
+            if version < self.version:
+                self.forget_model()
+            with self._as_on_disk(), self._change() as entries:
+                self._models.side.receive(payload)  # now, so that one that is refused is not written down
+                self._note(MODEL, payload)
+                self._widen(entries)
+                self._release_due(entries)
+            self._save_if_grown()
+
+    def told(self, version: int) -> None:
+        """Take note of a version that the service answered with, on a device that does not download it."""
+        with self._turn(), self._change() as entries:
+            self.shared_version = version
+            self._release_due(entries)
+
+    def forget_model(self) -> None:
+        """Start from version 0 again: the service does not know the versions that this device knows."""
+        with self._turn():
+            with self._change() as entries:
+                self._release(self._store.due(2**62), entries)
+            self.shared_version = 0
+            self._rebuild(self.settings, keep_side=False)
+
+    def adopt(self, settings: Round) -> None:
+        """Go on with what the service says of the loop."""
+        with self._turn():
+            old, route = self.settings, self.route
+            if self.known and not rebuilt(old, settings):
+                with self._store.transaction():
+                    self._store.keep("round", msgspec.json.encode(settings).decode())
+                self._models.settings = settings
+                return
+            self._rebuild(settings, keep_side=not replaced(old, settings))
+            if replaced(old, settings) and "updates" in (route, self.route) and self._store.n_queued:
+                uploads = self._store.oldest(self._store.n_queued)
+                self.refused(uploads, f"they are not for the learner {settings.global_learner}")
+
+    def give_version(self, version: int, *, to_all: bool) -> None:
+        """Say of queued uploads that they were made with ``version``: of those made before any was known, or of all."""
+        with self._turn(), self._store.transaction():
+            self._store.renumber(version, only_unknown=not to_all)
+
+    def _rebuild(self, settings: Round, *, keep_side: bool) -> None:
+        """Make the models anew for other settings: the local one as it is, the shared side if it is of use."""
+        with self._store.transaction():
+            self._models.save()
+            if not keep_side:
+                self._store.save(MODEL, None)
+            self._store.keep("round", msgspec.json.encode(settings).decode())
+        self._reopen()
+
+    def _reopen(self) -> None:
+        old, self._models = self._models, self._read_models()
+        old.close()
+
+    def _save(self) -> None:
+        with self._store.transaction():
+            self._models.save()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[list[Entry]]:
+        """Write and commit the journal entries that are added to the list, then do what they say."""
+        entries: list[Entry] = []
+        with self._as_on_disk():
+            with self._store.transaction():
+                yield entries
+                for entry in entries:
+                    self._store.write(*entry)
+            for entry in entries:
+                self._models.apply(*entry)
+
+    def _note(self, kind: str, body: bytes) -> None:
+        """Write down what the models have done already."""
+        self._store.write(kind, body)
+        self._models.count(body)
+
+    @contextlib.contextmanager
+    def _as_on_disk(self) -> Iterator[None]:
+        """Read the models anew if an exception, Ctrl-C too, came between what they and the disk know."""
+        try:
+            yield
+        except BaseException:
+            self._reopen()
+            raise
+
+    def _save_if_grown(self) -> None:
+        if self._models.grown:
+            self._save()
+
+    def _widen(self, entries: list[Entry]) -> None:
+        """Let joint predictions reach as far as the rewards that the shared model has seen."""
+        low, high = self._models.local.label_range
+        least, most = self._models.side.reward_range
+        entries += [_step("see", bound) for bound in (least, most) if not low <= bound <= high]
+
+    def _drop(self, seqs: Sequence[int], entries: list[Entry]) -> None:
+        self.dropped += self._store.dequeue(seqs)
+        self._store.keep("dropped", str(self.dropped))
+        for seq in seqs:
+            self._release(self._store.held(seq), entries)
+
+    def _release_due(self, entries: list[Entry]) -> None:
+        self._release(self._store.due(self.version), entries)
+
+    def _release(self, held: Sequence[tuple[int, bytes]], entries: list[Entry]) -> None:
+        """Let steps that waited happen now."""
+        entries += [(LOCAL, step) for _, step in held]
+        self._store.release([seq for seq, _ in held])
+
+    def _warn(self, message: str, *values: object) -> None:
+        """Log a warning, once in a while."""
+        now = self._clock()
+        if abs(now - self._warned) >= WARN_SECONDS:
+            self._warned = now
+            log.warning(message, *values)
+
+
+def _step(kind: str, number: float, offset: float = 0.0, indices: bytes = b"", values: bytes = b"") -> Entry:
+    return LOCAL, msgspec.msgpack.encode(Step(kind, number, offset, indices, values))
+
+
+def _bounded(part: float) -> float:
+    """Return a part of a score within what the service takes, 0 for one that is no number."""
+    return min(max(part, -LARGEST), LARGEST) if part == part else 0.0
+
+
+def _short(part: float) -> float:
+    """Return the number with the fewest digits that is the same in 32 bits."""
+    return float(str(np.float32(part)))

@@ -1,0 +1,343 @@
+"""A device's shared side: what it has of the loop's shared model, and what it uploads after a reward.
+
+Two kinds, one protocol (``GlobalSide``). In a loop that takes residuals (fedres-adagrad, fedres-sgd) a device holds
+the newest weights it was sent and uploads triplets; in the others it runs the client half of the loop's learner and
+uploads what that half makes, now and then. ``global_side`` makes the right one.
+
+How a host uses it, once for each sync and once for each reward:
+
+    side.receive(payload)                      # the bytes of GET federated/model, whole or since side.version
+    side.scores(prepared)                      # the shared part of every action's score
+    upload = side.learn(outcome)               # a reward came; None if nothing is to be uploaded after it
+    # queue {"seq": n, **upload} for POST federated/{side.route}; when it is acknowledged at a position of the log:
+    side.acknowledge(upload, position)
+    state = side.to_bytes()                    # and side.restore(state) on a fresh side, after a restart
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from fedres.checks import Array
+from fedres.global_learners.fedomd import FedOMDClient, Sent
+from fedres.messages import BITS_PER_REAL, Down
+from fedres.scoring.features import Prepared
+from fedres.scoring.federated import Hyperparameter, Wire, as_features, takes_residuals
+from fedres.scoring.model import Example, score
+from fedres.scoring.sealing import checksum, model_tag
+
+Route = Literal["residuals", "updates"]
+
+
+class Outcome(NamedTuple):
+    """What a device knows of one of its decisions once it is rewarded."""
+
+    context: Any  # as JSON values: what the shared model saw, nothing private
+    action: dict[str, Any]  # {"id": ..., "features": {...}}
+    example: Example  # the two, hashed and expanded
+    version: int  # of the shared model at the decision
+    shared: float  # its part of the score at the decision
+    local: float  # the local part, as it may be told
+    label: float
+
+
+class GlobalSide(Protocol):
+    route: Route  # where uploads go
+
+    @property
+    def version(self) -> int:
+        """The position of the newest model taken in, 0 before the first: nothing can be uploaded until then."""
+
+    @property
+    def tag(self) -> str:
+        """What the server calls that model."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The rewards that the server had seen, and 0."""
+
+    def scores(self, prepared: Prepared) -> Array:
+        """Return the shared part of every action's score."""
+
+    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
+        """Take in a reward; return what to upload (all but ``seq``), if anything."""
+
+    def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
+        """Note that an upload is in the log: models of at least this version have it inside."""
+
+    def receive(self, payload: bytes) -> None:
+        """Take in a model or the changes since one; what is older than the newest known changes nothing."""
+
+    def to_bytes(self) -> bytes:
+        """Return all that a fresh side must be told to go on."""
+
+    def restore(self, state: bytes) -> None:
+        """Become what wrote ``state``."""
+
+
+def global_side(
+    name: str,
+    bits: int,
+    hyperparameters: Mapping[str, Hyperparameter] | None = None,
+    *,
+    timing: str = "on-arrival",
+    number: int | None = None,
+) -> ResidualSide | LearnerSide:
+    """Return the side for a loop as GET federated/round describes it; ``number`` is the client's, where it has one."""
+    if takes_residuals(name):
+        return ResidualSide(bits, aligned=timing == "aligned")
+    if number is None:
+        raise ValueError(f"number must be given for {name!r}: the client's, got None")
+    return LearnerSide(Wire(name, bits, hyperparameters), number)
+
+
+class ResidualSide:
+    """The newest weights that the server sent; learns by uploading triplets (x^g, local part, label)."""
+
+    route: Route = "residuals"
+
+    def __init__(self, bits: int, *, aligned: bool = False) -> None:
+        self.aligned = aligned  # then the shared part at the decision is told too
+        self._copy = _Copy(bits)
+
+    @property
+    def version(self) -> int:
+        return self._copy.version
+
+    @property
+    def tag(self) -> str:
+        return self._copy.tag
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self._copy.reward_range
+
+    @property
+    def weights(self) -> Array:
+        return self._copy.weights
+
+    def scores(self, prepared: Prepared) -> Array:
+        return score(prepared, self.weights)[0]
+
+    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
+        told = {name: getattr(outcome, name) for name in ("version", "context", "action", "local", "label")}
+        return {**told, "global": outcome.shared} if self.aligned else told
+
+    def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
+        """Change nothing: what was uploaded is in no part of this side."""
+
+    def receive(self, payload: bytes) -> None:
+        self._copy.receive(payload)
+
+    def to_bytes(self) -> bytes:
+        return _archive(self._copy.arrays())
+
+    def restore(self, state: bytes) -> None:
+        self._copy.restore(_opened(state))
+
+
+class LearnerSide:
+    """The client half of a loop's learner for one client; a round t is a reward that it learned from.
+
+    A model holds this client's uploads up to the last one that was acknowledged at a position up to the model's
+    version, and other clients' up to the round ``newest`` that comes with the model.
+    """
+
+    route: Route = "updates"
+
+    def __init__(self, wire: Wire, number: int) -> None:
+        self.wire, self.number = wire, number
+        self.t = 0  # rewards learned from
+        self.covered = 0  # the last round of ours that is inside the model
+        self._client = wire.learner.client([number])
+        self._copy = _Copy(wire.bits)
+        self._acknowledged: list[tuple[int, int]] = []  # round and position of uploads not yet inside
+
+    @property
+    def version(self) -> int:
+        return self._copy.version
+
+    @property
+    def tag(self) -> str:
+        return self._copy.tag
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self._copy.reward_range
+
+    @property
+    def weights(self) -> Array:
+        """What this client predicts with: the shared model and, of some learners, progress of its own."""
+        weights: Array = self._client.weights(self.t + 1)[0]
+        return weights.astype(np.float32)
+
+    def scores(self, prepared: Prepared) -> Array:
+        return score(prepared, self.weights)[0]
+
+    def learn(self, outcome: Outcome) -> dict[str, Any] | None:
+        features = as_features(outcome.example, self.wire.bits)
+        up = self._client.observe(self.t + 1, features[None], np.array([outcome.local]), np.array([outcome.label]))
+        self.t += 1
+        if up is None:
+            return None
+        return {"t": self.t, "version": self.version, "kind": up.kind, "body": self.wire.write(up)}
+
+    def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
+        self._acknowledged.append((upload["t"], position))
+
+    def receive(self, payload: bytes) -> None:
+        if not self._copy.receive(payload):
+            return
+        inside = [t for t, position in self._acknowledged if position <= self.version]
+        self._acknowledged = [seen for seen in self._acknowledged if seen[1] > self.version]
+        self.covered = max([self.covered, *inside])
+        covers = np.full(self.wire.learner.n_clients, self._copy.newest)
+        covers[self.number] = self.covered
+        weights = self._copy.weights.astype(np.float64)
+        self._client.receive(Down(self.version, covers, weights, BITS_PER_REAL * weights.size))
+
+    def to_bytes(self) -> bytes:
+        own = {
+            "rounds": np.array([self.t, self.covered, self.number]),
+            "acknowledged": np.array(self._acknowledged, dtype=np.int64).reshape(-1, 2),
+        }
+        return _archive({**self._copy.arrays(), **own, **_client_arrays(self._client)})
+
+    def restore(self, state: bytes) -> None:
+        arrays = _opened(state)
+        t, covered, number = arrays["rounds"].tolist()
+        if number != self.number:
+            raise ValueError(f"state must be of client {self.number}, got {number}")
+        self._copy.restore(arrays)
+        self.t, self.covered = t, covered
+        self._acknowledged = [(t, position) for t, position in arrays["acknowledged"].tolist()]
+        _restore_client(self._client, arrays)
+
+
+class OtherModelError(ValueError):
+    """Changes of a model that this is not: the server's is another's of the same version."""
+
+
+class _Copy:
+    """The shared weights as the server last sent them, and what came with them."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.version = 0
+        self.newest = 0  # the last round of any client that is inside
+        self.reward_range = (0.0, 0.0)
+        self.weights: Array = np.zeros(2**bits + 1, dtype=np.float32)
+
+    @property
+    def tag(self) -> str:
+        return model_tag(self.version, self.weights)
+
+    def receive(self, payload: bytes) -> bool:
+        """Take in the weights or changes of safetensors; return whether they are newer than what was known."""
+        told, tensors = _read(payload)
+        if told.version < self.version:
+            return False
+        if told.bits != self.bits:
+            raise ValueError(f"payload must have {self.bits} bits, got {told.bits}")
+        if told.since > self.version:
+            raise ValueError(f"payload must hold changes since {self.version} or before, got since {told.since}")
+        weights = self._changed(tensors, told.since)
+        if checksum(weights) != told.crc32:
+            raise OtherModelError(f"payload must hold changes of the model known as {self.version}, got another's")
+        if told.version == self.version:
+            return False
+        self.weights = weights
+        self.version, self.newest, self.reward_range = told.version, told.newest, (told.low, told.high)
+        return True
+
+    def _changed(self, tensors: dict[str, Array], since: int) -> Array:
+        if "weights" in tensors:
+            weights = tensors["weights"]
+        else:
+            weights = self.weights.copy() if since else np.zeros_like(self.weights)
+            indices, values = tensors["indices"], tensors["values"]
+            if indices.shape != values.shape or (indices.size and indices.max() >= weights.size):
+                raise ValueError(f"payload must hold as many values as indices below {weights.size}, got others")
+            weights[indices] = values
+        if weights.shape != self.weights.shape or not np.isfinite(weights).all():
+            raise ValueError(f"payload must hold {self.weights.size} finite weights, got shape {weights.shape}")
+        return weights.astype(np.float32)
+
+    def arrays(self) -> dict[str, Array]:
+        return {
+            "copy": np.array([self.bits, self.version, self.newest]),
+            "reward_range": np.array(self.reward_range),
+            "weights": self.weights,
+        }
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        bits, version, newest = arrays["copy"].tolist()
+        if bits != self.bits:
+            raise ValueError(f"state must be of {self.bits} bits, got {bits}")
+        self.version, self.newest, self.weights = version, newest, arrays["weights"]
+        low, high = arrays["reward_range"].tolist()
+        self.reward_range = (low, high)
+
+
+class _Told(msgspec.Struct):
+    """The metadata of a model, whose values travel as text."""
+
+    version: int
+    bits: int
+    low: float
+    high: float
+    newest: int
+    crc32: int  # of all weights, also where only changes are sent
+    since: int = 0
+
+
+def _read(payload: bytes) -> tuple[_Told, dict[str, Array]]:
+    """Return the metadata and the tensors of safetensors."""
+    try:
+        tensors = safetensors.numpy.load(payload)
+        size = int.from_bytes(payload[:8], "little")
+        told = msgspec.convert(json.loads(payload[8 : 8 + size])["__metadata__"], _Told, strict=False)
+    except (SafetensorError, KeyError, msgspec.ValidationError) as error:
+        raise ValueError(f"payload must be a model as safetensors, with metadata: {error!r}") from None
+    if "weights" not in tensors and not {"indices", "values"} <= set(tensors):
+        raise ValueError(f"payload must hold weights, or indices and values, got {sorted(tensors)}")
+    return told, tensors
+
+
+def _client_arrays(client: Any) -> dict[str, Array]:
+    """Return the state of a client half: its version, its arrays and, of FedOMD, progress that was sent."""
+    arrays = {f"client.{name}": value for name, value in vars(client).items() if isinstance(value, np.ndarray)}
+    arrays["client.version"] = np.array(client.version)
+    if isinstance(client, FedOMDClient) and client.sent:
+        columns = zip(Sent._fields, zip(*client.sent, strict=True), strict=True)
+        arrays |= {f"sent.{name}": np.array(column) for name, column in columns}
+    return arrays
+
+
+def _restore_client(client: Any, arrays: Mapping[str, Array]) -> None:
+    for name in [name for name, value in vars(client).items() if isinstance(value, np.ndarray)]:
+        setattr(client, name, arrays[f"client.{name}"])
+    client.version = int(arrays["client.version"])
+    if isinstance(client, FedOMDClient):
+        columns = [arrays.get(f"sent.{name}", ()) for name in Sent._fields]
+        client.sent = [Sent(int(t), progress, chosen) for t, progress, chosen in zip(*columns, strict=True)]
+
+
+def _archive(arrays: Mapping[str, Array]) -> bytes:
+    file = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(file, **named)
+    return file.getvalue()
+
+
+def _opened(state: bytes) -> dict[str, Array]:
+    with np.load(io.BytesIO(state), allow_pickle=False) as archive:
+        return dict(archive)

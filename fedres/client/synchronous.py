@@ -1,0 +1,154 @@
+"""The device's client for programs with threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from fedres.client.device import Decision, Device, Status
+from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.syncing import Link, Synced
+from fedres.client.transport import ask, check_seconds, check_url, headers
+from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
+
+if TYPE_CHECKING:
+    from fedres.client.privacy import Privacy
+
+TRIES = 5  # of each request of a sync that somebody waits for
+CLOSE_SECONDS = 5.0  # that closing waits for the last sync
+
+
+class DeviceClient:
+    """Decides on the device, learns there, and exchanges residuals for shared models in the background.
+
+    All of its state is in ``folder``, for one process at a time. ``learner`` is "vw" or its twin "linear"; ``timing``
+    says when the local model learns: "immediate", or "aligned", when the shared model has the upload inside.
+    ``download=False`` asks the service for scores instead of keeping its model; ``sync_seconds=None`` leaves
+    syncs to the caller. Queued uploads beyond ``queue_limit`` are dropped, the oldest first.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: str,
+        folder: str | os.PathLike[str],
+        *,
+        loop: str = "default",
+        key: str | None = None,
+        learner: str = "vw",
+        timing: str = "immediate",
+        download: bool = True,
+        privacy: Privacy | None = None,
+        sync_seconds: float | None = 5.0,
+        queue_limit: int = 10_000,
+        gzip: bool = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        check_url(url)
+        check_seconds(sync_seconds)
+        self._http = httpx.Client(base_url=url, headers=headers(key), transport=transport)
+        settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
+        try:
+            self._device = Device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
+        except BaseException:
+            self._http.close()
+            raise
+        self._link = Link(self._device, gzip=gzip)
+        self._seconds = sync_seconds
+        self._syncing = threading.Lock()  # one sync at a time
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if sync_seconds is not None:
+            self._thread = threading.Thread(target=self._run, name=f"sync of {client}", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def decide(
+        self,
+        context: Features,
+        actions: Actions,
+        private: Features | None = None,
+        *,
+        exclude: Collection[str] = (),
+        event_id: str | None = None,
+    ) -> Decision:
+        """Return which of the actions to take: a mapping from ids to features, or a list of ids.
+
+        ``context`` and the actions' features are uploaded with the reward; ``private`` stays here.
+        """
+        offer = make_offer(context, actions, private, exclude=exclude, event_id=event_id)
+        decision: Decision = self._drive(self._link.decide(offer))
+        return decision
+
+    def reward(self, event_id: str, value: float) -> None:
+        """Learn what a decision earned; it is on the disk when this returns."""
+        self._device.reward(event_id, value)
+
+    def sync(self) -> Synced:
+        """Exchange uploads for the newest model now, trying again after failures."""
+        with self._syncing:
+            return self._sync(TRIES)
+
+    def status(self) -> Status:
+        """Return how many decisions and uploads wait, and what troubles the syncs."""
+        return self._device.status()
+
+    def close(self) -> None:
+        """Stop syncing after a last try of a few seconds, and save the models; closing twice is allowed."""
+        self._closing.set()
+        try:
+            if self._thread is not None:
+                self._thread.join(CLOSE_SECONDS)
+            self._device.close()
+        finally:
+            if self._thread is None:
+                self._http.close()
+
+    def _sync(self, tries: int) -> Synced:
+        synced: Synced = self._drive(self._link.sync(tries))
+        return synced
+
+    def _run(self) -> None:
+        """Sync until the device is closed; a request that is under way then ends here, and counts as unanswered."""
+        try:
+            self._keep_syncing()
+        finally:
+            self._http.close()
+
+    def _keep_syncing(self) -> None:
+        while not self._device.closed:
+            last = self._closing.is_set()
+            with self._syncing:
+                self._sync_quietly()
+                pause = self._link.pause or 0.0
+            if last or (self._closing.wait(max(pause, self._seconds or 0.0)) and pause):
+                return
+
+    def _sync_quietly(self) -> None:
+        """Sync in a thread that nobody watches: what fails there is said and tried again."""
+        try:
+            self._sync(1)
+        except Exception as error:
+            if not self._device.closed:
+                self._link.failed(error)
+
+    def _drive(self, flow: Flow[Any]) -> Any:
+        answer: Answer | Failure | None = None
+        while True:
+            step = advance(flow, answer)
+            if isinstance(step, Finished):
+                return step.value
+            answer = None
+            if isinstance(step, Wait):
+                self._closing.wait(step.seconds)
+            else:
+                answer = ask(self._http, step)

@@ -1,0 +1,314 @@
+"""What a device asks of the service, in which order, and what the answers mean."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from fedres.client.backoff import Backoff
+from fedres.client.choosing import Round
+from fedres.client.device import Decision, Device, log
+from fedres.client.global_side import OtherModelError
+from fedres.client.offers import Offer
+from fedres.client.store import Queued
+from fedres.client.wire import (
+    Answer,
+    Failure,
+    Flow,
+    Request,
+    Wait,
+    post,
+    refusal,
+    residuals_body,
+    updates_body,
+)
+from fedres.scoring.federated import takes_residuals
+
+MOST = {"residuals": 500, "updates": 20}  # in one request
+ROUND_SECONDS = 60.0  # how long the loop's settings are taken for granted
+SCORES_SECONDS = 2.0  # how long a decision waits for the service's scores
+PATIENCE = 60.0  # seconds: a longer wait is left to the next sync
+
+_PASSING = {408, 425, 429}  # and all from 500 on: worth another try
+_CLOSED = {401, 403, 404}  # until somebody changes a key or a name
+Reply = Answer | Failure | None
+T = TypeVar("T")
+
+_ITEM = re.compile(r"(?:residuals|updates)\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What a sync did; ``trouble`` says why it could not do more."""
+
+    sent: int
+    dropped: int  # uploads that the service refused for good, and that the queue had no room for meanwhile
+    version: int  # of the shared model
+    trouble: str | None = None
+
+
+class _Trouble(Exception):  # noqa: N818
+    """No use to go on with this sync."""
+
+
+class _Unknown(Exception):  # noqa: N818
+    """The service does not know the model that an upload was made with."""
+
+
+class Uploaded(msgspec.Struct):
+    positions: list[int]
+    version: int
+    number: int | None = None
+
+
+class _Score(msgspec.Struct):
+    id: str
+    score: float
+
+
+class _Scores(msgspec.Struct):
+    version: int
+    scores: list[_Score]
+
+
+class Link:
+    """A device's half of the protocol. ``clock`` counts seconds from anywhere."""
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        gzip: bool = True,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.device = device
+        self.pause: float | None = None  # seconds that the service needs rest after the last sync, None if it does not
+        self._gzip, self._clock = gzip, clock
+        self._backoff, self._scores_backoff = Backoff(rng), Backoff(rng)
+        self._base = f"/v1/loops/{quote(device.loop, safe='')}/federated"
+        self._round_until = self._scores_from = -float("inf")
+        self._most = MOST["residuals"]
+
+    # Deciding
+
+    def decide(self, offer: Offer) -> Flow[Decision]:
+        """Decide, with the service's scores where no model is downloaded; without them if they do not come."""
+        told = None
+        if not self.device.download and self._clock() >= self._scores_from:
+            told = yield from self._scores(offer)
+        return self.device.decide(offer, told)
+
+    def _scores(self, offer: Offer) -> Flow[tuple[int, Sequence[float]] | None]:
+        actions = [{"id": name, "features": msgspec.Raw(features)} for name, features in offer.actions]
+        body = msgspec.json.encode({"context": msgspec.Raw(offer.context), "actions": actions})
+        path = f"{self._base}/scores"
+        answer = yield post(path, body, "application/json", pack=self._gzip, seconds=SCORES_SECONDS)
+        try:
+            found = _read(answer, _Scores)
+        except _Trouble as trouble:
+            self._scores_from = self._clock() + self._scores_backoff.failed(_retry_after(answer))
+            self._troubled(str(trouble))
+            return None
+        self._scores_backoff.worked()
+        self.device.told(found.version)
+        scores = {each.id: each.score for each in found.scores}
+        return found.version, [scores.get(name, 0.0) for name, _ in offer.actions]
+
+    # Syncing
+
+    def sync(self, tries: int = 1) -> Flow[Synced]:
+        """Upload what waits, then fetch the newest model; each request is tried up to so often."""
+        sent, dropped, self.pause = 0, self.device.dropped, None
+        try:
+            fresh = yield from self._prepare(tries)
+            newest = self.device.seq  # what comes meanwhile is for the next sync: a model must be fetched some time
+            while (batch := self.device.batch(min(self._most, MOST[self.device.route]))) and batch[0].seq <= newest:
+                sent += yield from self._upload(batch, tries)
+            if self.device.download and (sent or not fresh):
+                yield from self._model(tries)
+            self.device.trouble = None
+        except _Trouble as trouble:
+            self._troubled(str(trouble))
+        return Synced(sent, self.device.dropped - dropped, self.device.version, self.device.trouble)
+
+    def _troubled(self, trouble: str) -> None:
+        """Keep what is wrong, and say it once."""
+        if trouble != self.device.trouble:
+            log.warning("%s works on its own: %s", self.device.client, trouble)
+        self.device.trouble = trouble
+
+    def failed(self, error: Exception) -> None:
+        """Take note that a sync in the background did not end as it should."""
+        self.pause = self._backoff.failed()
+        self.device.trouble = f"the sync failed: {error!r}"
+        log.error("the sync failed", exc_info=error)
+
+    def _prepare(self, tries: int) -> Flow[bool]:
+        """See to it that the loop's settings, this client's number and a model are known; return if that is new."""
+        device = self.device
+        if not device.known or self._clock() >= self._round_until:
+            yield from self._round(tries)
+        fresh = device.download and device.version == 0
+        if fresh:
+            yield from self._model(tries)
+        device.give_version(device.version or device.settings.version, to_all=False)
+        return fresh
+
+    def _round(self, tries: int) -> Flow[None]:
+        path = f"{self._base}/round?client={quote(self.device.client, safe='')}"
+        found = self._opened((yield from self._ask(Request("GET", path), tries)), Round)
+        if not takes_residuals(found.global_learner):
+            found = yield from self._joined(found, tries)
+        self.device.adopt(found)
+        self._round_until = self._clock() + ROUND_SECONDS
+
+    def _joined(self, found: Round, tries: int) -> Flow[Round]:
+        """Return the round with this client's number in it."""
+        if not self.device.download:
+            raise _Trouble(f"download must be True in a loop with {found.global_learner}, got False")
+        if found.number is not None:
+            return found
+        uploaded = yield from self._posted("updates", [], tries)
+        return msgspec.structs.replace(found, number=uploaded.number)
+
+    def _posted(self, route: str, batch: list[Queued], tries: int) -> Flow[Uploaded]:
+        answer = yield from self._ask(self._upload_request(route, batch), tries)
+        if answer.status != 200:
+            self._refuse(answer, batch)
+            return Uploaded([], 0)
+        uploaded = self._opened(answer, Uploaded)
+        if len(uploaded.positions) != len(batch):
+            raise _Trouble(f"the service must answer with {len(batch)} positions, got {len(uploaded.positions)}")
+        return uploaded
+
+    def _upload_request(self, route: str, batch: list[Queued]) -> Request:
+        client, path = self.device.client, f"{self._base}/{route}"
+        if route == "residuals":
+            return post(path, residuals_body(client, batch), "application/json", pack=self._gzip)
+        return post(path, updates_body(client, batch), "application/msgpack", pack=self._gzip)
+
+    def _upload(self, batch: list[Queued], tries: int) -> Flow[int]:
+        """Send a batch; return how many the service has now."""
+        try:
+            uploaded = yield from self._posted(self.device.route, batch, tries)
+        except _Unknown:
+            yield from self._start_again(batch, tries)
+            return 0
+        if uploaded.positions:
+            self._most = min(2 * self._most, MOST["residuals"])
+            self.device.sent(batch, uploaded.positions)
+            if not self.device.download:
+                self.device.told(uploaded.version)
+        return len(uploaded.positions)
+
+    def _start_again(self, batch: list[Queued], tries: int) -> Flow[None]:
+        """Forget a model that the service does not know, and say of what was made with it that it is of the next."""
+        device = self.device
+        device.forget_model()
+        yield from self._round(tries)
+        if device.download:
+            yield from self._model(tries)
+        version = device.version or device.settings.version
+        if all(upload.version == version for upload in batch):
+            raise _Trouble(f"the service must know its own version {version}, and says that it does not")
+        device.give_version(version, to_all=True)
+
+    def _model(self, tries: int) -> Flow[None]:
+        since = self.device.version
+        headers = {"If-None-Match": f'"{self.device.tag}"'} if since else {}
+        answer = yield from self._ask(Request("GET", f"{self._base}/model?since={since}", b"", headers), tries)
+        if answer.status == 304:
+            return
+        if answer.status != 200:
+            raise self._stop(answer)
+        try:
+            self.device.received(answer.body, _version(answer.headers["etag"]))
+        except (KeyError, ValueError) as error:
+            if isinstance(error, OtherModelError) and since:  # another service, or one that began anew
+                self.device.forget_model()
+                yield from self._model(tries)
+                return
+            self._round_until = -float("inf")
+            self.pause = self._backoff.failed()
+            raise _Trouble(f"the service sent a model that cannot be used: {error}") from None
+
+    def _ask(self, request: Request, tries: int) -> Flow[Answer]:
+        """Return the answer, after as many tries as it takes."""
+        for left in reversed(range(tries)):
+            answer = yield request
+            if isinstance(answer, Answer) and answer.status < 500 and answer.status not in _PASSING:
+                self._backoff.worked()
+                return answer
+            delay = self._backoff.failed(_retry_after(answer))
+            if left == 0 or delay > PATIENCE:
+                self.pause = delay
+                break
+            yield Wait(delay)
+        raise _Trouble(_said(answer))
+
+    def _refuse(self, answer: Answer, batch: list[Queued]) -> None:
+        """Do what a refused upload asks for: drop what is wrong with it, or stop."""
+        why = refusal(answer)
+        item = _ITEM.search(why.target or "")
+        if why.code == "unknown_version":
+            raise _Unknown
+        if why.code in ("wrong_upload", "not_joined"):
+            self._round_until = -float("inf")  # the loop is another by now
+            raise self._stop(answer)
+        spoiled = answer.status == 413 or (answer.status in (400, 422) and why.code and why.target != "client")
+        if item is not None and answer.status not in _CLOSED and int(item[1]) < len(batch):
+            self.device.refused([batch[int(item[1])]], why.message)
+        elif not (spoiled and batch):
+            raise self._stop(answer)
+        elif len(batch) == 1:
+            self.device.refused(batch, why.message)
+        self._most = max(1, len(batch) // 2)  # where one is wrong others may be, and all are sent again
+
+    def _opened(self, answer: Answer, kind: type[T]) -> T:
+        """Return what a success holds; stop at anything else."""
+        try:
+            return _read(answer, kind)
+        except _Trouble:
+            self._rest(answer)
+            raise
+
+    def _stop(self, answer: Answer) -> _Trouble:
+        self._rest(answer)
+        return _Trouble(_said(answer))
+
+    def _rest(self, answer: Answer) -> None:
+        self.pause = self._backoff.failed(answer.retry_after)
+
+
+def _read(answer: Reply, kind: type[T]) -> T:
+    if not isinstance(answer, Answer) or answer.status != 200:
+        raise _Trouble(_said(answer))
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except msgspec.DecodeError as error:  # some networks answer for others
+        raise _Trouble(f"the service must answer as one of fedres does: {error}") from None
+
+
+def _version(tag: str) -> int:
+    """Return the version that an ETag begins with."""
+    return int(tag.removeprefix("W/").strip('"').partition("-")[0])
+
+
+def _retry_after(answer: Reply) -> float:
+    return answer.retry_after if isinstance(answer, Answer) else 0.0
+
+
+def _said(answer: Reply) -> str:
+    """Return why there is no success, for people."""
+    if not isinstance(answer, Answer):
+        return f"the service does not answer: {answer.reason if answer else 'nothing came'}"
+    why = refusal(answer)
+    return f"the service answers {answer.status} {why.code}: {why.message}"

@@ -1,0 +1,127 @@
+"""What goes to the service and comes back, without the network: requests, answers, and flows that ask for them.
+
+A flow is a generator that yields a ``Request`` or a ``Wait`` and is sent the ``Answer``, or a ``Failure`` where none
+came; whoever drives it does the input and output (httpx's authentication flows work the same way).
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from fedres.client.store import Queued
+
+LONGEST_REST = 86_400.0  # seconds, of those that a service can ask for
+SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str  # below the service's URL
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 30.0  # to wait for an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]  # names in small letters
+
+    @property
+    def retry_after(self) -> float:
+        """The seconds that the service asks to wait; 0 if it does not, or gives a date."""
+        text = self.headers.get("retry-after", "")
+        return min(float(text), LONGEST_REST) if text.isascii() and text.isdigit() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer came; the request may have been handled or not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    seconds: float
+
+
+Flow = Generator[Request | Wait, Answer | Failure | None, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a flow came to."""
+
+    value: Any
+
+
+def advance(flow: Flow[Any], answer: Answer | Failure | None) -> Request | Wait | Finished:
+    """Return what a flow asks for next, or its end."""
+    try:
+        return flow.send(answer)
+    except StopIteration as end:
+        return Finished(end.value)
+
+
+class _Detail(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+    target: str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _Detail
+
+
+def refusal(answer: Answer) -> _Detail:
+    """Return what an answer that is no success says: code, message and target, empty where it does not."""
+    try:
+        return msgspec.json.decode(answer.body, type=_Error).error
+    except msgspec.DecodeError:
+        return _Detail(message=answer.body[:200].decode(errors="replace"))
+
+
+def residuals_body(client: str, batch: list[Queued]) -> bytes:
+    """Return the JSON of POST residuals."""
+    items = [b'{"seq":%d,"version":%d,%s' % (upload.seq, upload.version, upload.body[1:]) for upload in batch]
+    return b'{"client":%s,"residuals":[%s]}' % (msgspec.json.encode(client), b",".join(items))
+
+
+def updates_body(client: str, batch: list[Queued]) -> bytes:
+    """Return the msgpack of POST updates."""
+    items = [{**read_upload(upload.body), "seq": upload.seq, "version": upload.version} for upload in batch]
+    return msgspec.msgpack.encode({"client": client, "updates": items})
+
+
+def residual(upload: Mapping[str, Any]) -> bytes:
+    """Return a residual as the queue keeps it: JSON, without its version."""
+    return msgspec.json.encode({name: value for name, value in upload.items() if name != "version"})
+
+
+def update(upload: Mapping[str, Any]) -> bytes:
+    """Return an update as the queue keeps it: msgpack, without its version."""
+    return msgspec.msgpack.encode({name: value for name, value in upload.items() if name != "version"})
+
+
+def read_upload(body: bytes) -> dict[str, Any]:
+    """Return an update that ``update`` wrote."""
+    return msgspec.msgpack.decode(body, type=dict[str, Any])
+
+
+def post(path: str, body: bytes, content_type: str, *, pack: bool, seconds: float = 30.0) -> Request:
+    """Return a POST, gzipped where that is wanted and pays."""
+    headers = {"Content-Type": content_type}
+    if pack and len(body) > SMALLEST_TO_PACK:
+        body = gzip.compress(body, mtime=0)  # the same bytes whenever it is sent
+        headers["Content-Encoding"] = "gzip"
+    return Request("POST", path, body, headers, seconds)
