@@ -1,4 +1,4 @@
-"""The application: FastAPI behind a gate that lets in, refuses and counts; the hot routes are answered at the gate."""
+"""The application: FastAPI behind a router that lets in, refuses and answers hot routes itself."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from service.engine import Engine
 from service.errors import ApiError
-from service.http import federated, slots, wire
 from service.http.admin import loop_routes, service_routes
-from service.http.gate import Gate
-from service.http.hot import ENTRIES, Hot
+from service.http.devices import device_routes
+from service.http.hot import hot_routes
 from service.http.keys import Keys
-from service.http.lane import Lane
 from service.http.limits import Limits
-from service.http.metrics import Requests
 from service.http.openapi import document
 from service.http.replies import Receive, Scope, Send, failure
-from service.http.table import PREFIXES, of_a_loop
-from service.store import StoreUnavailable
+from service.http.router import Router
+from service.http.routes import OPEN, Route
+from service.log.protocol import StoreUnavailable
+from service.ranking.admin import Admin
+from service.ranking.devices import Devices
+from service.ranking.ranker import Machine, Ranker
+from service.ranking.status import Status
 
 DESCRIPTION = """\
 Ranks actions and learns from rewards: one shared model, and one of each user's own.
@@ -36,26 +37,19 @@ the limit holds before and after decompression. A key may make {limits.requests_
 
 
 class App(FastAPI):
-    """A FastAPI application with the gate in front of all of it: FastAPI's own way in takes longer than the gate."""
+    """A FastAPI application whose router comes first: FastAPI's own way in takes longer than a decision."""
 
-    gate: Gate
-    lane: Lane
+    first: Router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.gate(scope, receive, send)
+        await self.first(scope, receive, send)
 
-    async def behind_the_gate(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
 
 
-def create_app(
-    engine: Engine, *, keys: Keys, limits: Limits | None = None, at_the_gate: Limits | None = None
-) -> FastAPI:
-    """Return the application on an engine, which stays its caller's to close.
-
-    ``at_the_gate`` are the limits that its gate keeps to, where others have kept to ``limits`` already.
-    """
-    requests = Requests()
+def create_app(machine: Machine, status: Status, *, keys: Keys, limits: Limits | None = None) -> FastAPI:
+    """Return the application of a ranker."""
     limits = limits or Limits()
     app = App(
         title="fedres",
@@ -65,23 +59,46 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    for prefix in PREFIXES:
-        app.include_router(loop_routes(engine), prefix=prefix)
-        app.include_router(federated.device_routes(engine, limits), prefix=prefix)
-    app.include_router(service_routes(engine, requests))
+    admin = Admin(machine)
+    declared = [
+        *hot_routes(Ranker(machine), limits).all,
+        *loop_routes(admin).all,
+        *device_routes(Devices(machine), limits).all,
+        *service_routes(admin, status).all,
+    ]
+    for route in declared:
+        if not route.hot:
+            options = {"methods": [route.method], "status_code": route.status, "response_class": Response}
+            app.add_api_route(route.path, route.endpoint, **options)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid_query)
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
-    hot = Hot(engine, limits)
-    handlers = hot.handlers() | slots.hot_handlers(engine, limits) | federated.hot_handlers(engine, limits)
-    app.gate = Gate(app.behind_the_gate, hot=handlers, keys=keys, limits=at_the_gate or limits, requests=requests)
-    app.lane = Lane(engine, hot, app.gate)
-    hot_entries = ENTRIES | slots.ENTRIES | federated.ENTRIES
-    entries = {path: entry for below, entry in hot_entries.items() for path in of_a_loop(below)}
-    made = document(app, entries, wire.KINDS, limits)
+    made = document(app, declared, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
+    app.first = Router(app.rest, [*declared, *_fastapi_routes()], keys=keys, limits=limits)
     return app
+
+
+def _fastapi_routes() -> list[Route]:
+    """Return the routes that FastAPI makes itself."""
+
+    def of(path: str) -> Route:
+        return Route(
+            method="GET",
+            path=path,
+            roles=OPEN,
+            summary="",
+            body=None,
+            body_type=None,
+            reply=None,
+            status=200,
+            hot=False,
+            of_loop=False,
+            endpoint=Response,
+        )
+
+    return [of("/openapi.json"), of("/docs")]
 
 
 async def _invalid_query(request: Request, error: Exception) -> Response:

@@ -7,8 +7,8 @@ returns it.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import select
 import threading
 import time
 from collections import deque
@@ -139,11 +139,17 @@ def _paced(stop: threading.Event) -> Iterator[float | None]:
         yield time.monotonic() - start if due else None
 
 
-async def run_beside(url: str, say: Say) -> None:
-    """Simulate on a thread until cancelled; nobody waits for a request of it that the service will not answer."""
+def run(url: str, parent: int) -> None:
+    """Simulate until the supervisor ends, at the other end of the pipe ``parent``, or says so."""
     stop = threading.Event()
-    threading.Thread(target=simulate, args=(url, say, stop), name="demo", daemon=True).start()
+    threading.Thread(target=lambda: (select.select([parent], [], []), stop.set()), daemon=True).start()
+    while not stop.is_set() and not _is_up(url):
+        time.sleep(0.1)
+    simulate(url, lambda line: print(line, flush=True), stop)
+
+
+def _is_up(url: str) -> bool:
     try:
-        await asyncio.get_running_loop().create_future()
-    finally:
-        stop.set()
+        return bool(Client(url).ask("GET", "/readyz"))
+    except (OSError, HTTPException, ValueError):
+        return False

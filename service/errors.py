@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.store import StoreUnavailable
+from service.log.protocol import StoreUnavailable
 
 
 class ApiError(Exception):

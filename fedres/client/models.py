@@ -48,7 +48,7 @@ class Models:
     def __init__(self, store: DeviceStore, learner: str, settings: Round) -> None:
         self._store = store
         self.settings = settings
-        self._preparer = Preparer(crosses=settings.crosses, cache_bytes=CACHE_BYTES)
+        self._preparer = Preparer(crosses=settings.crosses)
         self.local = LocalModel(learner, settings.learning_rate, store.saved(LOCAL))
         self.side = make_side(settings)
         state = store.saved(MODEL)

@@ -41,7 +41,7 @@ def explain(
 ) -> Explanation:
     """Return why an action scores as it does, the ``top`` strongest contributions first."""
     limits = limits or Limits()
-    prepared = Preparer(crosses=crosses, limits=limits, cache_bytes=0).prepare(context, [action])
+    prepared = Preparer(crosses=crosses, limits=limits).prepare(context, [action])
     names = _names(flatten(context, limits), action_features(*action, limits), crosses)
     keys, values = expand(prepared, 0)
     shared = np.append(weights[indices_of(keys, 33 - (weights.size - 1).bit_length())] * values, weights[-1])

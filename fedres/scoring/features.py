@@ -1,22 +1,23 @@
-"""From JSON features to hashed ones, and a memory of what was hashed."""
+"""From JSON features to hashed ones."""
 
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from fedres import checks
 from fedres.checks import Array
 from fedres.scoring.flattening import FeatureError, Limits, action_features, feature_hash, flatten
 from fedres.scoring.plain import Plain
 
 Json = bytes | msgspec.Raw
+
+_ONE = struct.pack("=f", 1.0)
 
 
 class Prepared(NamedTuple):
@@ -35,148 +36,92 @@ class Prepared(NamedTuple):
         return self.starts.size - 1
 
 
-_CacheKey = tuple[str | None, bytes]  # the id of an action, None for a context, and the JSON text
-
-
 class Hashed(msgspec.Struct, frozen=True, gc=False):
-    """The features of a context or of an action."""
+    """The hashed features of a context or of an action."""
 
     hashes: bytes  # native uint32
     values: bytes  # native float32
-    size: bytes = b""  # native int64, how many there are; a context is joined with no other and needs none
+
+    def __len__(self) -> int:
+        return len(self.hashes) // 4
 
 
-class HashedOffer(msgspec.Struct, frozen=True, gc=False):
-    """The actions of a request, one after the other."""
+class Named(NamedTuple):
+    """Features to be hashed, as JSON: those of an action have its id, and errors name the place."""
 
-    hashes: bytes
-    values: bytes
-    sizes: bytes  # native int64, how many features each has
-    places: list[int]  # of each action's first byte, and the end
-
-
-class Made:
-    """What a preparer made of an action that may come again, with the limits that the preparer had."""
-
-    __slots__ = ("hashed", "limits")
-
-    hashed: Hashed
-
-    def __init__(self) -> None:
-        self.limits: Limits | None = None
-
-
-class Given(tuple[tuple[str, bytes], ...]):
-    """(id, features) of actions that may come again; a preparer leaves here what it made of all and of each."""
-
-    hashed: tuple[Preparer, HashedOffer] | None = None
-    each: Sequence[Made]
-
-    @classmethod
-    def of(cls, actions: Iterable[tuple[str, bytes]], each: Sequence[Made]) -> Given:
-        given = cls(actions)
-        given.each = each
-        return given
+    place: str
+    action: str | None
+    features: bytes
 
 
 class Preparer:
-    """Hashes requests, and keeps what it hashed by its JSON text, up to ``cache_bytes``; for one thread.
+    """Hashes requests within limits.
 
     >>> prepared = Preparer().prepare(b'{"hour": 9}', [("a", b'{"topic": "sport"}'), ("b", b"{}")])
     >>> prepared.n_actions, prepared.values.tolist()
     (2, [9.0, 1.0, 1.0, 1.0])
     """
 
-    def __init__(self, *, crosses: bool = True, limits: Limits | None = None, cache_bytes: int = 64_000_000) -> None:
-        checks.whole("cache_bytes", cache_bytes, least=0)
+    def __init__(self, *, crosses: bool = True, limits: Limits | None = None) -> None:
         self.crosses = crosses
         self.limits = limits or Limits()
-        self._room = cache_bytes
         self._plain = Plain(self.limits)
-        self._cache: OrderedDict[_CacheKey, Hashed] = OrderedDict()
 
     def prepare(self, context: Json, actions: Sequence[tuple[str, Json]]) -> Prepared:
-        """Return the features of a context and of (id, features) actions, given as JSON objects, hashed.
+        """Return the features of a context and of (id, features) actions, given as JSON objects, hashed."""
+        named = [Named("context", None, bytes(context))]
+        named += [Named(f"actions[{k}]", name, bytes(features)) for k, (name, features) in enumerate(actions)]
+        rows = []
+        for row in self.hash_all(named):
+            if isinstance(row, FeatureError):
+                raise row
+            rows.append(row)
+        if self.crosses:
+            check_crosses(len(rows[0]), sum(map(len, rows[1:])), self.limits)
+        starts = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        hashes = np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32)
+        values = np.frombuffer(b"".join([row.values for row in rows]), np.float32)
+        return Prepared(hashes, values, starts, self.crosses)
 
-        What was made of ``Given`` actions is found without looking at them.
-        """
-        row, offer = self.hashed(context, actions)
-        hashes = np.frombuffer(row.hashes + offer.hashes, np.uint32)
-        values = np.frombuffer(row.values + offer.values, np.float32)
-        return Prepared(hashes, values, (np.array(offer.places, np.int64) + len(row.hashes)) // 4, self.crosses)
+    def hash_all(self, named: Sequence[Named]) -> list[Hashed | FeatureError]:
+        """Return each object's features hashed, or what is wrong with it; by one call of the compiled loop."""
+        found: list[Hashed | FeatureError] = []
+        for one, plain in zip(named, self._plain.hashed([one.features for one in named]), strict=True):
+            if plain is None:
+                found.append(self._hash(one))
+            elif one.action is None:
+                found.append(Hashed(*plain))
+            elif not self._is_plain(one.action, len(plain[0]) // 4):
+                found.append(self._hash(one))
+            else:
+                found.append(_with_id(one.action, *plain))
+        return found
 
-    def contexts(self, texts: Sequence[bytes]) -> list[Hashed | None]:
-        """Return contexts for ``hashed``, None where one is not plain: they are found faster together."""
-        return [None if plain is None else Hashed(*plain) for plain in self._plain.hashed(texts)]
+    def _is_plain(self, action: str, n_features: int) -> bool:
+        return action.isascii() and n_features < self.limits.features and len(action) + 4 <= self.limits.name
 
-    def hashed(
-        self, context: Json | Hashed, actions: Sequence[tuple[str, Json]] | HashedOffer
-    ) -> tuple[Hashed, HashedOffer]:
-        """Return the same in two parts."""
-        row = context if isinstance(context, Hashed) else self._context(bytes(context))
-        offer = actions if isinstance(actions, HashedOffer) else self._offer_of(actions)
-        n, m = len(row.hashes) // 4, len(offer.hashes) // 4
-        if self.crosses and n * m > self.limits.crosses:
-            raise FeatureError(f"context × action features must be at most {self.limits.crosses}, got {n} × {m}")
-        return row, offer
-
-    def _context(self, text: bytes) -> Hashed:
-        """Return a context, hashed anew if it is plain: it mostly does not come again, and would fill the cache."""
-        [plain] = self.contexts([text])
-        return plain or self._look_up((None, text), 0)
-
-    def _offer_of(self, actions: Sequence[tuple[str, Json]]) -> HashedOffer:
-        if not isinstance(actions, Given):
-            return _joined(self._rows([(name, bytes(features)) for name, features in actions]))
-        if actions.hashed is None or actions.hashed[0] is not self:
-            limits = self.limits
-            rows = [made.hashed for made in actions.each if made.limits is limits]
-            actions.hashed = self, _joined(rows if len(rows) == len(actions) else self._rows_left(actions))
-        return actions.hashed[1]
-
-    def _rows_left(self, actions: Given) -> list[Hashed]:
-        """Return the rows, and leave each with its action."""
-        rows = self._rows(actions)
-        for made, row in zip(actions.each, rows, strict=True):
-            made.limits, made.hashed = self.limits, row
-        return rows
-
-    def _rows(self, actions: Sequence[tuple[str, bytes]]) -> list[Hashed]:
-        return [self._look_up(action, place) for place, action in enumerate(actions, 1)]
-
-    def _look_up(self, key: _CacheKey, place: int) -> Hashed:
-        hashed = self._cache.get(key)
-        if hashed is None:
-            hashed = self._make(*key, place)
-            self._keep(key, hashed)
-        else:
-            self._cache.move_to_end(key)
-        return hashed
-
-    def _make(self, action: str | None, features: bytes, place: int) -> Hashed:
+    def _hash(self, one: Named) -> Hashed | FeatureError:
+        """Return what the compiled loop leaves to Python: arrays, escapes, letters beyond ASCII, and errors."""
         try:
-            found = flatten(features, self.limits) if action is None else action_features(action, features, self.limits)
-            hashes = [feature_hash(name) for name, _ in found]
+            limits, action = self.limits, one.action
+            pairs = flatten(one.features, limits) if action is None else action_features(action, one.features, limits)
+            hashes = [feature_hash(name) for name, _ in pairs]
         except FeatureError as error:
-            where = "context" if action is None else f"actions[{place - 1}]"
-            raise FeatureError(f"{where}: {error}") from None
-        n = len(found)
-        values = struct.pack(f"={n}f", *[value for _, value in found])
-        return Hashed(struct.pack(f"={n}I", *hashes), values, struct.pack("=q", n))
-
-    def _keep(self, key: _CacheKey, hashed: Hashed) -> None:
-        self._cache[key] = hashed
-        self._room -= _size(key, hashed)
-        while self._room < 0:
-            self._room += _size(*self._cache.popitem(last=False))
+            return FeatureError(f"{one.place}: {error}")
+        n = len(pairs)
+        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in pairs]))
 
 
-def _joined(rows: Sequence[Hashed]) -> HashedOffer:
-    hashes, values, sizes = [row.hashes for row in rows], [row.values for row in rows], [row.size for row in rows]
-    places = [*accumulate(map(len, hashes), initial=0)]
-    return HashedOffer(b"".join(hashes), b"".join(values), b"".join(sizes), places)
+def _with_id(action: str, hashes: bytes, values: bytes) -> Hashed:
+    """Return an action's features, the first of them its id."""
+    return Hashed(zlib.crc32(b"_id=" + action.encode()).to_bytes(4, _ORDER) + hashes, _ONE + values)
 
 
-def _size(key: _CacheKey, hashed: Hashed) -> int:
-    """Return about how many bytes an entry of the cache takes, 500 of them for the objects around the data."""
-    return 500 + len(key[0] or "") + len(key[1]) + 2 * len(hashed.hashes)
+_ORDER: Literal["little", "big"] = sys.byteorder
+
+
+def check_crosses(n_context: int, n_actions: int, limits: Limits) -> None:
+    """Refuse more pairs of features than a request may have."""
+    if n_context * n_actions > limits.crosses:
+        message = f"context × action features must be at most {limits.crosses}, got {n_context} × {n_actions}"
+        raise FeatureError(message)

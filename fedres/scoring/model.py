@@ -33,7 +33,8 @@ LEARNING_RATE = 0.1  # η of either side, chosen on users with tastes of their o
 
 Example = tuple[Array, Array]  # uint32 keys and float32 values of one action's features, the constant not among them
 
-_SMALLEST_TABLE = 32
+SMALLEST_TABLE = 32
+MAX_SLOTS = 4096
 _PIECE = 2**15  # weights that are copied at once, about 0.1 ms of work
 _NO_KEYS: Array = np.zeros(0, dtype=np.uint32)
 _NO_WEIGHTS: Array = np.zeros(1, dtype=np.float32)
@@ -63,6 +64,11 @@ class SharedModel:
         view = self._weights.view()
         view.flags.writeable = False
         return view
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """The weights, the sums of squared gradients and the range of the rewards, to learn in."""
+        return self._weights, self._squares, self._span
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -123,14 +129,14 @@ class PersonalModel:
 
     __slots__ = ("_count", "_squares", "_table", "_weights", "learning_rate", "max_slots")
 
-    def __init__(self, learning_rate: float = LEARNING_RATE, max_slots: int = 4096) -> None:
+    def __init__(self, learning_rate: float = LEARNING_RATE, max_slots: int = MAX_SLOTS) -> None:
         _check_rate(learning_rate)
-        checks.whole("max_slots", max_slots, least=_SMALLEST_TABLE)
+        checks.whole("max_slots", max_slots, least=SMALLEST_TABLE)
         if max_slots & (max_slots - 1):
             raise ValueError(f"max_slots must be a power of two, got {max_slots}")
         self.learning_rate = learning_rate  # η
         self.max_slots = max_slots
-        self._allocate(_SMALLEST_TABLE)
+        self._allocate(SMALLEST_TABLE)
 
     def _allocate(self, n_slots: int) -> None:
         self._table: Array = np.zeros(n_slots, dtype=np.uint32)
@@ -146,6 +152,19 @@ class PersonalModel:
     def nbytes(self) -> int:
         """About how many bytes of memory the model takes, 600 of them for the objects around the data."""
         return 600 + 12 * self._table.size
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """The table of keys, the weights and the sums of squared gradients; not to be written to."""
+        return self._table, self._weights, self._squares
+
+    @classmethod
+    def of_arrays(cls, table: Array, weights: Array, squares: Array, count: int) -> PersonalModel:
+        """Return the model that keeps ``arrays`` as its own."""
+        model = cls.__new__(cls)
+        model.learning_rate, model.max_slots, model._count = LEARNING_RATE, MAX_SLOTS, count
+        model._table, model._weights, model._squares = table, weights, squares
+        return model
 
     def copy(self) -> PersonalModel:
         """Return a model of its own that has learned the same."""
@@ -210,7 +229,7 @@ class PersonalModel:
         return sealed(_PERSONAL_HEADER.pack(b"FRP1", len(self)) + body)
 
     @classmethod
-    def from_bytes(cls, state: bytes, learning_rate: float = LEARNING_RATE, max_slots: int = 4096) -> PersonalModel:
+    def from_bytes(cls, state: bytes, learning_rate: float = LEARNING_RATE, max_slots: int = MAX_SLOTS) -> PersonalModel:
         """Return the model that ``to_bytes`` wrote; it keeps all its features, even if ``max_slots`` is less now."""
         (n,), body = unsealed(state, b"FRP1", _PERSONAL_HEADER)
         if len(body) != 12 * n + 8:
@@ -224,7 +243,7 @@ class PersonalModel:
 
 def _slots_for(n_features: int) -> int:
     """Return the least table, a power of two, that ``n_features`` fill to four fifths at most."""
-    n_slots = _SMALLEST_TABLE
+    n_slots = SMALLEST_TABLE
     while 5 * n_features > 4 * n_slots:
         n_slots *= 2
     return n_slots

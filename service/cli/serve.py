@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,6 @@ import typer
 from service.cli.base import JsonFile, app, console, one_line_errors, write_json
 
 if TYPE_CHECKING:
-    from service.engine import Engine
     from service.http.keys import Keys
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a service.")
@@ -40,47 +38,63 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8000,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another service has the store, then take over.")
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(help="Processes that answer requests; with several, one more decides and learns.")
+    rankers: Annotated[
+        int, typer.Option(help="Processes that answer requests; beside them one writes the log and one learns.")
     ] = 1,
+    loops: Annotated[
+        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, by commas; all if missing.")
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen to other machines without a key.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
     """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C ends it and loses nothing."""
+    from fedres.lease import LeaseHeld
     from service.errors import ApiError
     from service.http.keys import Keys
     from service.http.server import Tls
-    from service.serve import serve as run
-    from service.store import LeaseHeld, StoreUnavailable
+    from service.log.opening import Store
+    from service.log.protocol import StoreUnavailable
+    from service.roles.config import Config
+    from service.roles.exposure import check_exposure
+    from service.roles.supervisor import serve as run
 
     path = store_path(store, folder)
+    known = Keys(path)
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
+    if not 1 <= rankers <= 256:
+        raise ValueError(f"rankers must be in [1, 256], got {rankers}")
     if tls_key is not None and tls_cert is None:
         raise ValueError("tls-key must come with --tls-cert")
-    if demo and (tls_cert is not None or len(Keys(path))):
+    if demo and (tls_cert is not None or len(known)):
         raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
-    tls = None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key)
+    if loops is not None and not is_postgresql(store):
+        raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {store!r}")
+    check_exposure(host, known, insecure)
+    config = Config(
+        store=Store(path, store if is_postgresql(store) else None),
+        host=host,
+        port=port,
+        rankers=rankers,
+        loops=None if loops is None else tuple(loops.split(",")),
+        tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
+    )
     try:
-        run(
-            path,
-            host=host,
-            port=port,
-            workers=workers,
-            insecure=insecure,
-            tls=tls,
-            database=store if is_postgresql(store) else None,
-            standby=standby,
-            beside=_beside(demo),
-            say=typer.echo,
-        )
+        run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, known, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
+
+
+def welcome(url: str, path: Path, known: Keys, demo: bool) -> str:
+    """Return what is said when the service is ready."""
+    who = "whoever has a key" if len(known) else "anyone who can reach it (no key yet: fedres keys add)"
+    places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
+    lines = [f"fedres serves {path} to {who}", places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
+    if demo:
+        lines.append(f"Simulated readers come by; watch them at {url}/")
+    return "\n".join(lines)
 
 
 def store_path(store: str, folder: Path) -> Path:
@@ -114,19 +128,6 @@ def _database_name(store: str) -> str:
     if not name:
         raise ValueError("store must name a database: postgresql://HOST/DATABASE")
     return re.sub(r"[^\w.-]", "_", str(name))
-
-
-def _beside(demo: bool) -> Callable[[Engine, str], Awaitable[None]]:
-    """Return what runs beside the service: a line to try it with, and the readers if they are wanted."""
-    from service.demo import run_beside
-
-    async def beside(_: Engine, url: str) -> None:
-        typer.echo(f"Try it:\n{example(url)}")
-        if demo:
-            typer.echo(f"Simulated readers come by; watch them at {url}/")
-            await run_beside(url, typer.echo)
-
-    return beside
 
 
 def example(url: str) -> str:

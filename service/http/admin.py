@@ -1,4 +1,4 @@
-"""The other routes of a loop and those of the service: ordinary FastAPI, on bodies that are read strictly."""
+"""The other routes of a loop, and those of the service: ordinary FastAPI, on bodies that are read strictly."""
 
 from __future__ import annotations
 
@@ -6,137 +6,192 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from msgspec import Meta, Struct, field
 
-from service.engine import Engine
-from service.engine.settings import Settings
-from service.errors import ApiError
-from service.http.figures import figures
-from service.http.metrics import Requests
-from service.http.openapi import operation
-from service.http.routing import BINARY, MOST, Loop, User, encode, json_response, read_json, route
-from service.http.wire import Catalogue, CatalogueChange, Evaluate, Health, LoopMade, Loops, SettingsInForce, Unmatched
+from service import metrics
+from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
+from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, TEXT, Routes
 from service.page import PAGE
+from service.ranking.admin import Admin
+from service.ranking.requests import Action, Id
+from service.ranking.status import Status
+from service.settings import Settings
 
-LINES, TEXT, HTML = "application/x-ndjson", "text/plain; version=0.0.4", "text/html"
-LINES_AT_ONCE = 500
+MOST = 2**62  # SQLite's integers end at twice that
+LINES_PER_CHUNK = 500
+PROMETHEUS = "text/plain; version=0.0.4"
+
+Loop = Annotated[str, Depends(loop_of)]
+User = Annotated[str, Depends(user_of)]
 
 
-def loop_routes(engine: Engine) -> APIRouter:
-    """Return the routes below a loop's prefix."""
-    api = APIRouter()
+class Catalogue(Struct):
+    """The actions that can be named by id alone."""
 
-    @api.get("/events", **route(operation("Export events as JSON lines.", reply=LINES)))
+    actions: list[Action]
+
+
+class CatalogueChange(Struct, forbid_unknown_fields=True):
+    """Actions to add or change, and ids to retire."""
+
+    put: list[Action] = []
+    retire: list[Id] = []
+
+
+class UnmatchedReward(Struct):
+    event_id: str
+    time: int  # microseconds since 1970
+    value: float
+    id: str | None
+    status: str  # why it does not count
+
+
+class Unmatched(Struct):
+    """Rewards that came too late or have no event, the newest of them, oldest first."""
+
+    rewards: list[UnmatchedReward]
+
+
+class NewLoop(Struct, forbid_unknown_fields=True):
+    """A loop to be made; settings that are missing are at their defaults."""
+
+    name: Id
+    settings: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})] = {}
+
+
+class Loops(Struct):
+    loops: list[str]
+
+
+class SettingsInForce(Struct):
+    """A loop's settings and their version, which is their position in the log."""
+
+    version: int
+    settings: Settings
+
+
+class Evaluate(Struct, forbid_unknown_fields=True):
+    """Policies to value on the logged events, by these estimators."""
+
+    policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
+    estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
+
+
+class Health(Struct):
+    status: str
+
+
+def loop_routes(admin: Admin) -> Routes:
+    """Return the routes of a loop."""
+    routes = Routes()
+
+    @routes.of_loop("GET", "/events", ADMIN, "Export events as JSON lines.", reply=LINES)
     async def get_events(
         loop: Loop,
         after: Annotated[int, Query(ge=0, le=MOST)] = 0,
         limit: Annotated[int | None, Query(ge=1, le=MOST)] = None,
     ) -> Response:
-        lines = _chunks(engine.events(loop, after, limit))
+        lines = _chunks(await admin.events(loop, after, limit))
         first = await run_in_threadpool(next, lines, b"")
         return StreamingResponse(chain([first], lines), media_type=LINES)
 
-    @api.get("/rewards/unmatched", **route(operation("List late and unmatched rewards.", reply=Unmatched)))
+    @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
     async def get_unmatched(loop: Loop) -> Response:
-        return json_response({"rewards": await run_in_threadpool(engine.unmatched, loop)})
+        return json_response({"rewards": await admin.unmatched(loop)})
 
-    @api.get("/actions", **route(operation("Show the catalogue.", reply=Catalogue)))
+    @routes.of_loop("GET", "/actions", ADMIN, "Show the catalogue.", reply=Catalogue)
     async def get_actions(loop: Loop) -> Response:
-        return json_response({"actions": engine.actions(loop)})
+        return json_response({"actions": admin.actions(loop)})
 
-    @api.put("/actions", **route(operation("Add, change or retire actions.", body=CatalogueChange, status=204)))
+    @routes.of_loop("PUT", "/actions", ADMIN, "Add, change or retire actions.", body=CatalogueChange, status=204)
     async def put_actions(loop: Loop, request: Request) -> Response:
         change = await read_json(request, CatalogueChange)
-        await engine.put_actions(loop, put=change.put, retire=change.retire)
+        await admin.put_actions(loop, put=change.put, retire=change.retire)
         return Response(status_code=204)
 
-    @api.get("/settings", **route(operation("Show the settings.", reply=SettingsInForce)))
+    @routes.of_loop("GET", "/settings", ADMIN, "Show the settings.", reply=SettingsInForce)
     async def get_settings(loop: Loop) -> Response:
-        return json_response(SettingsInForce(*engine.settings(loop)))
+        return json_response(SettingsInForce(*admin.settings(loop)))
 
-    @api.put("/settings", **route(operation("Replace the settings.", body=Settings, reply=SettingsInForce)))
+    @routes.of_loop("PUT", "/settings", ADMIN, "Replace the settings.", body=Settings, reply=SettingsInForce)
     async def put_settings(loop: Loop, request: Request) -> Response:
-        await engine.put_settings(loop, await read_json(request, dict[str, Any]))
-        return json_response(SettingsInForce(*engine.settings(loop)))
+        await admin.put_settings(loop, await read_json(request, dict[str, Any]))
+        return json_response(SettingsInForce(*admin.settings(loop)))
 
-    @api.get("/model", **route(operation("Download the shared model.", reply=BINARY)))
+    @routes.of_loop("GET", "/model", DEVICE, "Download the shared model.", reply=BINARY)
     async def get_model(loop: Loop) -> Response:
-        return Response(await run_in_threadpool(engine.model, loop), media_type=BINARY)
+        return Response(await admin.model(loop), media_type=BINARY)
 
-    @api.put("/model", **route(operation("Upload a shared model.", body=BINARY, status=204)))
+    @routes.of_loop("PUT", "/model", ADMIN, "Upload a shared model.", body=BINARY, status=204)
     async def put_model(loop: Loop, request: Request) -> Response:
-        await engine.put_model(loop, await request.body())
+        await admin.put_model(loop, await request.body())
         return Response(status_code=204)
 
-    @api.get("/users/{user}/model", **route(operation("Show a user's model.", reply="application/json")))
+    @routes.of_loop("GET", "/users/{user}/model", ADMIN, "Show a user's model.", reply=JSON)
     async def get_user_model(loop: Loop, user: User) -> Response:
-        return json_response(await run_in_threadpool(engine.user_model, loop, user))
+        return json_response(admin.user_model(loop, user))
 
-    @api.delete("/users/{user}", **route(operation("Erase a user: model and events.", status=204)))
+    @routes.of_loop("DELETE", "/users/{user}", ADMIN, "Erase a user: model and events.", status=204)
     async def delete_user(loop: Loop, user: User) -> Response:
-        await engine.erase_user(loop, user)
+        await admin.erase_user(loop, user)
         return Response(status_code=204)
 
-    @api.post(
-        "/evaluations", **route(operation("Value policies on the events.", body=Evaluate, reply="application/json"))
-    )
+    @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
         wanted = await read_json(request, Evaluate)
-        return json_response(await engine.evaluate(loop, wanted.policies, wanted.estimators))
+        return json_response(await admin.evaluate(loop, wanted.policies, wanted.estimators))
 
-    return api
+    return routes
 
 
-def service_routes(engine: Engine, requests: Requests) -> APIRouter:
+def service_routes(admin: Admin, status: Status) -> Routes:
     """Return the routes of the service as a whole."""
-    api = APIRouter()
+    routes = Routes()
 
-    @api.get("/v1/loops", **route(operation("List the loops.", reply=Loops)))
+    @routes.of_service("GET", "/v1/loops", ADMIN, "List the loops.", reply=Loops)
     async def get_loops() -> Response:
-        return json_response(Loops(list(engine.loops())))
+        return json_response(Loops(admin.loops()))
 
-    @api.post("/v1/loops", **route(operation("Make a loop.", body=LoopMade, reply=SettingsInForce, status=201)))
+    @routes.of_service("POST", "/v1/loops", ADMIN, "Make a loop.", body=NewLoop, reply=SettingsInForce, status=201)
     async def post_loop(request: Request) -> Response:
-        made = await read_json(request, LoopMade)
-        await engine.create_loop(made.name, made.settings)
-        return json_response(SettingsInForce(*engine.settings(made.name)), 201)
+        made = await read_json(request, NewLoop)
+        await admin.create_loop(made.name, made.settings)
+        return json_response(SettingsInForce(*admin.settings(made.name)), 201)
 
-    @api.delete("/v1/loops/{loop}", **route(operation("Delete a loop.", status=204)))
+    @routes.of_service("DELETE", "/v1/loops/{loop}", ADMIN, "Delete a loop.", status=204)
     async def delete_loop(loop: Loop) -> Response:
-        await engine.delete_loop(loop)
+        await admin.delete_loop(loop)
         return Response(status_code=204)
 
-    @api.get("/v1/status", **route(operation("Show how the service does.", reply="application/json")))
+    @routes.of_service("GET", "/v1/status", ADMIN, "Show how the service does.", reply=JSON)
     async def get_status() -> Response:
-        return json_response(engine.status())
+        return json_response(await status.status())
 
-    @api.get("/metrics", **route(operation("Show figures for Prometheus.", reply="text/plain")))
+    @routes.of_service("GET", "/metrics", ADMIN, "Show figures for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
-        return Response(
-            requests.text() + figures({loop: engine.gauges(loop) for loop in engine.loops()}), media_type=TEXT
-        )
+        gauges, processes = await status.gauges(), status.processes()
+        return Response(await run_in_threadpool(metrics.text, gauges, processes), media_type=PROMETHEUS)
 
-    @api.get("/healthz", **route(operation("Say that the process answers.", reply=Health)))
+    @routes.of_service("GET", "/healthz", OPEN, "Say that the process answers.", reply=Health)
     async def get_health() -> Response:
         return json_response(Health("ok"))
 
-    @api.get("/readyz", **route(operation("Say whether requests can be answered.", reply=Health)))
+    @routes.of_service("GET", "/readyz", OPEN, "Say whether requests can be answered.", reply=Health)
     async def get_readiness() -> Response:
-        trouble = engine.status()["trouble"]
-        if trouble is not None:
-            raise ApiError(503, "not_ready", f"the learner waits: {trouble}")
+        status.check_ready()
         return json_response(Health("ready"))
 
-    @api.get("/", **route(operation("Show a page.", reply=HTML)))
+    @routes.of_service("GET", "/", OPEN, "Show a page.", reply=HTML)
     async def get_page() -> Response:
         return Response(PAGE, media_type=HTML)
 
-    return api
+    return routes
 
 
 def _chunks(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     """Yield JSON lines, many at a time: each chunk is a trip to a thread."""
-    while lines := list(islice(events, LINES_AT_ONCE)):
+    while lines := list(islice(events, LINES_PER_CHUNK)):
         yield b"".join(encode(event) + b"\n" for event in lines)

@@ -22,7 +22,7 @@ import msgspec
 
 from fedres.checks import one_of
 from service.errors import ApiError
-from service.store import Lease
+from fedres.lease import Lease
 
 ROLES = ("rank", "device", "admin")
 LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along

@@ -1,8 +1,8 @@
-"""The OpenAPI document: FastAPI's for its own routes, ours for the hot ones, and what all of them have in common."""
+"""The OpenAPI document, made from the declared routes: their types are msgspec's, which FastAPI does not know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from service.http.limits import Limits
 from service.http.replies import Error
-from service.http.table import OPEN, ROUTES
+from service.http.routes import JSON, OPEN, Route
 
 Json = dict[str, Any]
 
@@ -23,7 +23,7 @@ ANY = {
     404: "There is no such loop or user.",
     422: "The request breaks a rule.",
     429: "The key makes too many requests, or the device too many uploads; Retry-After says when to come back.",
-    503: "The store cannot be written or read at the moment; nothing was acknowledged.",
+    503: "The log cannot be written or read at the moment; nothing was acknowledged.",
 }
 CHANGES = {409: "It contradicts what is there."}
 WITH_BODY = {
@@ -31,48 +31,37 @@ WITH_BODY = {
     413: "The body is too large.",
     415: "The body is of another type.",
 }
+TAG = {"ETag": {"description": "The version and a checksum, in quotes.", "schema": {"type": "string"}}}
 
 
-def reference(kind: type) -> Json:
-    return {"$ref": REF.format(name=kind.__name__)}
+def entry(route: Route) -> Json:
+    """Return a route's entry: what it takes and gives."""
+    response: Json = {"description": "Done."}
+    if route.reply is not None:
+        response["content"] = _content(route.reply, JSON)
+    made: Json = {"summary": route.summary, "responses": {str(route.status): response}}
+    if route.body is not None:
+        made["requestBody"] = {"required": True, "content": _content(route.body, route.body_type or JSON)}
+    if route.path.endswith("/federated/model"):
+        response["headers"] = TAG
+        made["responses"]["304"] = {"description": "If-None-Match has the published version.", "headers": TAG}
+    return made
 
 
-def content(kind: type | str, media_type: str = "application/json") -> Json:
-    """Return the content of a body of our types, or of any other media type."""
-    return {kind: {}} if isinstance(kind, str) else {media_type: {"schema": reference(kind)}}
-
-
-def operation(
-    summary: str, *, body: type | str | None = None, reply: type | str | None = None, status: int = 200
-) -> Json:
-    """Return the entry of a route: what it takes and gives, by type or by media type, or nothing."""
-    response: Json = {"description": "Done."} if reply is None else {"description": "Done.", "content": content(reply)}
-    entry: Json = {"summary": summary, "responses": {str(status): response}}
-    if body is not None:
-        entry["requestBody"] = {"required": True, "content": content(body)}
-    return entry
-
-
-def document(app: FastAPI, hot: Mapping[str, Json], kinds: Sequence[type], limits: Limits) -> Json:
-    """Return the whole document; ``hot`` has the POST entries of the hot paths, ``kinds`` all types it refers to."""
+def document(app: FastAPI, routes: Iterable[Route], limits: Limits) -> Json:
+    """Return the whole document."""
     made: Json = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     paths = made.setdefault("paths", {})
-    for path, entry in hot.items():
-        paths[path] = {"post": {**entry, "operationId": _operation_id("POST", path)}}
-    for path, methods in paths.items():
-        for method, entry in methods.items():
-            _complete(path, method.upper(), entry)
-    _, schemas = msgspec.json.schema_components([*kinds, Error], ref_template=REF)
-    for name in ("actions", "exclude"):
-        schemas["Rank"]["properties"][name]["maxItems"] = limits.actions
-    schemas["RankSlots"]["properties"]["actions"]["maxItems"] = limits.actions
-    schemas["RankSlots"]["properties"]["slots"]["maxItems"] = limits.slots
-    schemas["Slot"]["properties"]["exclude"]["maxItems"] = limits.actions
-    schemas["Scoring"]["properties"]["actions"]["maxItems"] = limits.actions
-    schemas["Batch"]["properties"]["requests"]["maxItems"] = limits.batch
-    schemas["Residuals"]["properties"]["residuals"]["maxItems"] = limits.residuals
-    schemas["Updates"]["properties"]["updates"]["maxItems"] = limits.updates
-    schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
+    kinds: dict[str, type] = {"Error": Error}
+    for route in routes:
+        operation = paths.setdefault(route.path, {}).setdefault(route.method.lower(), {})
+        operation.update({**entry(route), "operationId": _operation_id(route)})
+        _complete(route, operation)
+        for kind in (route.body, route.reply):
+            if isinstance(kind, type):
+                kinds[kind.__name__] = kind
+    _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
+    _limit(schemas, limits)
     made["components"] = {
         "schemas": schemas,
         "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -80,19 +69,40 @@ def document(app: FastAPI, hot: Mapping[str, Json], kinds: Sequence[type], limit
     return made
 
 
-def _complete(path: str, method: str, entry: Json) -> None:
+def _limit(schemas: Json, limits: Limits) -> None:
+    """Add the limits that the service was started with."""
+    for kind, name, most in (
+        ("RankRequest", "actions", limits.actions),
+        ("RankRequest", "exclude", limits.actions),
+        ("SlotsRequest", "actions", limits.actions),
+        ("SlotsRequest", "slots", limits.slots),
+        ("Slot", "exclude", limits.actions),
+        ("Scoring", "actions", limits.actions),
+        ("Batch", "requests", limits.batch),
+        ("Residuals", "residuals", limits.residuals),
+        ("Updates", "updates", limits.updates),
+    ):
+        schemas[kind]["properties"][name]["maxItems"] = most
+    schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
+
+
+def _content(kind: type | str, media_type: str) -> Json:
+    """Return the content of a body of our types, or of any other media type."""
+    return {kind: {}} if isinstance(kind, str) else {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}
+
+
+def _complete(route: Route, operation: Json) -> None:
     """Add the path's parameters, the key, and the failures that any route can have."""
-    entry.setdefault("operationId", _operation_id(method, path))
-    names = [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
-    others = [one for one in entry.get("parameters", []) if one["in"] != "path"]
+    names = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
+    others = [one for one in operation.get("parameters", []) if one["in"] != "path"]
     if names or others:
-        entry["parameters"] = [_parameter(name) for name in names] + others
-    is_open = ROUTES[path][method] is OPEN
-    entry["security"] = [] if is_open else [{"key": []}]
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if method != "GET" else {})}
-    failures |= WITH_BODY if "requestBody" in entry else {}
+        operation["parameters"] = [_parameter(name) for name in names] + others
+    is_open = route.roles is OPEN
+    operation["security"] = [] if is_open else [{"key": []}]
+    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if route.method != "GET" else {})}
+    failures |= WITH_BODY if "requestBody" in operation else {}
     for status, text in failures.items():
-        entry["responses"][str(status)] = {"description": text, "content": content(Error)}
+        operation["responses"][str(status)] = {"description": text, "content": _content(Error, JSON)}
 
 
 def _parameter(name: str) -> Json:
@@ -100,5 +110,5 @@ def _parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _operation_id(method: str, path: str) -> str:
-    return "_".join([method.lower(), *(part.strip("{}") for part in path.split("/") if part)])
+def _operation_id(route: Route) -> str:
+    return "_".join([route.method.lower(), *(part.strip("{}") for part in route.path.split("/") if part)])

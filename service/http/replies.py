@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from service.errors import ApiError, unavailable
-from service.store import StoreUnavailable
+from service.log.protocol import StoreUnavailable
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

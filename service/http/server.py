@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, sock: socket.socket, limits: Limits, tls: Tls | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol(limits.request_seconds, getattr(app, "lane", None)),
+            http=protocol(limits.request_seconds),
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -94,17 +94,28 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int, *, listening: bool = True) -> Iterator[socket.socket]:
+def bound(host: str, port: int) -> Iterator[socket.socket]:
     """Lend a socket bound to ``host`` and ``port``; port 0 is any that is free."""
+    with bind(host, port) as sock:
+        yield sock
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a listening socket; ``shared`` lets others listen at the same port, and the system spread connections."""
     family, kind, number, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
     )[0]
-    with socket.socket(family, kind, number) as sock:  # without its number asyncio would not set TCP_NODELAY
+    sock = socket.socket(family, kind, number)  # without its number asyncio would not set TCP_NODELAY
+    try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-        if listening:
-            sock.listen(BACKLOG)  # connections that come while the store is being opened wait
-        yield sock
+        sock.listen(BACKLOG)  # connections that come while nobody accepts wait
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def shown(sock: socket.socket) -> str:

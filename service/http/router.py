@@ -1,0 +1,237 @@
+"""The way in: finds the route, asks for the key, reads the body within its limits, and answers all failures.
+
+Pure ASGI. Hot routes are answered here, before FastAPI sees the request; all others go on to FastAPI with their body.
+Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id and ``/`` is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from time import perf_counter
+from typing import Any
+from urllib.parse import quote, unquote
+
+from service import metrics
+from service.errors import ApiError
+from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.keys import ANYONE, Key, Keys
+from service.http.limits import Buckets, Limits
+from service.http.replies import (
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    failure,
+    log,
+    send_reply,
+    too_many_requests,
+    wrong_method,
+)
+from service.http.routes import BINARY, MSGPACK, OPEN, Call, Route
+
+UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
+GONE = 499  # the status in metrics of those who went away before they were answered
+
+CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
+PARAMETERS = "fedres.parameters"
+
+
+class Methods:
+    """The routes of one path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.names = tuple(segment[1:-1] for segment in path[1:].split("/") if segment.startswith("{"))
+        self.routes: dict[str, Route] = {}
+
+    def allowed(self) -> str:
+        """Return the value of an Allow header."""
+        head = ["HEAD"] if "GET" in self.routes else []
+        return ", ".join([*self.routes, *head, "OPTIONS"])
+
+
+class _Node:
+    """A segment of paths: what may follow it by name, what follows as a parameter, and the path that ends here."""
+
+    __slots__ = ("ends", "named", "parameter")
+
+    def __init__(self) -> None:
+        self.named: dict[bytes, _Node] = {}
+        self.parameter: _Node | None = None
+        self.ends: Methods | None = None
+
+    def child(self, segment: str) -> _Node:
+        if not segment.startswith("{"):
+            return self.named.setdefault(segment.encode(), _Node())
+        self.parameter = self.parameter or _Node()
+        return self.parameter
+
+
+class Table:
+    """Finds the routes of a path."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        self._fixed: dict[bytes, tuple[Methods, dict[str, str]]] = {}  # paths without parameters, found at once
+        for route in routes:
+            node = self._root
+            for segment in route.path[1:].split("/"):
+                node = node.child(segment)
+            node.ends = node.ends or Methods(route.path)
+            node.ends.routes[route.method] = route
+            if not node.ends.names:
+                self._fixed[route.path.encode()] = (node.ends, {})
+
+    def find(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
+        """Return the routes and their parameters, unquoted; a path that has none is refused with 404."""
+        if raw_path in self._fixed:
+            return self._fixed[raw_path]
+        node, quoted = self._root, []
+        for segment in raw_path[1:].split(b"/"):
+            following = node.named.get(segment)
+            if following is None:
+                following = node.parameter
+                if following is None or not segment:
+                    raise _no_path(raw_path)
+                quoted.append(segment)
+            node = following
+        if node.ends is None:
+            raise _no_path(raw_path)
+        return node.ends, dict(zip(node.ends.names, map(_unquoted, quoted), strict=True))
+
+
+def _unquoted(segment: bytes) -> str:
+    try:
+        return unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        shown = segment[:100].decode("latin-1")
+        raise ApiError(400, "invalid_path", f"the path must be UTF-8 when unquoted, got {shown}", "path") from None
+
+
+def _no_path(raw_path: bytes) -> ApiError:
+    shown = raw_path[:100].decode("latin-1")
+    return ApiError(404, "unknown_path", f"the path must be one of the API's, got {shown}; see /docs", "path")
+
+
+class Router:
+    """An ASGI application in front of ``app`` that answers hot routes itself."""
+
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        routes: Iterable[Route],
+        *,
+        keys: Keys,
+        limits: Limits,
+    ) -> None:
+        self._app, self.keys = app, keys
+        self._table = Table(routes)
+        self._buckets = Buckets(limits.requests_per_second)
+        self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
+        self._other_bytes = limits.body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        path, status = await self._answer(scope, receive, send)
+        metrics.count_request(path, scope["method"] if path != UNKNOWN else "any", status, perf_counter() - began)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
+        """Return the route's path and the status of the reply that was sent."""
+        path = UNKNOWN
+        try:
+            raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
+            methods, parameters = self._table.find(raw_path)
+            path, method = methods.path, scope["method"]
+            route = methods.routes.get("GET" if method == "HEAD" else method)
+            if route is None:
+                reply = _no_method(method, methods.allowed())
+            else:
+                head = read_head(scope["headers"])
+                key = self._admit(route, parameters, method, head)
+                body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
+                if not route.hot:
+                    known = {PARAMETERS: parameters, CLIENT: key.client}
+                    return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client))
+        except Disconnected:
+            return path, GONE
+        except _Refused as refused:
+            reply = refused.reply
+        except Exception as error:
+            reply = failure(error)
+        await send_reply(send, reply)
+        return path, reply.status
+
+    async def _read(self, route: Route, head: Head, receive: Receive) -> bytes:
+        if route.body_type is not None:
+            check_media_type(head, route.body_type.encode())
+        return await read_body(receive, head, self._body_bytes.get(route.body_type or "", self._other_bytes))
+
+    def _admit(self, route: Route, parameters: dict[str, str], method: str, head: Head) -> Key:
+        """Return who may go on."""
+        if route.roles is OPEN:
+            return ANYONE
+        key = self.keys.identify(head.authorization)
+        seconds = self._buckets.take(key.id)
+        if seconds:
+            raise _Refused(too_many_requests(seconds))
+        loop = route.loop(parameters)
+        if key.role in route.roles and (key.loop is None or key.loop == loop):
+            return key
+        raise _forbidden(key, f"{method} {route.path}", loop)
+
+    async def _pass_on(self, passed: _Passed) -> int:
+        """Return the status of FastAPI's reply; it raises what it has answered already."""
+        try:
+            await self._app(passed.scope, passed.receive, passed.send)
+        except Exception as error:
+            if not passed.status:
+                raise
+            if not passed.complete:
+                log.error("a reply broke off", exc_info=error)  # the server closes the connection
+        return passed.status
+
+
+class _Refused(Exception):  # noqa: N818
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+
+class _Passed:
+    """A request on its way through FastAPI: its path still quoted, its body in hand, the status noted."""
+
+    def __init__(
+        self, scope: Scope, raw_path: bytes, known: dict[str, Any], body: bytes, receive: Receive, send: Send
+    ) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves out the body
+        self.scope = {**scope, "method": method, "path": raw_path.decode("latin-1"), **known}
+        self.status, self.complete = 0, False
+        self._body: bytes | None = body
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> Any:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.complete = not message.get("more_body", False)
+        await self._send(message)
+
+
+def _no_method(method: str, allowed: str) -> Reply:
+    return Reply(204, headers=((b"allow", allowed.encode()),)) if method == "OPTIONS" else wrong_method(method, allowed)
+
+
+def _forbidden(key: Key, what: str, loop: str | None) -> ApiError:
+    whose = "all loops" if key.loop is None else f"the loop {key.loop!a}"
+    about = "the service as a whole" if loop is None else f"the loop {loop!a}"
+    message = f"a key with the role {key.role} for {whose} may not {what} of {about}"
+    return ApiError(403, "forbidden", message, "Authorization")

@@ -1,0 +1,122 @@
+"""How routes are declared: once, with method, path, roles, body and reply. Router, authorisation and OpenAPI read this.
+
+A hot route is a plain handler that the router calls itself; the others are ordinary FastAPI endpoints. Routes of a loop
+are declared by the path below it, and are there for the loop ``default`` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from service.http.replies import Reply
+
+OPEN: frozenset[str] = frozenset()  # needs no key
+RANK = frozenset({"rank", "admin"})
+DEVICE = frozenset({"device", "admin"})
+ADMIN = frozenset({"admin"})
+
+JSON, BINARY, MSGPACK, LINES, TEXT, HTML = (
+    "application/json",
+    "application/octet-stream",
+    "application/msgpack",
+    "application/x-ndjson",
+    "text/plain",
+    "text/html",
+)
+
+DEFAULT_LOOP = "default"
+PREFIXES = ("/v1", "/v1/loops/{loop}")
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class Call(NamedTuple):
+    """A request that was let in."""
+
+    loop: str
+    parameters: dict[str, str]
+    body: bytes
+    client: str | None  # the only device that it may speak for, None if any
+
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str  # with names in braces
+    roles: frozenset[str]
+    summary: str
+    body: type | str | None  # its type, or a media type
+    body_type: str | None  # the media type of bodies, None where any will do
+    reply: type | str | None
+    status: int
+    hot: bool
+    of_loop: bool
+    endpoint: Callable[..., Any]
+
+    def loop(self, parameters: dict[str, str]) -> str | None:
+        """Return the loop it is about, None for the service as a whole."""
+        return parameters.get("loop", DEFAULT_LOOP) if self.of_loop else None
+
+
+class Routes:
+    """Collects declarations: ``of_loop`` and ``of_service`` decorate endpoints."""
+
+    def __init__(self) -> None:
+        self.all: list[Route] = []
+
+    def of_loop(
+        self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Declare a route below ``/v1`` for the loop ``default``, and below ``/v1/loops/{loop}`` for any."""
+        return self._declare(method, [prefix + path for prefix in PREFIXES], roles, summary, of_loop=True, **options)
+
+    def of_service(
+        self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Declare a route of the service as a whole, or one that names its loop itself."""
+        return self._declare(method, [path], roles, summary, of_loop="{loop}" in path, **options)
+
+    def _declare(
+        self,
+        method: str,
+        paths: list[str],
+        roles: frozenset[str],
+        summary: str,
+        *,
+        of_loop: bool,
+        body: type | str | None = None,
+        body_type: str | None = None,
+        reply: type | str | None = None,
+        status: int = 200,
+        hot: bool = False,
+    ) -> Callable[[Endpoint], Endpoint]:
+        if body is not None and body_type is None:
+            body_type = body if isinstance(body, str) else JSON
+
+        def declare(endpoint: Endpoint) -> Endpoint:
+            for path in paths:
+                self.all.append(
+                    Route(
+                        method=method,
+                        path=path,
+                        roles=roles,
+                        summary=summary,
+                        body=body,
+                        body_type=body_type,
+                        reply=reply,
+                        status=status,
+                        hot=hot,
+                        of_loop=of_loop,
+                        endpoint=endpoint,
+                    )
+                )
+            return endpoint
+
+        return declare

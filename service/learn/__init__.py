@@ -1,0 +1,1 @@
+"""The learner: a function of the log, and a loop around it."""

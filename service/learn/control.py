@@ -1,0 +1,128 @@
+"""What rankers ask of the learner: a few questions over a Unix socket, answered between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from service.learn.learner import Learner
+from service.learn.shared_models import bytes_of_model
+from service.log.protocol import StoreUnavailable
+
+LENGTH = struct.Struct("<I")
+SECONDS = 30.0  # for an answer
+REQUEST_BYTES = 1 << 16
+
+
+class Question(msgspec.Struct, array_like=True):
+    """One question; ``since`` is a version for ``changed``."""
+
+    what: str
+    loop: str = ""
+    since: int = 0
+
+
+class Answer(msgspec.Struct, array_like=True):
+    body: Any = None
+    error: str | None = None
+
+
+def answer(learner: Learner, question: Question) -> Answer:
+    """Return what the learner says, with all that was logged before learned."""
+    try:
+        while learner.step():
+            pass
+        if question.what != "settle" and question.loop not in learner.loops:
+            return Answer(error=f"loop must be one that exists, got {question.loop!r}")
+        return Answer(_ANSWERS[question.what](learner, question))
+    except Exception as error:  # a question must not end the learner
+        return Answer(error=f"{type(error).__name__}: {error}")
+
+
+def _changed(learner: Learner, question: Question) -> list[int] | None:
+    """Return the indices of the weights that changed since a version, None where nobody knows."""
+    history = learner.history(question.loop)
+    version = learner.loops[question.loop].head.version
+    if question.since == version:
+        return []
+    if history is None or not history.start <= question.since < version:
+        return None
+    indices: list[int] = history.since(question.since).tolist()
+    return indices
+
+
+def _settle(learner: Learner, question: Question) -> None:
+    if learner.trouble is not None:
+        raise learner.trouble
+
+
+_ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
+    "settle": _settle,
+    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].shared),
+    "digest": lambda learner, question: learner.digest(question.loop),
+    "unmatched": lambda learner, question: [
+        msgspec.to_builtins(one) for one in learner.loops[question.loop].join.unmatched
+    ],
+    "changed": _changed,
+}
+
+
+def serve_one(listener: socket.socket, learner: Learner) -> None:
+    """Answer one client."""
+    client, _ = listener.accept()
+    with client:
+        client.settimeout(SECONDS)
+        try:
+            (length,) = LENGTH.unpack(_exactly(client, LENGTH.size))
+            if length > REQUEST_BYTES:
+                return
+            question = msgspec.msgpack.decode(_exactly(client, length), type=Question)
+            body = msgspec.msgpack.encode(answer(learner, question))
+            client.sendall(LENGTH.pack(len(body)) + body)
+        except (OSError, msgspec.MsgspecError, EOFError):
+            return
+
+
+def _exactly(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = client.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+class LearnerClient:
+    """A ranker's side."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
+        """Return the learner's answer, or raise ``StoreUnavailable`` where it gives none."""
+        try:
+            return await asyncio.wait_for(self._ask(Question(what, loop, since)), SECONDS)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            raise StoreUnavailable(
+                "learner", "the learner does not answer; it is started again if it is gone"
+            ) from None
+
+    async def _ask(self, question: Question) -> Any:
+        reader, writer = await asyncio.open_unix_connection(str(self._path))
+        try:
+            body = msgspec.msgpack.encode(question)
+            writer.write(LENGTH.pack(len(body)) + body)
+            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+            reply = msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)
+        finally:
+            writer.close()
+        if reply.error is not None:
+            raise StoreUnavailable("learner", reply.error)
+        return reply.body

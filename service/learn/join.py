@@ -1,0 +1,217 @@
+"""Joins decisions with their rewards: a pure function of what was logged about an event, in order, and of its times.
+
+An event waits for its reward until its deadline. A reward may come before its event, which then takes it, or after the
+deadline, when it is listed and counts no more. A repeat is known by the reward's id, or by its value where it has none.
+Times are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from service.log.records import Example
+
+REMEMBERED = 100_000  # finished events, to tell late rewards from early ones
+LISTED = 10_000  # late and unmatched rewards
+MOST_REWARDS = 1_000  # of one event; more are kept in the log and listed, and do not count
+
+WAITING, DEFERRED, REWARDED, EXPIRED, EARLY = "waiting", "deferred", "rewarded", "expired", "early"
+
+
+class Rules(NamedTuple):
+    """How an event is joined: by the settings that it was decided under."""
+
+    wait: int  # microseconds
+    default: float | None
+    summed: bool  # all rewards until the deadline count, else the earliest
+
+
+class Decided(msgspec.Struct, frozen=True, gc=False):
+    """What is learned from once the reward of a decision is known."""
+
+    user: str | None
+    features: Example
+    settings: int  # position of the settings it was made under
+    baseline_weight: float
+
+
+class PendingEvent(msgspec.Struct, gc=False):
+    """An event on its way, or that it is finished."""
+
+    first: int  # position of the first record about it
+    order: int  # position of its decision, once that is known
+    status: str = EARLY
+    deadline: int | None = None  # None until a deferred event is activated
+    rules: Rules | None = None
+    decided: Decided | None = None
+    user: str | None = None
+    rewards: dict[str, float] | None = None  # by id, in the order they came
+    first_reward: int = 0  # its time
+    activated: bool = False
+    finished: bool = False
+
+
+class Settled(NamedTuple):
+    """An event whose reward is final; None where none came and nothing is to be learned."""
+
+    event: str
+    decided: Decided
+    reward: float | None
+    delay: int | None  # microseconds from the decision, or its activation, to the reward; None without one
+
+
+class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A reward that does not count."""
+
+    event_id: str
+    time: int
+    value: float
+    reward_id: str
+    why: str  # late, unmatched, too many
+
+
+class Join:
+    """The events of one loop. Call ``expire`` with a record's time before the record itself."""
+
+    def __init__(self, unmatched: Iterable[Unmatched] = ()) -> None:
+        self.events: dict[str, PendingEvent] = {}
+        self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
+        self.n_waiting = 0
+        self._finished: deque[str] = deque()
+        self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
+
+    def rank(self, event: str, order: int, time: int, rules: Rules, decided: Decided, deferred: bool) -> Settled | None:
+        """Let an event wait for its reward; return it settled where that came before."""
+        self.n_waiting += 1
+        pending = self.events.get(event)
+        if pending is None and not deferred:
+            deadline = time + rules.wait
+            self.events[event] = PendingEvent(order, order, WAITING, deadline, rules, decided, decided.user)
+            heapq.heappush(self._deadlines, (deadline, order, event))
+            return None
+        pending = pending or self._pending(event, order)
+        pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
+        pending.status = DEFERRED if deferred and not pending.activated else WAITING
+        self._wait(event, pending, None if pending.status == DEFERRED else time + rules.wait)
+        return self._settle_if_final(event, pending)
+
+    def reward(self, event: str, order: int, time: int, value: float, key: str, rules: Rules) -> Settled | None:
+        """Count a reward unless it is a repeat or late; return the event if that settles it."""
+        pending = self._pending(event, order)
+        if pending.rewards is None:
+            pending.rewards = {}
+        if key in pending.rewards:
+            return None
+        if len(pending.rewards) >= MOST_REWARDS:
+            self._list(event, time, value, key, "too many")
+            return None
+        if pending.finished:
+            if pending.deadline is not None and time >= pending.deadline:
+                pending.rewards[key] = value  # counts no more, but a repeat of it is known
+                self._list(event, time, value, key, "late")
+            return None
+        pending.rewards[key] = value
+        pending.first_reward = pending.first_reward or time
+        if pending.status == EARLY:
+            self._wait(event, pending, max(pending.deadline or 0, time + rules.wait))
+        return self._settle_if_final(event, pending)
+
+    def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
+        """Let a deferred event wait from now on; return it if it had its reward already."""
+        pending = self._pending(event, order)
+        if pending.activated or pending.status not in (EARLY, DEFERRED):
+            return None
+        pending.activated = True
+        if pending.status == DEFERRED and pending.rules is not None:
+            pending.status, rules = WAITING, pending.rules
+        self._wait(event, pending, time + rules.wait)
+        return self._settle_if_final(event, pending)
+
+    def expire(self, time: int) -> Iterable[Settled]:
+        """Return what was not settled when its deadline came, by deadline, then by position in the log."""
+        return self._expiring(time) if self._deadlines and self._deadlines[0][0] <= time else ()
+
+    def _expiring(self, time: int) -> Iterator[Settled]:
+        while self._deadlines and self._deadlines[0][0] <= time:
+            deadline, order, event = heapq.heappop(self._deadlines)
+            if not self._is_due(deadline, order, event):
+                continue
+            pending = self.events[event]
+            if pending.status == EARLY:
+                for key, value in (pending.rewards or {}).items():
+                    self._list(event, pending.first_reward, value, key, "unmatched")
+                del self.events[event]
+            else:
+                yield self._expired(event, pending)
+
+    def next_deadline(self) -> int | None:
+        """Return when something expires next, None if nothing will."""
+        while self._deadlines and not self._is_due(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def oldest(self) -> int | None:
+        """Return the position of the first record about an event that is not finished."""
+        return next((pending.first for pending in self.events.values() if not pending.finished), None)  # oldest first
+
+    def events_of(self, user: str) -> set[str]:
+        """Return the events of a user that are known."""
+        return {event for event, pending in self.events.items() if pending.user == user}
+
+    def forget(self, events: set[str]) -> None:
+        """Leave nothing of events."""
+        for event in events & self.events.keys():
+            self.n_waiting -= self.events.pop(event).status in (WAITING, DEFERRED)
+        self._finished = deque(event for event in self._finished if event not in events)
+        self._deadlines = [entry for entry in self._deadlines if entry[2] not in events]
+        heapq.heapify(self._deadlines)
+        self.unmatched = deque((entry for entry in self.unmatched if entry.event_id not in events), LISTED)
+
+    def _is_due(self, deadline: int, order: int, event: str) -> bool:
+        """Return whether an event is still to expire then: not settled, forgotten or put off since."""
+        pending = self.events.get(event)
+        return pending is not None and not pending.finished and (pending.deadline, pending.order) == (deadline, order)
+
+    def _pending(self, event: str, order: int) -> PendingEvent:
+        pending = self.events.get(event)
+        if pending is None:
+            pending = self.events[event] = PendingEvent(order, order)
+        return pending
+
+    def _wait(self, event: str, pending: PendingEvent, deadline: int | None) -> None:
+        pending.deadline = deadline
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, pending.order, event))
+
+    def _settle_if_final(self, event: str, pending: PendingEvent) -> Settled | None:
+        if pending.status != WAITING or pending.rules is None or pending.rules.summed or not pending.rewards:
+            return None
+        return self._finish(event, pending, REWARDED, next(iter(pending.rewards.values())))
+
+    def _expired(self, event: str, pending: PendingEvent) -> Settled:
+        if pending.rewards:
+            return self._finish(event, pending, REWARDED, sum(pending.rewards.values()))
+        assert pending.rules is not None
+        return self._finish(event, pending, EXPIRED, pending.rules.default)
+
+    def _finish(self, event: str, pending: PendingEvent, status: str, reward: float | None) -> Settled:
+        assert pending.decided is not None
+        assert pending.rules is not None
+        assert pending.deadline is not None
+        start = pending.deadline - pending.rules.wait
+        delay = max(pending.first_reward - start, 0) if status == REWARDED else None
+        settled = Settled(event, pending.decided, reward, delay)
+        pending.decided, pending.status, pending.finished = None, status, True
+        self.n_waiting -= 1
+        self._finished.append(event)
+        if len(self._finished) > REMEMBERED:
+            self.events.pop(self._finished.popleft(), None)
+        return settled
+
+    def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
+        self.unmatched.append(Unmatched(event, time, value, key, why))

@@ -1,0 +1,341 @@
+"""One loop as a pure function of its log: records in order go in, models, statistics and pending events come out.
+
+No clock, no I/O, no threads, no randomness. Whatever is due at a record's time is settled before the record itself.
+Events that settle are gathered and learned from together, by one compiled call for each batch of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.scoring.batch import CHUNK_BITS, Events, Shared
+from fedres.scoring.federated import FederatedModel
+from fedres.scoring.model import PersonalModel, SharedModel
+from service.learn.heads import CatalogueAction, LoopHead
+from service.learn.join import Decided, Join, Rules, Settled
+from service.learn.shared_models import expanded_example, new_model, read_model
+from service.learn.uploads import learn_residual, learn_update
+from service.log.records import (
+    ACTIONS,
+    ACTIVATE,
+    ERASE,
+    ERASED,
+    JOIN,
+    MODEL,
+    RANK,
+    RESIDUAL,
+    REWARD,
+    SETTINGS,
+    UPDATE,
+    Entry,
+    decode_actions,
+    decode_erase,
+    decode_erased,
+    read_decision,
+    read_reward,
+)
+from service.models.personal import PersonalModels
+from service.settings import Settings
+
+REMEMBERED_ERASURES = 100
+
+
+class LoopState:
+    """A loop, learning. Its head says where it is; ``take`` moves it on.
+
+    In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
+    """
+
+    def __init__(self, head: LoopHead, shared: SharedModel, personal: PersonalModels, join: Join | None = None) -> None:
+        self.head, self.shared, self.personal, self.join = head, shared, personal, join or Join()
+        self.position = head.since
+        self.time = 0  # of the last record
+        self.mark = 0  # of the last record: tells it from others at its position
+        self.learn_from = 0
+        self.catalogue_changed = self.clients_changed = True
+        self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
+        self._settled: list[tuple[Settled, int]] = []  # to be learned from, with the position that settled each
+        self._rules: dict[int, Rules] = {}
+        self._new_shared()
+
+    def _new_shared(self) -> None:
+        """Take note that every weight may have changed."""
+        self.changed: Array = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
+
+    def replace_shared(self, shared: SharedModel) -> None:
+        """Go on with another shared model."""
+        self.shared = shared
+        self._new_shared()
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Move on by records that follow each other."""
+        join, position = self.join, self.position
+        for entry in entries:
+            _, position, time, kind, event, _, example, _ = entry
+            self.position, self.time = position, time
+            for settled in join.expire(time):
+                self._settle(settled, position)
+            if kind == REWARD:
+                if event is not None and example is not None and not self._is_ignored(event):
+                    value, key = read_reward(example)
+                    settled_now = join.reward(event, position, time, value, key, self._rules_at(position))
+                    if settled_now is not None:
+                        self._settle(settled_now, position)
+            elif kind == RANK:
+                self._rank(entry)
+            elif kind in _CHANGES:
+                self.learn()
+                _CHANGES[kind](self, entry)
+        self.learn()
+        if entries:
+            self.mark = record_mark(entries[-1])
+
+    def learn(self) -> None:
+        """Learn from all that has settled."""
+        settled, self._settled = self._settled, []
+        start = 0
+        for k in range(1, len(settled) + 1):  # runs of events that were decided under the same settings
+            if k == len(settled) or settled[k][0].decided.settings != settled[start][0].decided.settings:
+                self._learn_run(settled[start:k], self._settings_of(settled[start][0].decided.settings))
+                start = k
+
+    def _rank(self, entry: Entry) -> None:
+        assert entry.event is not None
+        assert entry.example is not None
+        if entry.user in self._ignored:
+            self._ignored[entry.user].add(entry.event)
+            return
+        decision, statistics = read_decision(entry.example), self.head.statistics
+        if entry.position >= self.learn_from:
+            statistics.ranks += 1
+            if decision.agreed is not None:
+                statistics.apprentice += 1
+                statistics.agreed += decision.agreed
+        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight)
+        rules = self._rules_of(decision.settings)
+        settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
+        if settled is not None:
+            self._settle(settled, entry.position)
+
+    def _settle(self, settled: Settled, position: int) -> None:
+        if position >= self.learn_from:
+            self._settled.append((settled, position))
+
+    def _learn_run(self, settled: Sequence[tuple[Settled, int]], settings: Settings) -> None:
+        statistics = self.head.statistics
+        learned: list[tuple[Decided, float, int]] = []
+        for (_, decided, reward, delay), position in settled:
+            if delay is not None:
+                statistics.rewarded += 1
+                statistics.delay += delay
+            if reward is None:
+                continue
+            learned.append((decided, reward, position))
+            statistics.settled += 1
+            statistics.reward += reward
+            statistics.baseline_weight += decided.baseline_weight
+            statistics.baseline_reward += decided.baseline_weight * reward
+        if not learned:
+            return
+        self.head.version = learned[-1][2]
+        self.shared.learning_rate = settings.learning_rate
+        if isinstance(self.shared, FederatedModel):
+            self._learn_one_by_one(learned, settings)
+        else:
+            self._learn_batch(learned, settings)
+
+    def _learn_batch(self, learned: Sequence[tuple[Decided, float, int]], settings: Settings) -> None:
+        users: dict[str, int] = {}
+        changed: list[int] = []
+        places = np.full(len(learned), -1, np.int64)
+        for k, (decided, _, position) in enumerate(learned):
+            if decided.user is not None and settings.personal:
+                place = users.setdefault(decided.user, len(users))
+                if place == len(changed):
+                    changed.append(position)
+                changed[place], places[k] = position, place
+        features = [decided.features for decided, _, _ in learned]
+        sizes = [len(each.hashes) // 4 for each in features]
+        events = Events(
+            np.frombuffer(b"".join([each.hashes for each in features]), np.uint32),
+            np.frombuffer(b"".join([each.values for each in features]), np.float32),
+            np.cumsum([0, *sizes], dtype=np.int64),
+            np.array([each.n_context for each in features], np.int64),
+            np.array([reward for _, reward, _ in learned], np.float32),
+            places,
+        )
+        shared = Shared(*self.shared.arrays, 32 - self.shared.bits, self.changed)
+        rate = float(settings.learning_rate)
+        self.personal.learn(self.head.id, [*users], np.array(changed, np.int64), events, shared, settings.crosses, rate)
+
+    def _learn_one_by_one(self, learned: Iterable[tuple[Decided, float, int]], settings: Settings) -> None:
+        """Learn where every step changes every weight."""
+        loop = self.head.id
+        for decided, reward, position in learned:
+            example, user = expanded_example(decided.features, settings.crosses), decided.user
+            if user is None or not settings.personal:
+                self.shared.learn(example, reward, 0.0)
+                continue
+            own, offset = self.personal.get(loop, user) or PersonalModel(), self.shared.score(example)
+            own.learning_rate = settings.learning_rate
+            self.shared.learn(example, reward, own.score(example))
+            own.learn(example, reward, offset, self.shared.reward_range)
+            self.personal.put(loop, user, position, own)
+        self._new_shared()
+
+    # settings and rules
+
+    def _settings_of(self, position: int) -> Settings:
+        return self.head.history.get(position, self.head.settings)
+
+    def _rules_of(self, position: int) -> Rules:
+        rules = self._rules.get(position)
+        if rules is None:
+            rules = self._rules[position] = rules_of(self._settings_of(position))
+        return rules
+
+    def _rules_at(self, position: int) -> Rules:
+        """Return the rules of the settings that were the newest at a position."""
+        if position >= self.head.settings_version:
+            return self._rules_of(self.head.settings_version)
+        return self._rules_of(max(at for at in self.head.history if at <= position))
+
+    # rare records
+
+    def _activate(self, entry: Entry) -> None:
+        assert entry.event is not None
+        if not self._is_ignored(entry.event):
+            rules = self._rules_at(entry.position)
+            settled = self.join.activate(entry.event, entry.position, entry.time, rules)
+            if settled is not None:
+                self._settle(settled, entry.position)
+
+    def _take_settings(self, entry: Entry) -> None:
+        head = self.head
+        if entry.position > head.settings_version:
+            head.settings, head.settings_version = read_settings_body(entry.body), entry.position
+            head.history = {**head.history, entry.position: head.settings}
+
+    def _take_actions(self, entry: Entry) -> None:
+        if entry.position <= self.head.catalogue_version:
+            return
+        body, catalogue = decode_actions(entry.body), dict(self.head.catalogue)
+        for action in body.put:
+            catalogue[action.id] = CatalogueAction(entry.position, bytes(action.features))
+        for name in body.retire:
+            catalogue.pop(name, None)
+        self.head.catalogue, self.head.catalogue_version, self.catalogue_changed = catalogue, entry.position, True
+
+    def _take_model(self, entry: Entry) -> None:
+        if entry.position >= self.learn_from:
+            self.shared = read_model(self.head.settings, entry.body)
+            self.head.version = entry.position
+            self._new_shared()
+
+    def _take_residual(self, entry: Entry) -> None:
+        if entry.position >= self.learn_from and entry.user not in self._ignored:
+            self._uploaded(learn_residual(entry, self.head, self.shared), entry.position)
+
+    def _take_update(self, entry: Entry) -> None:
+        if entry.position >= self.learn_from and entry.user not in self._ignored:
+            self._uploaded(learn_update(entry, self.head, self.shared), entry.position)
+
+    def _uploaded(self, learned: bool, position: int) -> None:
+        """Count an upload; the version moves either way, so that its device sees that it is covered."""
+        self.head.version = position
+        self.head.statistics.uploads += learned
+        self.head.statistics.passed_over += not learned
+        self._new_shared()
+
+    def _take_client(self, entry: Entry) -> None:
+        if entry.position >= self.learn_from and entry.user is not None and entry.user not in self._ignored:
+            self.head.clients.add(entry.user, self.head.settings.n_clients)
+            self.clients_changed = True
+
+    def _take_erase(self, entry: Entry) -> None:
+        """Forget a user, and what comes of the user until the erasure is complete."""
+        assert entry.user is not None
+        events = self.join.events_of(entry.user)
+        self.join.forget(events)
+        self._ignored[entry.user] = events
+        if entry.position >= self.learn_from:
+            self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
+            self.forget_models(entry.user)
+
+    def forget_models(self, user: str) -> None:
+        """Leave nothing of a user but what the shared model learned."""
+        head, number = self.head, self.head.clients.numbers.get(user)
+        self.personal.remove(head.id, [user])
+        head.clients, self.clients_changed = head.clients.without(user), True
+        head.guard.forget(user)
+        if number is not None and isinstance(self.shared, FederatedModel):
+            self.shared.forget(number)
+
+    def _take_erased(self, entry: Entry) -> None:
+        body = decode_erased(entry.body)
+        for user in [user for user, token in self.head.erasing.items() if token == body.token]:
+            events = self._ignored.pop(user, set()) | self.join.events_of(user)
+            self.join.forget(events)
+            self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
+        if entry.position >= self.learn_from:
+            self.head.base = max(self.head.base, body.base)
+            self.head.erased = [*self.head.erased, body.token][-REMEMBERED_ERASURES:]
+
+    def _is_ignored(self, event: str) -> bool:
+        return bool(self._ignored) and any(event in events for events in self._ignored.values())
+
+    def resume_erasures(self) -> None:
+        """Go on ignoring users whose erasure is not complete, after a restart."""
+        for user in self.head.erasing:
+            self._ignored.setdefault(user, set())
+
+
+_CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
+    ACTIVATE: LoopState._activate,
+    SETTINGS: LoopState._take_settings,
+    ACTIONS: LoopState._take_actions,
+    MODEL: LoopState._take_model,
+    RESIDUAL: LoopState._take_residual,
+    UPDATE: LoopState._take_update,
+    JOIN: LoopState._take_client,
+    ERASE: LoopState._take_erase,
+    ERASED: LoopState._take_erased,
+}
+
+
+def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
+    """Return the loop that a ``loop`` record makes."""
+    settings, position = read_settings_body(entry.body), entry.position
+    head = LoopHead(entry.loop, position, settings, position, position, history={position: settings})
+    state = LoopState(head, new_model(settings), personal)
+    state.time, state.mark = entry.time, record_mark(entry)
+    return state
+
+
+def record_mark(entry: Entry) -> int:
+    """Return what tells a record from others at its position."""
+    named = f"{entry.loop} {entry.position} {entry.time} {entry.kind} {entry.event} {entry.user}"
+    return zlib.crc32(named.encode("utf-8", "surrogatepass"))
+
+
+def read_settings_body(body: bytes) -> Settings:
+    return msgspec.json.decode(body, type=Settings)
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Return how events are joined under the settings."""
+    return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation == "sum")
+
+
+def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
+    """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
+    seen = hashlib.sha256(shared.to_bytes())
+    for user, model in personal:
+        seen.update(user.encode() + b"\0" + model)
+    return seen.hexdigest()

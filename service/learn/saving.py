@@ -1,0 +1,154 @@
+"""Takes snapshots without stopping: a forked child writes them while its parent goes on learning."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from service.learn.snapshots import Changes, SavedLoop, Snapshots
+from service.models.personal import PersonalModels, read_model
+
+if TYPE_CHECKING:
+    from service.learn.loop_state import LoopState
+
+REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
+
+
+class Saver:
+    """Knows what the snapshot does not have yet. With ``fork``, others write; ``flush`` always writes at once."""
+
+    def __init__(self, snapshots: Snapshots, personal: PersonalModels, seconds: float, *, fork: bool) -> None:
+        self._snapshots, self._personal, self._seconds, self._fork = snapshots, personal, seconds, fork
+        self._due = time.monotonic() + seconds
+        self._saved: dict[str, int] = {}  # position of each loop in the file
+        self._versions: dict[str, int] = {}  # version of the shared model in the file
+        self._dropped: list[str] = []
+        self._erased: list[tuple[str, str]] = []  # loop and user
+        self._child: tuple[int, _Pending] | None = None  # the process that writes, and what
+
+    def note_saved(self, state: LoopState) -> None:
+        self._saved[state.head.name], self._versions[state.head.name] = state.position, state.head.version
+
+    def drop(self, loop: str) -> None:
+        """Forget a loop that was deleted."""
+        self._saved.pop(loop, None)
+        self._versions.pop(loop, None)
+        self._dropped.append(loop)
+
+    def erase(self, loop: str, user: str) -> None:
+        """Leave nothing of a user in the next snapshot."""
+        self._erased.append((loop, user))
+
+    def save_if_due(self, loops: Mapping[str, LoopState]) -> None:
+        self._reap(os.WNOHANG)
+        if time.monotonic() < self._due or self._child is not None:
+            return
+        self._due = time.monotonic() + self._seconds
+        if self._fork:
+            self._start(loops)
+        else:
+            self.flush(loops)
+
+    def flush(self, loops: Mapping[str, LoopState]) -> None:
+        """Bring the file up to date."""
+        self._reap(0)
+        pending = self._gather(loops)
+        try:
+            self._snapshots.write(pending.changes())
+        except BaseException:
+            self._give_back(pending)
+            raise
+        self._written(pending)
+
+    def _start(self, loops: Mapping[str, LoopState]) -> None:
+        pending = self._gather(loops)
+        pid = os.fork()
+        if pid == 0:
+            _write_and_exit(self._snapshots, pending)
+        self._child = (pid, pending)
+
+    def _reap(self, options: int) -> None:
+        if self._child is None:
+            return
+        pid, pending = self._child
+        with contextlib.suppress(InterruptedError):
+            ended, status = os.waitpid(pid, options)
+            if ended:
+                self._child = None
+                if status == 0:
+                    self._written(pending)
+                else:
+                    logging.getLogger(__name__).warning("a snapshot could not be written; the next one tries again")
+                    self._give_back(pending)
+
+    def _gather(self, loops: Mapping[str, LoopState]) -> _Pending:
+        names = {state.head.id: name for name, state in loops.items()}
+        pending = _Pending(self._dropped, self._erased, self._personal.unsaved)
+        self._dropped, self._erased, self._personal.unsaved = [], [], set()
+        for name, state in loops.items():
+            if self._saved.get(name) != state.position:
+                pending.loops[name] = _saved_loop(state)
+                if self._versions.get(name) != state.head.version:
+                    pending.shared[name] = (state.head.version, state.shared.to_bytes())
+        for loop, user in pending.unsaved:
+            data = self._personal.data(loop, user) if loop in names else None
+            if data is not None:
+                pending.personal.append((names[loop], user, data))
+        return pending
+
+    def _written(self, pending: _Pending) -> None:
+        for name, saved in pending.loops.items():
+            self._saved[name] = saved.position
+        for name, (version, _) in pending.shared.items():
+            self._versions[name] = version
+
+    def _give_back(self, pending: _Pending) -> None:
+        self._dropped = [*pending.dropped, *self._dropped]
+        self._erased = [*pending.erased, *self._erased]
+        self._personal.unsaved |= pending.unsaved
+
+
+class _Pending:
+    """What one snapshot has to write: copies, so that learning can go on."""
+
+    def __init__(self, dropped: list[str], erased: list[tuple[str, str]], unsaved: set[tuple[str, str]]) -> None:
+        self.dropped, self.erased, self.unsaved = dropped, erased, unsaved
+        self.loops: dict[str, SavedLoop] = {}
+        self.shared: dict[str, tuple[int, bytes]] = {}
+        self.personal: list[tuple[str, str, bytes]] = []  # loop, user and the data of the block
+
+    def changes(self) -> Changes:
+        rows = []
+        for loop, user, data in self.personal:
+            changed, model = read_model(np.frombuffer(data, np.uint64).copy())
+            rows.append((loop, user, changed, model.to_bytes()))
+        shared = {loop: model for loop, (_, model) in self.shared.items()}
+        return Changes(self.loops, shared, rows, self.erased, self.dropped)
+
+
+def _saved_loop(state: LoopState) -> SavedLoop:
+    oldest = state.join.oldest()
+    first = max(state.head.since + 1, state.position - REJOINED)
+    pending_from = first if oldest is None else min(oldest, first)
+    head = msgspec.msgpack.decode(msgspec.msgpack.encode(state.head), type=type(state.head))
+    return SavedLoop(head, state.position, state.time, state.mark, pending_from, 0, list(state.join.unmatched))
+
+
+def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
+    """Write in a forked child, on a connection of its own."""
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        Snapshots(snapshots.path).write(pending.changes())
+        code = 0
+    finally:
+        os._exit(code)

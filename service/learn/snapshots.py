@@ -1,0 +1,176 @@
+"""Snapshots of what was learned, in a SQLite file beside the log: a restart learns only from what came after.
+
+Never the truth: what is damaged or does not belong to the log raises ``DamagedSnapshot``, is thrown away and learned
+again. Every row has a checksum over its key too. Pending events are not in it: they are read from the log again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from service.learn.heads import LoopHead
+from service.learn.join import Unmatched
+
+FORMAT = 5
+SCHEMA = f"""
+PRAGMA application_id = 0x6672656D;
+PRAGMA user_version = {FORMAT};
+CREATE TABLE loop (since INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE shared (name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, model BLOB NOT NULL);
+CREATE TABLE personal (loop TEXT NOT NULL, user TEXT NOT NULL, changed INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    model BLOB NOT NULL, PRIMARY KEY (loop, user)) WITHOUT ROWID;
+"""
+
+
+class DamagedSnapshot(Exception):  # noqa: N818
+    """The file is not what was written, or not of this log."""
+
+
+class SavedLoop(msgspec.Struct):
+    """A loop as it was at a position."""
+
+    head: LoopHead
+    position: int
+    time: int
+    record: int  # checksum of the log's record at ``position``
+    pending_from: int  # position of the first record about an event that is not finished, or a little earlier
+    n_personal: int
+    unmatched: list[Unmatched]
+
+
+PersonalRow = tuple[str, str, int, bytes]  # loop, user, changed, model
+
+
+class Changes(msgspec.Struct):
+    """All that is not in the file yet."""
+
+    loops: dict[str, SavedLoop] = {}
+    shared: dict[str, bytes] = {}
+    personal: list[PersonalRow] = []
+    erased: list[tuple[str, str]] = []  # loop and user
+    dropped: list[str] = []  # loops
+
+
+class Snapshots:
+    """The file at ``path``, made if it is not there; a damaged one is thrown away."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = _opened(path)
+        except (sqlite3.DatabaseError, ValueError):  # no text where a message should be is damage too
+            self.discard()
+
+    def discard(self) -> None:
+        """Throw the file away and begin an empty one."""
+        with contextlib.suppress(sqlite3.Error, AttributeError):
+            self._db.close()
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        self._db = _opened(self.path)
+
+    def loops(self) -> list[SavedLoop]:
+        """Return the loops as they were saved, after a look at the file as a whole."""
+        with _damage():
+            [(found,)] = self._db.execute("PRAGMA quick_check(1)")
+            if found != "ok":
+                raise DamagedSnapshot(found)
+            rows = self._db.execute("SELECT name, checksum, body FROM loop").fetchall()
+            return [msgspec.msgpack.decode(_checked(f"loop {name}", *row), type=SavedLoop) for name, *row in rows]
+
+    def shared(self, loop: str) -> bytes:
+        """Return a loop's shared model."""
+        with _damage():
+            for checksum, model in self._db.execute("SELECT checksum, model FROM shared WHERE name = ?", (loop,)):
+                return _checked(f"shared {loop}", checksum, model)
+        raise DamagedSnapshot(f"the shared model of loop {loop!r} is missing")
+
+    def personal(self, loop: str, changed_after: int = 0) -> Iterator[tuple[str, int, bytes]]:
+        """Yield user, last change and model of a loop, by rising user."""
+        rows = "SELECT user, changed, checksum, model FROM personal WHERE loop = ? AND changed > ? ORDER BY user"
+        with _damage():
+            for user, changed, checksum, model in self._db.execute(rows, (loop, changed_after)):
+                yield user, changed, _checked(f"{loop} {user} {changed}", checksum, model)
+
+    def users(self, loop: str) -> list[str]:
+        with _damage():
+            return [user for (user,) in self._db.execute("SELECT user FROM personal WHERE loop = ?", (loop,))]
+
+    def write(self, changes: Changes) -> None:
+        """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            _write(db, changes)
+            db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        if changes.erased or changes.dropped:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+        [(n_objects,)] = db.execute("SELECT count(*) FROM sqlite_master")
+        if n_objects == 0:
+            db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+        [(version,)] = db.execute("PRAGMA user_version")
+        if version != FORMAT:
+            raise sqlite3.DatabaseError("another format")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _write(db: sqlite3.Connection, changes: Changes) -> None:
+    for loop in changes.dropped:
+        for table, column in (("loop", "name"), ("shared", "name"), ("personal", "loop")):
+            db.execute(f"DELETE FROM {table} WHERE {column} = ?", (loop,))
+    db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
+    for loop, model in changes.shared.items():
+        db.execute("REPLACE INTO shared VALUES (?, ?, ?)", (loop, _checksum(f"shared {loop}", model), model))
+    db.executemany("REPLACE INTO personal VALUES (?, ?, ?, ?, ?)", _personal_rows(changes.personal))
+    for loop, saved in changes.loops.items():
+        [(saved.n_personal,)] = db.execute("SELECT count(*) FROM personal WHERE loop = ?", (loop,))
+        body = msgspec.msgpack.encode(saved)
+        row = (saved.head.since, loop, _checksum(f"loop {loop}", body), body)
+        db.execute("REPLACE INTO loop VALUES (?, ?, ?, ?)", row)
+
+
+def _personal_rows(rows: Sequence[PersonalRow]) -> Iterable[tuple[Any, ...]]:
+    for loop, user, changed, model in rows:
+        yield loop, user, changed, _checksum(f"{loop} {user} {changed}", model), model
+
+
+def _checksum(key: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(key.encode()))
+
+
+def _checked(key: str, checksum: int, body: bytes) -> bytes:
+    if not isinstance(body, bytes) or checksum != _checksum(key, body):
+        raise DamagedSnapshot(f"the row {key!r} does not match its checksum")
+    return body
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError) as error:
+        raise DamagedSnapshot(str(error)) from error

@@ -1,0 +1,208 @@
+"""How rankers and the learner reach the log writer: over its Unix socket, one acknowledgement for each record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, as_outcome, framed, read_reply
+from service.log.protocol import Group, Outcome, StoreUnavailable
+
+MOST_WAITING = 10_000  # records
+RETRY_SECONDS = 0.05  # between two attempts to connect
+REPLY_SECONDS = 60.0  # the learner waits for a reply
+
+
+def _gone() -> StoreUnavailable:
+    return StoreUnavailable("gone", "the log writer is not there, and it is not known what it stored: try again")
+
+
+class WriterClient(asyncio.Protocol):
+    """The connection of a ranker; it reconnects by itself.
+
+    Records of one turn of the event loop are sent together. While there is no writer, requests fail at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, tuple[list[asyncio.Future[Outcome]], int]] = {}  # and how many records
+        self._n_waiting = 0
+        self._groups: list[Group] = []
+        self._futures: list[asyncio.Future[Outcome]] = []
+        self._transport: asyncio.Transport | None = None
+        self._frames = Frames()
+        self._connecting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    async def connect(self) -> None:
+        """Wait until there is a writer, and whenever it is gone for the next."""
+        loop = asyncio.get_running_loop()
+        while not self._closed and self._transport is None:
+            try:
+                await loop.create_unix_connection(lambda: self, str(self._path))
+            except OSError:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def append(
+        self, groups: Sequence[Group], futures: Sequence[asyncio.Future[Outcome]] | None = None
+    ) -> Sequence[asyncio.Future[Outcome]]:
+        """Return the outcome of each group, in the future, in ``futures`` if they are given.
+
+        Raise ``StoreUnavailable`` where nothing was sent; a future raises it where it is not known what was stored.
+        """
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise StoreUnavailable("closed", "the service is shutting down")
+        if self._transport is None:
+            raise _gone()
+        n_records = sum(map(len, groups))
+        if self._n_waiting + n_records > MOST_WAITING:
+            raise StoreUnavailable("overloaded", f"{MOST_WAITING} records are waiting for the log")
+        if futures is None:
+            futures = [loop.create_future() for _ in groups]
+        if not self._groups:
+            loop.call_soon(self._send)
+        self._groups += groups
+        self._futures += futures
+        self._n_waiting += n_records
+        return futures
+
+    async def ping(self) -> None:
+        """Return if the store can be written, else raise ``StoreUnavailable``."""
+        if self._transport is None:
+            raise _gone()
+        request = Ping(next(self._ids))
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[request.id] = ([future], 0)
+        self._transport.write(framed(request))
+        await future
+
+    def _send(self) -> None:
+        groups, futures, self._groups, self._futures = self._groups, self._futures, [], []
+        if not groups:
+            return
+        n_records = sum(map(len, groups))
+        try:
+            if self._transport is None:
+                raise _gone()
+            request = Append(next(self._ids), groups)  # type: ignore[arg-type]
+            frame = framed(request)
+        except (StoreUnavailable, UnicodeEncodeError) as error:
+            failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable("failed", str(error))
+            self._settle(futures, n_records, [failure for _ in futures])
+            return
+        self._waiting[request.id] = (futures, n_records)
+        self._transport.write(frame)
+
+    def _settle(
+        self, futures: Sequence[asyncio.Future[Outcome]], n_records: int, outcomes: Sequence[Outcome | StoreUnavailable]
+    ) -> None:
+        self._n_waiting -= n_records
+        for future, outcome in zip(futures, outcomes, strict=True):
+            if future.done():  # nobody waits any more
+                continue
+            if isinstance(outcome, StoreUnavailable):
+                future.set_exception(StoreUnavailable(outcome.code, outcome.message))
+            else:
+                future.set_result(outcome)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self._frames = transport, Frames()  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            self._replied(read_reply(frame))
+
+    def _replied(self, reply: Reply) -> None:
+        futures, n_records = self._waiting.pop(reply.id)
+        outcomes: list[Outcome | StoreUnavailable]
+        if isinstance(reply, Failed):
+            outcomes = [StoreUnavailable(reply.code, reply.message)] * len(futures)
+        else:
+            outcomes = [as_outcome(outcome) for outcome in reply.outcomes] or [0]  # a ping has none
+        self._settle(futures, n_records, outcomes)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        lost, self._waiting = list(self._waiting.values()), {}
+        for futures, n_records in lost:
+            self._settle(futures, n_records, [_gone()] * len(futures))
+        if not self._closed:
+            self._connecting = asyncio.ensure_future(self.connect())
+
+    async def close(self) -> None:
+        """Wait for what is on its way, and close."""
+        while self._waiting and self._transport is not None:
+            await asyncio.wait([future for futures, _ in self._waiting.values() for future in futures], timeout=1)
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+
+class BlockingWriter:
+    """The connection of the learner, which appends little: ticks and the base of an erasure."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ids = itertools.count(1)
+        self._socket: socket.socket | None = None
+        self._frames = Frames()
+
+    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Return the outcome of each group, or raise ``StoreUnavailable``."""
+        return self._ask(Append(next(self._ids), [list(group) for group in groups]))
+
+    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+        """Erase a user; return how many records went."""
+        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token))
+        assert isinstance(n_erased, int)
+        return n_erased
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _ask(self, request: Request) -> list[Outcome]:
+        try:
+            connection = self._connected()
+            connection.sendall(framed(request))
+            replies: list[Reply] = []
+            while not replies:
+                data = connection.recv(1 << 16)
+                if not data:
+                    raise ConnectionError
+                replies = [read_reply(frame) for frame in self._frames.feed(data)]
+        except OSError:
+            self.close()
+            raise _gone() from None
+        [reply] = replies
+        if isinstance(reply, Failed):
+            raise StoreUnavailable(reply.code, reply.message)
+        return [as_outcome(outcome) for outcome in reply.outcomes]
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.settimeout(REPLY_SECONDS)
+                connection.connect(str(self._path))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    connection.close()
+                raise
+            self._socket, self._frames = connection, Frames()
+        return self._socket

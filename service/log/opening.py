@@ -1,0 +1,38 @@
+"""Where a store is, and how its log is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from service.log.clock import Clock, continued, steady_clock
+from service.log.protocol import Log
+from service.log.sqlite import SqliteLog
+from service.log.sqlite_schema import sqlite_file
+
+
+class Store(msgspec.Struct, frozen=True):
+    """A store: ``path`` is its SQLite file, or with a ``database`` what this machine's own files are named after."""
+
+    path: Path
+    database: str | None = None
+
+    def beside(self, suffix: str) -> Path:
+        """Return a file of this machine's that belongs to the store."""
+        return self.path.with_name(self.path.name + suffix)
+
+
+def open_log(store: Store, *, verify: bool = False) -> Log:
+    """Return the store's log; its clock never goes backwards."""
+    if store.database is not None:
+        from service.log.postgres import PostgresLog  # its driver need not be there
+
+        return PostgresLog(store.database)
+    log = SqliteLog(sqlite_file(store.path), verify=verify)
+    log.clock = _clock_of(log)
+    return log
+
+
+def _clock_of(log: SqliteLog) -> Clock:
+    return continued(steady_clock(), max([0, *(head.time for head in log.heads().values())]))

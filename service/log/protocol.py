@@ -1,0 +1,87 @@
+"""What every log can do, in whatever database it is. A new backend is one file that passes the contract test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from service.log.records import Entry, Record
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """Nothing was acknowledged.
+
+    ``code`` is one of busy, readonly, io, full, damaged (the disk, the file or the server), foreign, version (not a
+    store of ours), gone (the log's process), overloaded, closed, failed.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+class Refused(ValueError):  # noqa: N818
+    """A group of records that cannot be stored; other groups are."""
+
+
+class Duplicate(Refused):
+    """The loop already has a record of this kind for the event; ``position`` is the record that came first."""
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+class Head(NamedTuple):
+    """Where a loop's log ends."""
+
+    last: int  # position
+    time: int  # of the last record
+    removed: int  # records that were erased: last − removed are there
+
+
+Group = Sequence[Record]  # records of one loop that are stored together or not at all
+Outcome = int | Refused  # the position of a group's first record, or why it was refused
+
+
+class Log(Protocol):
+    """A totally ordered log for each loop: synced before acknowledgement, idempotent by event, with checksums."""
+
+    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Return what came of each group, once all that were taken are durable."""
+
+    def heads(self) -> dict[str, Head]:
+        """Return where each loop's log ends."""
+
+    def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
+        """Return at most ``limit`` entries behind ``after``, oldest first, each checked.
+
+        Without ``bodies``, those are left out where an example says it all.
+        """
+
+    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
+        """Return all that was logged about the events, oldest first."""
+
+    def of_kind(self, loop: str, kind: str) -> list[Entry]:
+        """Return the records of a rare kind (erase, erased, loop), oldest first."""
+
+    def bases(self, loop: str, before: int) -> Iterator[Entry]:
+        """Yield the base records in front of a position, oldest first."""
+
+    def erase(self, loop: str, user: str, body: Callable[[int], bytes]) -> int:
+        """Delete the user's records and the rewards of the user's events; append ``erased``; return how many went.
+
+        The record says that somebody was erased, not who. Older base records that newer ones replace go too.
+        """
+
+    def drop(self, loop: str, position: int) -> None:
+        """Give a damaged record up."""
+
+    def now(self) -> int:
+        """Return the time that a record appended now would have, at least."""
+
+    def close(self) -> None:
+        """Close for good; what was acknowledged needs no closing to be safe."""

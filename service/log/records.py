@@ -1,0 +1,272 @@
+"""What the log holds: one struct for each kind of record, one encoder, one checksum (docs/log.md is the reference).
+
+A record has a JSON ``body`` for readers. Decisions, rewards and residuals also have an ``example``: what the learner
+needs, in binary, so that it parses no JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+LOOP, SETTINGS, DELETED, ACTIONS, MODEL = "loop", "settings", "deleted", "actions", "model"
+RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
+RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
+ERASE, BASE, ERASED = "erase", "base", "erased"
+ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
+
+RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind
+
+EMPTY = b"{}"
+CHECKSUM_BYTES = 16  # 8 for all that the learner reads, 8 for the body
+
+
+class Record(NamedTuple):
+    """What a caller appends."""
+
+    loop: str
+    kind: str
+    event: str | None = None
+    user: str | None = None
+    example: bytes | None = None
+    body: bytes = EMPTY
+
+
+class Entry(NamedTuple):
+    """A record as the log has it: ``position`` counts from 1 in each loop, ``time`` is microseconds since 1970.
+
+    Readers that asked for no bodies get ``b""`` where there is an example.
+    """
+
+    loop: str
+    position: int
+    time: int
+    kind: str
+    event: str | None
+    user: str | None
+    example: bytes | None
+    body: bytes
+
+
+class DamagedRecord(Exception):  # noqa: N818
+    """A record that does not match its checksum."""
+
+    def __init__(self, loop: str, position: int) -> None:
+        super().__init__(loop, position)
+        self.loop, self.position = loop, position
+
+    def __str__(self) -> str:
+        return (
+            f"record {self.position} of loop {self.loop!r} does not match its checksum: restore a backup "
+            f"(fedres log restore), or give the record up (fedres log drop {self.loop} {self.position})"
+        )
+
+
+def checksum(entry: Entry) -> bytes:
+    """Return 16 bytes: BLAKE2b of what the learner reads, then of the body."""
+    return checksum_of(entry) + body_checksum(entry.body)
+
+
+def checksum_of(entry: Entry) -> bytes:
+    loop, position, time, kind, event, user, example, _ = entry
+    named = msgspec.msgpack.encode((loop, position, time, kind, event, user, example))
+    return hashlib.blake2b(named, digest_size=8).digest()
+
+
+def body_checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=8).digest()
+
+
+def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
+    """Raise ``DamagedRecord`` unless the checksum matches, that of the body too where it was read."""
+    try:
+        good = found[:8] == checksum_of(entry) and not (with_body and found[8:] != body_checksum(entry.body))
+    except (TypeError, UnicodeEncodeError):  # not even of the right type
+        good = False
+    if not good:
+        raise DamagedRecord(entry.loop, entry.position)
+
+
+# Examples
+
+_DECISION = struct.Struct("<Bqd I")  # flags, version of the settings, baseline weight, features of the context
+_DEFERRED, _APPRENTICE, _AGREED = 1, 2, 4
+_REWARD = struct.Struct("<d")
+_RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
+_ALIGNED = 1
+
+
+class Example(msgspec.Struct, frozen=True, gc=False):
+    """The hashed features of a context and of one action: feature hashes and raw values."""
+
+    hashes: bytes  # uint32, little-endian; the context's come first
+    values: bytes  # float32
+    n_context: int
+
+
+class DecisionExample(NamedTuple):
+    """What the learner needs of a decision."""
+
+    features: Example
+    settings: int  # position of the settings it was made under
+    baseline_weight: float  # 1/p where the action taken was the first one allowed, else 0
+    deferred: bool
+    agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
+
+    def encode(self) -> bytes:
+        flags = _DEFERRED * self.deferred
+        if self.agreed is not None:
+            flags |= _APPRENTICE | _AGREED * self.agreed
+        features = self.features
+        head = _DECISION.pack(flags, self.settings, self.baseline_weight, features.n_context)
+        return head + features.hashes + features.values
+
+
+def read_decision(data: bytes) -> DecisionExample:
+    flags, settings, weight, n_context = _DECISION.unpack_from(data)
+    agreed = bool(flags & _AGREED) if flags & _APPRENTICE else None
+    return DecisionExample(
+        _features(data, _DECISION.size, n_context), settings, weight, bool(flags & _DEFERRED), agreed
+    )
+
+
+class ResidualExample(NamedTuple):
+    """What the learner needs of a device's residual."""
+
+    features: Example
+    version: int
+    label: float
+    local: float
+    global_: float | None
+
+    def encode(self) -> bytes:
+        aligned = self.global_ is not None
+        numbers = (self.version, self.label, self.local, self.global_ if self.global_ is not None else 0.0)
+        head = _RESIDUAL.pack(_ALIGNED * aligned, *numbers, self.features.n_context)
+        return head + self.features.hashes + self.features.values
+
+
+def read_residual(data: bytes) -> ResidualExample:
+    flags, version, label, local, global_, n_context = _RESIDUAL.unpack_from(data)
+    features = _features(data, _RESIDUAL.size, n_context)
+    return ResidualExample(features, version, label, local, global_ if flags & _ALIGNED else None)
+
+
+def _features(data: bytes, start: int, n_context: int) -> Example:
+    middle = start + (len(data) - start) // 2
+    return Example(data[start:middle], data[middle:], n_context)
+
+
+def encode_reward(value: float, reward_id: str | None) -> bytes:
+    """Return a reward for the learner: its value, and what tells it from others of its event."""
+    return _REWARD.pack(value) + (f"={value!r}" if reward_id is None else reward_id).encode()
+
+
+def read_reward(data: bytes) -> tuple[float, str]:
+    """Return the value and the key by which a repeat is known."""
+    return _REWARD.unpack_from(data)[0], data[_REWARD.size :].decode()
+
+
+# Bodies
+
+
+class InlineAction(msgspec.Struct, gc=False):
+    """An action whose features came with the request."""
+
+    id: str
+    features: msgspec.Raw
+
+
+class CatalogueReference(msgspec.Struct, gc=False):
+    """An action named by its id: the catalogue record at position ``put`` has its features."""
+
+    id: str
+    put: int
+
+
+class LoggedAction(msgspec.Struct, gc=False):
+    """Either of them, read."""
+
+    id: str
+    features: msgspec.Raw = msgspec.Raw(b"")
+    put: int = 0
+
+
+class RankBody(msgspec.Struct, gc=False):
+    """A decision as it was made."""
+
+    context: msgspec.Raw
+    actions: list[Any]  # InlineAction or CatalogueReference
+    action: int  # which of them was taken
+    probabilities: list[float]  # of all actions; the one taken was drawn from these
+    scores: list[float]
+    version: int  # of the model
+    settings: int  # position of the settings
+    exclude: list[str] = []
+    deferred: bool = False
+    policy_action: int | None = None  # what the policy drew, where an apprentice took the first action
+
+
+class LoggedRank(RankBody, gc=False):
+    """The same, read."""
+
+    actions: list[LoggedAction]
+
+
+class RewardBody(msgspec.Struct, omit_defaults=True, gc=False):
+    value: float
+    id: str | None = None
+
+
+class ActionsBody(msgspec.Struct):
+    """A change of the catalogue."""
+
+    put: list[InlineAction] = []
+    retire: list[str] = []
+
+
+class ResidualBody(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a device says of an example: [FedRes]'s triplet, and the model it was made with."""
+
+    context: msgspec.Raw
+    action: InlineAction
+    local: float  # the device's own part of the prediction
+    label: float
+    version: int  # of the shared model
+    global_: float | None = msgspec.field(default=None, name="global")  # the shared part, where errors are aligned
+
+
+class UpdateBody(msgspec.Struct, gc=False):
+    """What a device sends to a learner that takes gradients or deltas."""
+
+    number: int  # of the client
+    t: int  # its round
+    version: int
+    kind: str
+    body: bytes
+
+
+class EraseBody(msgspec.Struct):
+    """That a user is to be erased; the record names the user and goes with the user's others."""
+
+    token: str  # by which the erasure is known when it is complete
+
+
+class ErasedBody(msgspec.Struct):
+    """That somebody was erased, not who: the models as of position ``base`` are in the base records before this one."""
+
+    records: int
+    base: int
+    token: str
+
+
+encode = msgspec.json.Encoder().encode
+decode_rank = msgspec.json.Decoder(LoggedRank).decode
+decode_reward = msgspec.json.Decoder(RewardBody).decode
+decode_actions = msgspec.json.Decoder(ActionsBody).decode
+decode_update = msgspec.msgpack.Decoder(UpdateBody).decode
+decode_erase = msgspec.json.Decoder(EraseBody).decode
+decode_erased = msgspec.json.Decoder(ErasedBody).decode

@@ -1,0 +1,346 @@
+"""The log in one SQLite file.
+
+A commit is on the disk before ``append`` returns (WAL, every commit synced). Any failure of the disk or of SQLite
+closes the connection; the next call opens the file anew and reads what is really there. A batch whose commit failed was
+not acknowledged and is there as a whole or not at all: a caller who tries again may meet a ``Duplicate``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fedres.checks import whole
+from service.log.protocol import Duplicate, Group, Head, Outcome, Refused, StoreUnavailable
+from service.log.records import ACTIVATE, BASE, ERASED, RANK, REWARD, DamagedRecord, Entry, Record, check, checksum
+from service.log.sqlite_schema import Connect, Connection, close, opened, quick_check
+
+COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
+INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+MORE_ROWS = ", (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+ROWS_PER_STATEMENT = 100
+NAMES = "loop, position, time, kind, event, user, checksum, example"
+BODIES = "CAST(body AS BLOB)"
+OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
+SET_HEAD = "REPLACE INTO head (loop, last, time, removed) VALUES (?, ?, ?, ?)"
+FIRST_OF = "SELECT position FROM log WHERE loop = ? AND event = ? AND kind = ?"
+# The user's own records, and the rewards and activations of the user's decisions.
+ERASE = f"""DELETE FROM log WHERE rowid IN (
+    SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
+    UNION SELECT about.rowid FROM log AS rank JOIN log AS about ON about.loop = rank.loop AND about.event = rank.event
+    WHERE rank.loop = ?1 AND rank.user = ?2 AND rank.kind = '{RANK}' AND about.kind IN ('{REWARD}', '{ACTIVATE}'))"""
+REPLACED_BASES = f"""DELETE FROM log WHERE loop = ?1 AND kind = '{BASE}' AND position < (
+    SELECT max(newer.position) FROM log AS newer
+    WHERE newer.loop = log.loop AND newer.kind = '{BASE}' AND newer.user IS log.user)"""
+CODES = {
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "busy",
+    sqlite3.SQLITE_READONLY: "readonly",
+    sqlite3.SQLITE_IOERR: "io",
+    sqlite3.SQLITE_CANTOPEN: "io",
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_NOTADB: "foreign",
+}
+
+
+def system_clock() -> int:
+    """Return microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+class SqliteLog:
+    """The log behind ``connect``, made if it is not there yet.
+
+    Threads may share one; they take turns. Whoever wants to read while others commit opens a second one. ``verify``
+    reads the whole file once, to find damage before anything is written to it.
+    """
+
+    def __init__(self, connect: Connect, *, clock: Callable[[], int] = system_clock, verify: bool = False) -> None:
+        self._connect, self.clock = connect, clock
+        self._turn = threading.Lock()
+        self._db: Connection | None = None
+        self._closed = False
+        with self._connection() as db:
+            if verify:
+                quick_check(db)
+
+    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Return the position of each group's first record once all are durable, or why that group was refused."""
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            batch = _Batch(db, self.clock)
+            outcomes = batch.insert(groups)
+            batch.update_heads()
+            db.execute("COMMIT")
+            return outcomes
+
+    def heads(self) -> dict[str, Head]:
+        with self._connection() as db:
+            return _heads(db)
+
+    def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
+        whole("after", after, least=0)
+        whole("limit", limit)
+        return self._select(
+            BODIES if bodies else OTHER_BODIES,
+            "loop = ? AND position > ? ORDER BY position LIMIT ?",
+            loop,
+            after,
+            limit,
+        )
+
+    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
+        where = "loop = ? AND event IN (SELECT value FROM json_each(?)) ORDER BY position"
+        return self._select(BODIES, where, loop, json.dumps(list(events)))
+
+    def of_kind(self, loop: str, kind: str) -> list[Entry]:
+        return self._select(BODIES, f"loop = ? AND kind = '{kind}' ORDER BY position", loop)
+
+    def bases(self, loop: str, before: int) -> Iterator[Entry]:
+        after = 0
+        where = f"loop = ? AND kind = '{BASE}' AND position > ? AND position < ? ORDER BY position LIMIT 500"
+        while entries := self._select(BODIES, where, loop, after, before):
+            yield from entries
+            after = entries[-1].position
+
+    def erase(self, loop: str, user: str, body: Callable[[int], bytes]) -> int:
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            batch = _Batch(db, self.clock)
+            db.execute(ERASE, (loop, user))
+            [(n_erased,)] = db.execute("SELECT changes()")
+            db.execute(REPLACED_BASES, (loop,))
+            [(n_replaced,)] = db.execute("SELECT changes()")
+            batch.removed(loop, int(n_erased) + int(n_replaced))
+            batch.insert([[Record(loop, ERASED, body=body(int(n_erased)))]])
+            batch.update_heads()
+            db.execute("COMMIT")
+            _empty_wal(db)
+            return int(n_erased)
+
+    def drop(self, loop: str, position: int) -> None:
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            batch = _Batch(db, self.clock)
+            db.execute("DELETE FROM log WHERE loop = ? AND position = ?", (loop, position))
+            [(n_dropped,)] = db.execute("SELECT changes()")
+            batch.removed(loop, int(n_dropped))
+            batch.update_heads()
+            db.execute("COMMIT")
+
+    def now(self) -> int:
+        return self.clock()
+
+    def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            self._drop()
+
+    def __enter__(self) -> SqliteLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _select(self, body: str, where: str, *parameters: object) -> list[Entry]:
+        with self._connection() as db:
+            try:
+                rows = list(db.execute(f"SELECT {NAMES}, {body} FROM log WHERE {where}", parameters))
+            except sqlite3.OperationalError as error:
+                if "decode" in str(error):  # a text that is no UTF-8
+                    _raise_damaged(db, where, parameters)
+                raise
+        return [entry_of(row, with_body=body is BODIES) for row in rows]
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Lend the connection; whatever goes wrong with it, the next caller gets a new one."""
+        with self._turn:
+            if self._closed:
+                raise StoreUnavailable("closed", "the log is closed")
+            try:
+                if self._db is None:
+                    self._db = opened(self._connect)
+                yield self._db
+            except sqlite3.Error as error:
+                self._drop()
+                raise StoreUnavailable(CODES.get(_code(error) & 0xFF, "failed"), str(error)) from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        if self._db is not None:
+            close(self._db)
+            self._db = None
+
+
+class _Batch:
+    """One transaction: numbers records, and notes where each loop's log ends then."""
+
+    def __init__(self, db: Connection, clock: Callable[[], int]) -> None:
+        self._db = db
+        self._heads = _heads(db)
+        self._time = max([clock(), *(head.time for head in self._heads.values())])
+        self._changed: set[str] = set()
+
+    def insert(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Insert many groups by one statement, and where that fails one by one."""
+        outcomes: list[Outcome] = []
+        some: list[Group] = []
+        n_rows = 0
+        for group in groups:
+            if some and n_rows + len(group) > ROWS_PER_STATEMENT:
+                outcomes += self._insert_some(some)
+                some, n_rows = [], 0
+            some.append(group)
+            n_rows += len(group)
+        return outcomes + self._insert_some(some) if some else outcomes
+
+    def _insert_some(self, groups: Sequence[Group]) -> list[Outcome]:
+        before = dict(self._heads)
+        try:
+            return self._insert_rows(groups)
+        except (Refused, UnicodeEncodeError, sqlite3.Error) as error:
+            self._heads = before
+            if isinstance(error, sqlite3.Error) and not _is_refusal(error):
+                raise
+        return [self._insert_one(group) for group in groups]
+
+    def _insert_rows(self, groups: Sequence[Group]) -> list[Outcome]:
+        values: list[Any] = []
+        outcomes: list[Outcome] = []
+        for group in groups:
+            outcomes.append(self._next(group[0].loop))
+            for record in group:
+                values += self._row(record)
+        db, n_rows = self._db, len(values) // 9
+        db.execute(_insertion(n_rows), tuple(values))
+        return outcomes
+
+    def _insert_one(self, group: Group) -> Outcome:
+        before = dict(self._heads)
+        self._db.execute("SAVEPOINT one")
+        try:
+            [outcome] = self._insert_rows([group])
+        except (Refused, UnicodeEncodeError, sqlite3.Error) as error:
+            if isinstance(error, sqlite3.Error) and not _is_refusal(error):
+                raise
+            self._db.execute("ROLLBACK TO one")
+            self._heads = before
+            outcome = self._refused(group, error)
+        self._db.execute("RELEASE one")
+        return outcome
+
+    def _refused(self, group: Group, error: Exception) -> Refused:
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, UnicodeEncodeError):
+            return Refused(f"a record must be valid Unicode: {error}")
+        if _code(error) == sqlite3.SQLITE_TOOBIG:
+            return Refused(f"body must be shorter than SQLite's limit, got {max(len(one.body) for one in group)} bytes")
+        for record in group:
+            for (first,) in list(self._db.execute(FIRST_OF, (record.loop, record.event, record.kind))):
+                return duplicate(record, int(first))
+        return duplicate(group[-1], 0)  # of a record of the same group
+
+    def _next(self, loop: str) -> int:
+        return self._heads[loop].last + 1 if loop in self._heads else 1
+
+    def _row(self, record: Record) -> list[Any]:
+        loop, kind, event, user, example, body = checked(record)
+        position = self._next(loop)
+        removed = self._heads[loop].removed if loop in self._heads else 0
+        self._heads[loop] = Head(position, self._time, removed)
+        self._changed.add(loop)
+        entry = Entry(loop, position, self._time, kind, event, user, example, body)
+        return [loop, position, self._time, kind, event, user, checksum(entry), example, readable(body)]
+
+    def removed(self, loop: str, n: int) -> None:
+        head = self._heads[loop]
+        self._heads[loop] = head._replace(removed=head.removed + n)
+        self._changed.add(loop)
+
+    def update_heads(self) -> None:
+        for loop in self._changed & self._heads.keys():
+            self._db.execute(SET_HEAD, (loop, *self._heads[loop]))
+
+
+def _heads(db: Connection) -> dict[str, Head]:
+    rows = db.execute("SELECT loop, last, time, removed FROM head")
+    return {loop: Head(last, time, removed) for loop, last, time, removed in rows}
+
+
+@functools.cache
+def _insertion(n_rows: int) -> str:
+    return INSERT + MORE_ROWS * (n_rows - 1)
+
+
+def checked(record: Record) -> Record:
+    """Return the record, or refuse what is wrong with it: one caller's mistake must not fail the batch."""
+    for name, value in (("loop", record.loop), ("kind", record.kind)):
+        if not isinstance(value, str) or not value:
+            raise Refused(f"{name} must be a string that is not empty, got {value!r}")
+    for name, given in (("event", record.event), ("user", record.user)):
+        if given is not None and not isinstance(given, str):
+            raise Refused(f"{name} must be a string or None, got {given!r}")
+    if not isinstance(record.body, bytes):
+        raise Refused(f"body must be bytes, got {type(record.body).__name__}")
+    return record
+
+
+def duplicate(record: Record, first: int) -> Duplicate:
+    at = f", the event of record {first}" if first else " twice"
+    return Duplicate(f"event must be new in loop {record.loop!r}, got {record.event!r}{at}", first)
+
+
+def readable(body: bytes) -> str | bytes:
+    """Return UTF-8 as text, so that other tools can read it; what is no text stays as it is."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return body
+    return body if "\0" in text else text  # many tools end a text at its first NUL
+
+
+def entry_of(row: tuple[Any, ...], *, with_body: bool) -> Entry:
+    """Return a row as an entry, checked; without a body where none was read."""
+    loop, position, time, kind, event, user, found, example, body = row
+    entry = Entry(loop, position, time, kind, event, user, example, body or b"")
+    check(entry, found, with_body=with_body or body is not None)
+    return entry
+
+
+def _raise_damaged(db: Connection, where: str, parameters: tuple[object, ...]) -> None:
+    """Raise ``DamagedRecord`` for the first row whose texts cannot be read."""
+    texts = "CAST(loop AS BLOB), position, CAST(kind AS BLOB), CAST(event AS BLOB), CAST(user AS BLOB)"
+    for loop, position, *others in db.execute(f"SELECT {texts} FROM log WHERE {where}", parameters):
+        try:
+            for text in (loop, *others):
+                text and text.decode()
+        except UnicodeDecodeError:
+            raise DamagedRecord(loop.decode(errors="replace"), position) from None
+
+
+def _is_refusal(error: sqlite3.Error) -> bool:
+    """Return whether one record is to blame, and not the store."""
+    return _code(error) in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_TOOBIG)
+
+
+def _code(error: Exception) -> int:
+    """Return SQLite's extended result code, 0 for an error that Python made."""
+    return getattr(error, "sqlite_errorcode", 0)
+
+
+def _empty_wal(db: Connection) -> None:
+    """Move all pages to the database file, so that none with deleted content is left beside it."""
+    [(blocked, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if blocked:
+        raise StoreUnavailable("busy", "the records are deleted, but a reader holds old pages: erase again")

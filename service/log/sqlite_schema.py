@@ -1,0 +1,141 @@
+"""The log's SQLite file: its schema, and how it is opened. docs/log.md is the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sqlite3
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from fedres.checks import not_negative
+from service.log.protocol import StoreUnavailable
+from service.log.records import ONCE, RARE
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x66726573  # "fres", where `file` and other tools look for the kind of a SQLite file
+
+PRAGMAS = (
+    # EXTRA syncs every commit, as FULL does, and the directory too: without that, the journal under which a new file
+    # turns to WAL could come back after a power cut and undo what was acknowledged since.
+    "synchronous=EXTRA",
+    "fullfsync=ON",  # macOS: sync past the disk's cache
+    "secure_delete=ON",
+)
+
+_ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))
+SCHEMA = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}'), ('architecture', '{platform.machine()}')",
+    """CREATE TABLE head ( -- where each loop's log ends
+        loop TEXT PRIMARY KEY,
+        last INTEGER NOT NULL, -- position of the last record
+        time INTEGER NOT NULL, -- its time
+        removed INTEGER NOT NULL -- records that were erased
+    ) WITHOUT ROWID""",
+    """CREATE TABLE log (
+        loop TEXT NOT NULL,
+        position INTEGER NOT NULL, -- from 1 in each loop, in the order of commits
+        time INTEGER NOT NULL, -- microseconds since 1970, never less than in the record before
+        kind TEXT NOT NULL,
+        event TEXT,
+        user TEXT,
+        checksum BLOB NOT NULL, -- 8 bytes for all columns but the body, 8 for the body
+        example BLOB, -- what the learner needs, hashed
+        body NOT NULL -- text where it is UTF-8 (JSON is), else a blob
+    )""",
+    "CREATE UNIQUE INDEX log_by_position ON log (loop, position)",
+    # Finds the records of an event, and keeps those of some kinds unique (NULLs are distinct).
+    f"CREATE UNIQUE INDEX log_by_event ON log (loop, event, CASE kind {_ONCE} END) WHERE event IS NOT NULL",
+    "CREATE INDEX log_by_user ON log (loop, user) WHERE user IS NOT NULL",
+    f"CREATE INDEX log_by_kind ON log (loop, kind, position) WHERE kind IN {RARE}",
+)
+
+
+class Connection(Protocol):
+    """All that the log asks of a connection, which must be in autocommit mode and raise ``sqlite3.Error``."""
+
+    def execute(self, sql: str, parameters: tuple[Any, ...] = ..., /) -> Iterable[Any]: ...
+    def close(self) -> None: ...
+
+
+Connect = Callable[[], Connection]
+
+
+def sqlite_file(path: str | os.PathLike[str], busy_seconds: float = 5.0) -> Connect:
+    """Return what opens connections to ``path`` that wait ``busy_seconds`` for a lock of another process."""
+    not_negative("busy_seconds", busy_seconds)
+    return partial(sqlite3.connect, path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+
+
+def opened(connect: Connect) -> Connection:
+    """Return a connection to a log of ours; another file is refused before anything is written to it."""
+    db = connect()
+    try:
+        _prepare(db)
+    except BaseException:
+        close(db)
+        raise
+    return db
+
+
+def close(db: Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        db.close()
+
+
+def _prepare(db: Connection) -> None:
+    for pragma in PRAGMAS:
+        list(db.execute(f"PRAGMA {pragma}"))
+    fresh = _is_empty(db)
+    if not fresh:
+        _check_kind(db)
+    [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
+    if mode != "wal":
+        raise StoreUnavailable("io", f"{name_of(db)} must be on a disk that allows WAL mode, got {mode}")
+    if fresh:
+        _create(db)
+
+
+def _is_empty(db: Connection) -> bool:
+    [(n_objects,)] = db.execute("SELECT count(*) FROM sqlite_master")
+    return int(n_objects) == 0
+
+
+def _create(db: Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _is_empty(db):  # else another process was faster
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
+    _check_kind(db)
+
+
+def _check_kind(db: Connection) -> None:
+    [(application,)] = db.execute("PRAGMA application_id")
+    if application != APPLICATION_ID:
+        raise StoreUnavailable("foreign", f"{name_of(db)} must be a store of fedres, got another SQLite database")
+    found = dict(db.execute("SELECT name, value FROM meta"))
+    if found.get("schema") != str(SCHEMA_VERSION):
+        got = found.get("schema", "none")
+        raise StoreUnavailable("version", f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}")
+    if "architecture" in found and found["architecture"] != platform.machine():
+        message = (
+            f"{name_of(db)} was made on {found['architecture']}, and models on {platform.machine()} differ in bits"
+        )
+        raise StoreUnavailable("foreign", f"{message}: fedres log export and import it")
+
+
+def quick_check(db: Connection) -> None:
+    """Raise ``StoreUnavailable`` if SQLite finds the file damaged."""
+    found = [line for (line,) in db.execute("PRAGMA quick_check(1)")]
+    if found != ["ok"]:
+        raise StoreUnavailable("damaged", f"{name_of(db)} is damaged: {found[0]}")
+
+
+def name_of(db: Connection) -> str:
+    (_, _, file), *_ = db.execute("PRAGMA database_list")  # main, then temp if there is one
+    return str(file)

@@ -1,0 +1,155 @@
+"""The log writer: the one process of a machine that appends. Rankers and the learner reach it over a Unix socket.
+
+Group commit: whatever arrives while a batch is being synced makes up the next one, so many records share one fsync.
+Each request is answered once its records are durable. The process ends when its supervisor does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from service.log.frames import Append, Done, Erase, Failed, Frames, Ping, Reply, Request, as_reply, framed, read_request
+from service.log.protocol import Log, StoreUnavailable
+from service.log.records import ErasedBody, encode
+
+READ_BYTES = 1 << 18
+MOST_RECORDS = 2_000  # in one transaction
+SEND_SECONDS = 5.0  # after which a client that takes no replies is dropped
+
+
+class Writer:
+    """Serves ``listener`` from one thread. ``open_log`` is called again after a failure to open."""
+
+    def __init__(
+        self, listener: socket.socket, open_log: Callable[[], Log], committed: Callable[[int], None] = lambda n: None
+    ) -> None:
+        self._open_log, self._log = open_log, None
+        self._committed = committed  # told how many records a commit had
+        self._clients: dict[socket.socket, Frames] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._stopping = False
+        self._log: Log | None
+
+    def watch(self, file: Any, call: Callable[[], None]) -> None:
+        """Call back whenever ``file`` can be read."""
+        self._selector.register(file, selectors.EVENT_READ, call)
+
+    def stop(self) -> None:
+        """End ``run`` once what has arrived is answered."""
+        self._stopping = True
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._turn(None)
+        self._turn(0)
+        for client in list(self._clients):
+            self._drop(client)
+        if self._log is not None:
+            self._log.close()
+
+    def _turn(self, timeout: float | None) -> None:
+        waiting: list[tuple[socket.socket, Request]] = []
+        for key, _ in self._selector.select(timeout):
+            if key.data is not None:
+                key.data()
+            elif key.fileobj is self._listener:
+                self._accept()
+            else:
+                waiting += self._receive(key.fileobj)  # type: ignore[arg-type]
+        appends: list[tuple[socket.socket, Append]] = []
+        n_records = 0
+        for client, request in waiting:
+            if isinstance(request, Append):
+                appends.append((client, request))
+                n_records += sum(map(len, request.groups))
+            if not isinstance(request, Append) or n_records >= MOST_RECORDS:
+                self._append(appends)
+                appends, n_records = [], 0
+            if isinstance(request, Erase):
+                self._send(client, self._erase(request))
+            elif isinstance(request, Ping):
+                self._send(client, self._ping(request))
+        self._append(appends)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            client, _ = self._listener.accept()
+            client.settimeout(SEND_SECONDS)
+            self._clients[client] = Frames()
+            self._selector.register(client, selectors.EVENT_READ)
+
+    def _receive(self, client: socket.socket) -> list[tuple[socket.socket, Request]]:
+        try:
+            data = client.recv(READ_BYTES)
+            frames = self._clients[client].feed(data) if data else []
+            if not data:
+                self._drop(client)
+            return [(client, read_request(frame)) for frame in frames]
+        except (OSError, msgspec.MsgspecError):
+            self._drop(client)
+            return []
+
+    def _append(self, appends: list[tuple[socket.socket, Append]]) -> None:
+        if not appends:
+            return
+        groups = [group for _, request in appends for group in request.groups]
+        try:
+            outcomes = [as_reply(outcome) for outcome in self._opened().append(groups)]
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            for client, request in appends:
+                self._send(client, _failed(request.id, error))
+            return
+        self._committed(len(groups))
+        first = 0
+        for client, request in appends:
+            last = first + len(request.groups)
+            self._send(client, Done(request.id, outcomes[first:last]))
+            first = last
+
+    def _erase(self, request: Erase) -> Reply:
+        def body(n_erased: int) -> bytes:
+            return encode(ErasedBody(n_erased, request.base, request.token))
+
+        try:
+            return Done(request.id, [self._opened().erase(request.loop, request.user, body)])
+        except Exception as error:
+            return _failed(request.id, error)
+
+    def _ping(self, request: Ping) -> Reply:
+        try:
+            self._opened().append([])
+            return Done(request.id, [])
+        except Exception as error:
+            return _failed(request.id, error)
+
+    def _opened(self) -> Log:
+        if self._log is None:
+            self._log = self._open_log()
+        return self._log
+
+    def _send(self, client: socket.socket, reply: Reply) -> None:
+        if client in self._clients:
+            try:
+                client.sendall(framed(reply))
+            except OSError:
+                self._drop(client)
+
+    def _drop(self, client: socket.socket) -> None:
+        if self._clients.pop(client, None) is not None:
+            self._selector.unregister(client)
+            client.close()
+
+
+def _failed(request_id: int, error: Exception) -> Failed:
+    if isinstance(error, StoreUnavailable):
+        return Failed(request_id, error.code, error.message)
+    return Failed(request_id, "failed", repr(error))

@@ -1,0 +1,86 @@
+"""Figures for Prometheus. Every process counts its own; whichever ranker is asked adds up those of the whole machine.
+
+The processes of ``fedres serve`` share a folder for this (``PROMETHEUS_MULTIPROC_DIR``), named before the import.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
+
+_requests = Counter("fedres_requests", "Requests answered.", ["path", "method", "status"])
+_seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
+commits = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
+batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
+snapshots = Counter("fedres_snapshots", "Snapshots written.")
+
+_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+
+def count_request(path: str, method: str, status: int, seconds: float) -> None:
+    """Count a request that took so long."""
+    found = _children.get((path, method, status))
+    if found is None:
+        found = _children[path, method, status] = _requests.labels(path, method, str(status)), _seconds.labels(path)
+    found[0].inc()
+    found[1].observe(seconds)
+
+
+LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grows, help)
+    "model_version": ("fedres_model_version", False, "Position in the log up to which the model has learned."),
+    "ranks": ("fedres_decisions", True, "Decisions made."),
+    "waiting_events": ("fedres_waiting_events", False, "Events that wait for their reward."),
+    "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
+    "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
+    "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
+    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the policy."),
+    "baseline_reward": ("fedres_baseline_reward", False, "Mean reward, estimated, had the first action been taken."),
+    "reward_lag_seconds": ("fedres_reward_lag_seconds", False, "Mean time from a decision to its reward."),
+    "learner_lag_records": ("fedres_learner_lag_records", False, "Records in the log that are not learned yet."),
+    "learner_lag_seconds": ("fedres_learner_lag_seconds", False, "Age of the oldest record not learned yet."),
+    "apprentice_events": ("fedres_apprentice_events", True, "Decisions made as an apprentice."),
+    "apprentice_agreement": ("fedres_apprentice_agreement", False, "Share of those where the policy agreed."),
+    "learned_uploads": ("fedres_learned_uploads", True, "Uploads of devices learned from."),
+    "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
+}
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class _Machine:
+    """The figures of loops and of processes, read when somebody asks."""
+
+    def __init__(self, loops: Mapping[str, Mapping[str, float]], processes: Iterable[Mapping[str, object]]) -> None:
+        self._loops, self._processes = loops, processes
+
+    def collect(self) -> Iterator[Family]:
+        for name, (metric, grows, text) in LOOP_FIGURES.items():
+            family: Family = (CounterMetricFamily if grows else GaugeMetricFamily)(metric, text, labels=["loop"])
+            for loop, gauges in self._loops.items():
+                family.add_metric([loop], float(gauges.get(name, math.nan)))
+            yield family
+        up = GaugeMetricFamily("fedres_process_up_seconds", "Age of a process.", labels=["role", "pid"])
+        restarts = CounterMetricFamily("fedres_process_restarts", "Restarts of a process.", labels=["role", "number"])
+        for process in self._processes:
+            up.add_metric([str(process["role"]), str(process["pid"])], float(str(process["uptime_seconds"])))
+            restarts.add_metric([str(process["role"]), str(process["number"])], float(str(process["restarts"])))
+        yield up
+        yield restarts
+
+
+def text(loops: Mapping[str, Mapping[str, float]], processes: Iterable[Mapping[str, object]] = ()) -> bytes:
+    """Return all figures of the machine as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Machine(loops, processes))  # type: ignore[arg-type]
+    if FOLDER in os.environ:
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+    return generate_latest(registry) + generate_latest(REGISTRY)

@@ -1,0 +1,1 @@
+"""Models in shared memory: the learner publishes, rankers read."""

@@ -1,0 +1,298 @@
+"""Shared memory in which the learner publishes and rankers read: keyed blocks in one mapped file, guarded by seqlocks.
+
+One process writes. A block's first word counts its changes and is odd while it is being written; a reader that sees it
+odd, or changed after reading, reads again (fences keep both sides in order, which matters on ARM). The file is a
+large sparse one: room is reserved as it is needed, so a full file system is an error here and not a signal.
+
+Layout, in words of 8 bytes: a header (magic, offset of the index, publications), then blocks. A block is: change
+count, two words of key, capacity in words, length in bytes, data. The index is a block whose data are entries of three
+words (two of key, one offset) found by open addressing; when it fills up, a larger one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
+
+VIRTUAL_BYTES = 1 << 37  # of address space; memory is taken as blocks are
+MAGIC = 0x66726573_6D656D31
+MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT = 0, 1, 2, 3  # words of the header
+FIRST_BLOCK = 512
+HEAD = 5  # words of a block before its data
+SMALLEST_INDEX = 1 << 10  # entries
+ENTRY = 3  # words
+RETRIES = 10_000
+STEP_BYTES = 1 << 22  # of reserved room
+
+NOT_FOUND, TORN = -1, -2
+
+Key = tuple[int, int]
+
+
+@intrinsic
+def fence(_: Any) -> Any:
+    """Order memory accesses before and after."""
+
+    def code(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return _context.get_dummy_value()
+
+    return types.void(), code
+
+
+def key_of(*parts: str | int) -> Key:
+    """Return the key of a block by its name: 125 bits of a hash, as two numbers that fit int64."""
+    named = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(named, digest_size=16).digest()
+    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    return first >> 1 | 1, second >> 1  # the first is never 0
+
+
+@kernel
+def find_block(words: Array, first: int, second: int) -> int:
+    """Return the offset of a key's block, ``NOT_FOUND`` where there is none."""
+    key0, key1 = np.uint64(first), np.uint64(second)
+    index = np.int64(words[INDEX_AT])
+    fence()
+    entries, mask = index + HEAD, (np.int64(words[index + 3]) // ENTRY) - 1
+    slot = np.int64(key0 >> np.uint64(1)) & mask
+    for _ in range(mask + 1):
+        at = entries + ENTRY * slot
+        found = words[at]
+        if found == 0:
+            return NOT_FOUND
+        if found == key0 and words[at + 1] == key1:
+            offset = np.int64(words[at + 2])
+            return offset if offset > 0 else NOT_FOUND
+        slot = (slot + 1) & mask
+    return NOT_FOUND
+
+
+@kernel
+def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> int:
+    """Copy a block's data to ``out``; return its length in bytes, which may be more than fits, or what went wrong."""
+    key0, key1 = np.uint64(first), np.uint64(second)
+    for _ in range(RETRIES):
+        before = words[offset]
+        fence()
+        if before & np.uint64(1):
+            continue
+        same = words[offset + 1] == key0 and words[offset + 2] == key1
+        length = np.int64(words[offset + 4])
+        n_words = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
+        for k in range(n_words):
+            out[k] = words[offset + HEAD + k]
+        fence()
+        if words[offset] == before:
+            return length if same else NOT_FOUND
+    return TORN
+
+
+@kernel
+def write_block(words: Array, offset: int, first: int, second: int, data: Array, length: int) -> None:
+    """Replace what a block holds."""
+    words[offset] += np.uint64(1)
+    fence()
+    words[offset + 1], words[offset + 2] = np.uint64(first), np.uint64(second)
+    words[offset + 4] = np.uint64(length)
+    for k in range(data.size):
+        words[offset + HEAD + k] = data[k]
+    fence()
+    words[offset] += np.uint64(1)
+
+
+@kernel
+def begin_change(words: Array, offset: int) -> None:
+    words[offset] += np.uint64(1)
+    fence()
+
+
+@kernel
+def end_change(words: Array, offset: int) -> None:
+    fence()
+    words[offset] += np.uint64(1)
+
+
+@kernel
+def _insert(words: Array, index: int, first: int, second: int, offset: int) -> bool:
+    """Put a key into the index; return whether it is new there."""
+    key0, key1 = np.uint64(first), np.uint64(second)
+    mask = (np.int64(words[index + 3]) // ENTRY) - 1
+    slot = np.int64(key0 >> np.uint64(1)) & mask
+    while True:
+        at = index + HEAD + ENTRY * slot
+        if words[at] == 0:
+            words[at + 1], words[at + 2] = key1, np.uint64(offset)
+            fence()
+            words[at] = key0
+            return True
+        if words[at] == key0 and words[at + 1] == key1:
+            words[at + 2] = np.uint64(offset)
+            return False
+        slot = (slot + 1) & mask
+
+
+@kernel
+def _copy_index(words: Array, old: int, new: int) -> int:
+    n = 0
+    for slot in range(np.int64(words[old + 3]) // ENTRY):
+        at = old + HEAD + ENTRY * slot
+        if words[at] != 0 and words[at + 2] != 0:
+            _insert(words, new, words[at], words[at + 1], words[at + 2])
+            n += 1
+    return n
+
+
+def capacity_for(n_words: int) -> int:
+    """Return the size class of a block: at most a quarter more than is needed."""
+    size = 8
+    while size < n_words:
+        for capacity in (size + size // 4, size + size // 2, size + 3 * size // 4, 2 * size):
+            if capacity >= n_words:
+                return capacity
+        size *= 2
+    return size
+
+
+class MemoryReader:
+    """A published file, as a ranker sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        file = os.open(path, os.O_RDONLY)
+        try:
+            self._map = mmap.mmap(file, VIRTUAL_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(file)
+        self.words: Array = np.frombuffer(self._map, np.uint64)
+        if int(self.words[MAGIC_AT]) != MAGIC:
+            raise ValueError(f"{path} must hold published models, got something else")
+
+    @property
+    def published(self) -> int:
+        """How many publications there were."""
+        return int(self.words[PUBLISHED_AT])
+
+    def read(self, key: Key) -> bytes | None:
+        """Return a block's data, None where there is no such block or it is not to be had undamaged."""
+        offset = find_block(self.words, *key)
+        while offset >= 0:
+            out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
+            length = copy_block(self.words, offset, *key, out)
+            if length < 0:
+                return None
+            if length <= 8 * out.size:
+                return out.tobytes()[:length]
+        return None
+
+
+class MemoryWriter:
+    """The same file, as the learner makes it: it allocates, writes and frees blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(self._file, VIRTUAL_BYTES)
+        self._map = mmap.mmap(self._file, VIRTUAL_BYTES)
+        self.words: Array = np.frombuffer(self._map, np.uint64)
+        self._reserved = 0
+        self._end = FIRST_BLOCK  # of what is allocated, in words
+        self._free: dict[int, list[int]] = defaultdict(list)
+        self._n_keys = 0
+        self._reserve(FIRST_BLOCK)
+        self._make_index(SMALLEST_INDEX)
+        self.words[MAGIC_AT] = MAGIC
+
+    def close(self) -> None:
+        """Take the file away; readers that have it mapped go on."""
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+            self.path.unlink()
+
+    @property
+    def used_bytes(self) -> int:
+        return 8 * self._end
+
+    def published(self) -> None:
+        """Tell readers that something has changed."""
+        self.words[PUBLISHED_AT] += np.uint64(1)
+
+    def find(self, key: Key) -> int:
+        return int(find_block(self.words, *key))
+
+    def write(self, key: Key, data: bytes) -> None:
+        """Put data into the key's block, a larger one if need be."""
+        padded = np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
+        write_block(self.words, self.block(key, padded.size), *key, padded, len(data))
+
+    def block(self, key: Key, n_words: int) -> int:
+        """Return the offset of the key's block with room for ``n_words``; what it held before may be gone."""
+        offset = self.find(key)
+        if offset >= 0 and int(self.words[offset + 3]) >= n_words:
+            return offset
+        made = self.allocate(n_words)
+        write_block(self.words, made, *key, self.words[:0], 0)
+        if offset >= 0:
+            self._release(offset)
+        self._put(key, made)
+        return made
+
+    def free(self, key: Key) -> None:
+        """Remove a key's block, and what it held."""
+        offset = self.find(key)
+        if offset >= 0:
+            _insert(self.words, int(self.words[INDEX_AT]), *key, 0)
+            self._release(offset)
+
+    def allocate(self, n_words: int) -> int:
+        capacity = capacity_for(n_words)
+        if self._free[capacity]:
+            return self._free[capacity].pop()
+        offset = self._end
+        self._reserve(offset + HEAD + capacity)
+        self._end = offset + HEAD + capacity
+        self.words[offset + 3] = capacity
+        return offset
+
+    def _release(self, offset: int) -> None:
+        capacity = int(self.words[offset + 3])
+        begin_change(self.words, offset)
+        self.words[offset + 1 : offset + 3] = 0
+        self.words[offset + HEAD : offset + HEAD + capacity] = 0
+        end_change(self.words, offset)
+        self._free[capacity].append(offset)
+
+    def _put(self, key: Key, offset: int) -> None:
+        self._n_keys += bool(_insert(self.words, int(self.words[INDEX_AT]), *key, offset))
+        if 3 * self._n_keys > 2 * self._n_entries:
+            self._make_index(4 * self._n_entries)
+
+    def _make_index(self, n_entries: int) -> None:
+        """Give all keys a larger index; readers may go on in the old one, which is not used again."""
+        old, index = int(self.words[INDEX_AT]), self._end
+        self._reserve(index + HEAD + ENTRY * n_entries)
+        self._end = index + HEAD + ENTRY * n_entries
+        self.words[index + 3] = ENTRY * n_entries
+        if old:
+            self._n_keys = int(_copy_index(self.words, old, index))
+        self._n_entries = n_entries
+        self.words[INDEX_AT] = index
+
+    def _reserve(self, n_words: int) -> None:
+        if 8 * n_words > self._reserved:
+            size = max(8 * n_words + STEP_BYTES, self._reserved + self._reserved // 8)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, self._reserved, size - self._reserved)
+            self._reserved = size

@@ -1,0 +1,177 @@
+"""Users' models in shared memory: the learner learns from batches there, rankers read them.
+
+The data of a block: slots and features held (two 32-bit numbers), the position of the last event learned from, then
+the table of keys, the weights and the sums of squared gradients, as in ``fedres.scoring.model.PersonalModel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
+from fedres.scoring.batch import Events, Shared, fill_model, learn_batch, model_in, slots_for, workspace_for
+from fedres.scoring.model import PersonalModel
+from service.models.memory import (
+    HEAD,
+    NOT_FOUND,
+    Key,
+    MemoryReader,
+    MemoryWriter,
+    begin_change,
+    end_change,
+    find_block,
+    key_of,
+)
+
+DATA = HEAD + 2  # words of a block before the table
+
+
+def personal_key(loop: str, user: str) -> Key:
+    """Return the key of a user's block; ``loop`` is the loop's ``id``."""
+    return key_of("personal", loop, user)
+
+
+@kernel
+def words_for(n_slots: int) -> int:
+    """Return how many words of data a model takes."""
+    return 2 + (3 * n_slots + 2 + 1) // 2
+
+
+@kernel
+def _find_all(words: Array, keys: Array, offsets: Array, counts: Array, n_slots: Array) -> None:
+    for u in range(offsets.size):
+        offsets[u] = find_block(words, keys[u, 0], keys[u, 1])
+        if offsets[u] >= 0:
+            n_slots[u] = np.int64(words[offsets[u] + HEAD] & np.uint64(0xFFFFFFFF))
+            counts[u] = np.int64(words[offsets[u] + HEAD] >> np.uint64(32))
+
+
+@kernel
+def views(words: Array, data: int, n_slots: int) -> Any:
+    """Return the table, the weights and the sums that lie at word ``data``."""
+    keys, numbers, at = words.view(np.uint32), words.view(np.float32), 2 * data
+    middle = at + n_slots
+    last = middle + n_slots + 1
+    return keys[at:middle], numbers[middle:last], numbers[last : last + n_slots + 1]
+
+
+@kernel
+def _load_all(words: Array, offsets: Array, n_slots: Array, workspace: Any) -> None:
+    for u in range(offsets.size):
+        if n_slots[u] > 0:
+            table, weights, squares = model_in(workspace, u)
+            fill_model(table, weights, squares, views(words, offsets[u] + DATA, n_slots[u]))
+
+
+@kernel
+def _store_all(words: Array, offsets: Array, keys: Array, workspace: Any, n_slots: Array, changed: Array) -> None:
+    for u in range(offsets.size):
+        offset = offsets[u]
+        begin_change(words, offset)
+        words[offset + 1], words[offset + 2] = np.uint64(keys[u, 0]), np.uint64(keys[u, 1])
+        words[offset + 4] = np.uint64(8 * words_for(n_slots[u]))
+        words[offset + HEAD] = np.uint64(n_slots[u]) | np.uint64(workspace.counts[u]) << np.uint64(32)
+        words[offset + HEAD + 1] = np.uint64(changed[u])
+        table, weights, squares = views(words, offset + DATA, n_slots[u])
+        model = model_in(workspace, u)
+        if model[0].size == n_slots[u]:
+            table[:], weights[:], squares[:] = model
+        else:
+            table[:], weights[:], squares[:] = 0, 0, 0
+            fill_model(table, weights, squares, model)
+        end_change(words, offset)
+
+
+@kernel
+def _compact(counts: Array) -> Array:
+    slots = np.empty(counts.size, np.int64)
+    for u in range(counts.size):
+        slots[u] = slots_for(counts[u])
+    return slots
+
+
+class PersonalModels:
+    """The models of all users, as the learner has them. ``unsaved`` are those that the snapshot does not have yet."""
+
+    def __init__(self, memory: MemoryWriter) -> None:
+        self._memory = memory
+        self.unsaved: set[tuple[str, str]] = set()
+
+    def learn(
+        self,
+        loop: str,
+        users: Sequence[str],
+        changed: Array,
+        events: Events,
+        shared: Shared,
+        crosses: bool,
+        rate: float,
+    ) -> None:
+        """Learn from events of ``users``, which last learn at the positions ``changed``; publish their models."""
+        memory, n = self._memory, len(users)
+        keys = np.array([personal_key(loop, user) for user in users], np.int64).reshape(n, 2)
+        offsets, counts, n_slots = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+        _find_all(memory.words, keys, offsets, counts, n_slots)
+        workspace = workspace_for(events, crosses, counts, n_slots)
+        _load_all(memory.words, offsets, n_slots, workspace)
+        learn_batch(events, shared, workspace, crosses, rate)
+        slots = _compact(workspace.counts)
+        for u in np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist():
+            offsets[u] = memory.block((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
+        _store_all(memory.words, offsets, keys, workspace, slots, changed)
+        self.unsaved.update((loop, user) for user in users)
+
+    def get(self, loop: str, user: str) -> PersonalModel | None:
+        found = self.entry(loop, user)
+        return None if found is None else found[1]
+
+    def entry(self, loop: str, user: str) -> tuple[int, PersonalModel] | None:
+        """Return the position of the last event that the user's model learned from, and the model."""
+        data = self.data(loop, user)
+        return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())
+
+    def data(self, loop: str, user: str) -> bytes | None:
+        """Return the data of a user's block."""
+        offset = self._memory.find(personal_key(loop, user))
+        if offset < 0:
+            return None
+        size = int(self._memory.words[offset + 4]) // 8
+        return bytes(self._memory.words[offset + HEAD : offset + HEAD + size].tobytes())
+
+    def put(self, loop: str, user: str, changed: int, model: PersonalModel, *, saved: bool = False) -> None:
+        """Publish a model; ``saved`` says that the snapshot has it."""
+        self._memory.write(personal_key(loop, user), written_model(changed, model))
+        if not saved:
+            self.unsaved.add((loop, user))
+
+    def remove(self, loop: str, users: Iterable[str]) -> None:
+        """Leave nothing of users' models."""
+        for user in users:
+            self._memory.free(personal_key(loop, user))
+            self.unsaved.discard((loop, user))
+
+
+def read_model(data: Array) -> tuple[int, PersonalModel]:
+    """Return the position of the last event learned from, and the model, from a block's data."""
+    head, changed = int(data[0]), int(data[1])
+    arrays = views(data, 2, head & 0xFFFFFFFF)
+    return changed, PersonalModel.of_arrays(*arrays, head >> 32)
+
+
+def written_model(changed: int, model: PersonalModel) -> bytes:
+    table, weights, squares = model.arrays
+    data = np.zeros(words_for(table.size), np.uint64)
+    data[0], data[1] = table.size | len(model) << 32, changed
+    for into, array in zip(views(data, 2, table.size), (table, weights, squares), strict=True):
+        into[:] = array
+    return data.tobytes()
+
+
+def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
+    """Return a user's model as published."""
+    data = memory.read(personal_key(loop, user))
+    return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]

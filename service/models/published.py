@@ -1,0 +1,323 @@
+"""What a ranker can see of a loop, and how the learner puts it into shared memory.
+
+Each loop has a block with its ``LoopView``, one with its catalogue, one with its clients and one with its shared
+weights, each written when it has changed. Weights are published by chunks of 1,024: readers copy what is new to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.local_learners.adagrad import kernel
+from fedres.scoring.batch import CHUNK_BITS
+from fedres.scoring.features import Hashed
+from service.learn.heads import CatalogueAction, Clients, Statistics, loop_id
+from service.models.memory import (
+    HEAD,
+    HEARTBEAT_AT,
+    RETRIES,
+    TORN,
+    Key,
+    MemoryReader,
+    MemoryWriter,
+    begin_change,
+    end_change,
+    fence,
+    find_block,
+    key_of,
+)
+from service.settings import Settings
+
+LOOPS, LEARNER = key_of("loops"), key_of("learner")
+CURRENT = "current"  # the file that says which published file is the newest
+
+
+class LoopView(msgspec.Struct, array_like=True):
+    """A loop as it is published."""
+
+    name: str
+    since: int  # position of the record that made it
+    position: int  # of the log, up to which this is
+    time: int  # of the record there
+    version: int  # position up to which the models have learned
+    settings: Settings
+    settings_version: int
+    statistics: Statistics
+    n_waiting: int
+    seen_range: tuple[float, float]  # of the rewards that the shared model has seen
+    newest: int  # the largest round of a device inside, where devices count rounds
+    catalogue_version: int
+    clients_version: int
+    erased: list[str]  # tokens of the last erasures
+
+    @property
+    def id(self) -> str:
+        return loop_id(self.name, self.since)
+
+
+class LearnerView(msgspec.Struct, array_like=True):
+    """How the learner does."""
+
+    trouble: str | None = None
+    rebuilt: int = 0  # how often the snapshot was thrown away
+    published_bytes: int = 0
+    unpublished_users: int = 0
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_view = msgspec.msgpack.Decoder(LoopView).decode
+_unpack_catalogue = msgspec.msgpack.Decoder(dict[str, CatalogueAction]).decode
+_unpack_clients = msgspec.msgpack.Decoder(Clients).decode
+_unpack_learner = msgspec.msgpack.Decoder(LearnerView).decode
+_unpack_names = msgspec.msgpack.Decoder(list[str]).decode
+
+
+def weights_key(loop: str) -> Key:
+    return key_of("weights", loop)
+
+
+# The data of a block of weights: how many there are, a word for each chunk that says when it changed, the weights.
+
+
+@kernel
+def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, publication: int) -> None:
+    """Copy the chunks that changed."""
+    begin_change(words, offset)
+    data = offset + HEAD
+    words[data] = np.uint64(weights.size)
+    into, first = words.view(np.float32), 2 * (data + 1 + changed.size)
+    for chunk in range(changed.size):
+        if changed[chunk]:
+            words[data + 1 + chunk] = np.uint64(publication)
+            for k in range(chunk << CHUNK_BITS, min((chunk + 1) << CHUNK_BITS, weights.size)):
+                into[first + k] = weights[k]
+            changed[chunk] = 0
+    end_change(words, offset)
+
+
+@kernel
+def _copy_weights(words: Array, offset: int, weights: Array, seen: Array) -> int:
+    """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
+    data = offset + HEAD
+    source, first = words.view(np.float32), 2 * (data + 1 + seen.size)
+    for _ in range(RETRIES):
+        before = words[offset]
+        fence()
+        if before & np.uint64(1):
+            continue
+        for chunk in range(seen.size):
+            at = words[data + 1 + chunk]
+            if at != seen[chunk]:
+                seen[chunk] = 0  # unless all of this is good
+                for k in range(chunk << CHUNK_BITS, min((chunk + 1) << CHUNK_BITS, weights.size)):
+                    weights[k] = source[first + k]
+        fence()
+        if words[offset] == before:
+            for chunk in range(seen.size):
+                seen[chunk] = words[data + 1 + chunk]
+            return 0
+    return TORN
+
+
+class Publisher:
+    """The learner's side: a new file, and the name under which rankers find it."""
+
+    def __init__(self, folder: Path, generation: int) -> None:
+        self.folder = folder
+        self.memory = MemoryWriter(folder / f"models-{generation}")
+        self._generation, self._publications = generation, 0
+
+    def publish(self, view: LoopView, weights: Array, changed: Array) -> None:
+        """Publish a loop's view and those of its weights that changed; ``changed`` is emptied."""
+        self._publications += 1
+        if changed.any():
+            key, n_words = weights_key(view.id), 1 + changed.size + (weights.size + 1) // 2
+            if self.memory.find(key) < 0:
+                changed[:] = 1
+            offset = self.memory.block(key, n_words)
+            _publish_weights(self.memory.words, offset, weights, changed, self._publications)
+        self.memory.write(key_of("view", view.name), _pack(view))
+
+    def publish_catalogue(self, view: LoopView, catalogue: Mapping[str, CatalogueAction]) -> None:
+        self.memory.write(key_of("catalogue", view.id), _pack(catalogue))
+
+    def publish_clients(self, view: LoopView, clients: Clients) -> None:
+        self.memory.write(key_of("clients", view.id), _pack(clients))
+
+    def publish_names(self, names: list[str]) -> None:
+        self.memory.write(LOOPS, _pack(names))
+
+    def drop(self, name: str, loop: str) -> None:
+        """Take a loop away, which has this ``id``."""
+        for key in (key_of("view", name), weights_key(loop), key_of("catalogue", loop), key_of("clients", loop)):
+            self.memory.free(key)
+
+    def publish_learner(self, view: LearnerView) -> None:
+        self.memory.write(LEARNER, _pack(view))
+
+    def done(self) -> None:
+        """Say that something was published, and that the learner is alive."""
+        self.memory.words[HEARTBEAT_AT] = np.uint64(time.monotonic_ns())
+        self.memory.published()
+
+    def show(self) -> None:
+        """Let rankers see this file instead of the one before."""
+        current = self.folder / CURRENT
+        with contextlib.suppress(FileExistsError):
+            make_current(self.folder)
+        with open(current, "r+b") as file:
+            file.write(self._generation.to_bytes(8, "little"))
+        for old in self.folder.glob("models-*"):
+            if old != self.memory.path:
+                old.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+def make_current(folder: Path) -> None:
+    """Make the file that says which published file is the newest: none."""
+    with open(folder / CURRENT, "xb") as file:
+        file.write(bytes(8))
+
+
+class Loop:
+    """A loop as a ranker has it: its view, and copies of its weights and its catalogue."""
+
+    def __init__(self, view: LoopView) -> None:
+        self.view = view
+        self.catalogue: Mapping[str, CatalogueAction] = {}
+        self.clients = Clients()
+        self.weights: Array = np.zeros(0, np.float32)
+        self.spare: Array = self.weights
+        self.seen: Array = np.zeros(0, np.uint64)
+        self.spare_seen: Array = self.seen
+        self.catalogue_version = self.clients_version = -1
+        self.prepared: dict[str, Hashed] = {}  # what rankers made of the catalogue's actions; emptied with it
+
+
+class Models:
+    """A ranker's side: ``loop`` is what is published now, ``memory`` where personal models are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with open(folder / CURRENT, "r+b") as file:
+            self._current = mmap.mmap(file.fileno(), 8, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._generation = 0
+        self._published = -1
+        self._loops: dict[str, Loop] = {}
+        self._fresh: set[str] = set()  # loops that were looked at since the last publication
+        self.memory: MemoryReader | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._look() is not None
+
+    def _look(self) -> MemoryReader | None:
+        """Return the newest published file, None before the first."""
+        generation = int.from_bytes(self._current[:8], "little")
+        if generation != self._generation:
+            with contextlib.suppress(OSError):  # just being replaced: the old one is good enough for now
+                self.memory = MemoryReader(self._folder / f"models-{generation}")
+                self._generation, self._published, self._loops = generation, -1, {}
+        if self.memory is not None and self.memory.published != self._published:
+            self._published = self.memory.published
+            self._fresh.clear()
+        return self.memory
+
+    def names(self) -> list[str]:
+        """Return the names of all loops."""
+        memory = self._look()
+        data = None if memory is None else memory.read(LOOPS)
+        return [] if data is None else sorted(_unpack_names(data))
+
+    def loop(self, name: str) -> Loop | None:
+        """Return a loop as it is published, None where there is none."""
+        memory = self._look()
+        if memory is None:
+            return None
+        loop = self._loops.get(name)
+        if name in self._fresh:
+            return loop
+        data = memory.read(key_of("view", name))
+        if data is None:
+            self._loops.pop(name, None)
+            return None
+        view = _unpack_view(data)
+        if loop is None or loop.view.since != view.since:
+            loop = Loop(view)
+        if self._refresh(memory, loop, view):
+            self._loops[name] = loop
+            self._fresh.add(name)
+        return self._loops.get(name)
+
+    def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
+        """Copy what is new; return False where that is not to be had whole."""
+        if view.catalogue_version != loop.catalogue_version:
+            data = memory.read(key_of("catalogue", view.id))
+            if data is None:
+                return False
+            loop.catalogue, loop.catalogue_version, loop.prepared = _unpack_catalogue(data), view.catalogue_version, {}
+        if view.clients_version != loop.clients_version:
+            data = memory.read(key_of("clients", view.id))
+            if data is None:
+                return False
+            loop.clients, loop.clients_version = _unpack_clients(data), view.clients_version
+        is_new = view.version != loop.view.version or not loop.weights.size
+        if is_new and not self._refresh_weights(memory, loop, view):
+            return False
+        loop.view = view
+        return True
+
+    def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
+        offset = find_block(memory.words, *weights_key(view.id))
+        if offset < 0:
+            return False
+        size = int(memory.words[offset + HEAD])
+        if loop.spare.size != size:
+            n_chunks = (size >> CHUNK_BITS) + 1
+            loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
+        if _copy_weights(memory.words, offset, loop.spare, loop.spare_seen) != 0:
+            return False
+        loop.weights, loop.spare = loop.spare, loop.weights
+        loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
+        return True
+
+    def learner(self) -> LearnerView | None:
+        memory = self._look()
+        data = None if memory is None else memory.read(LEARNER)
+        return None if data is None else _unpack_learner(data)
+
+    def staleness(self) -> float:
+        """Return the seconds since the learner was last heard of."""
+        memory = self._look()
+        if memory is None:
+            return math.inf
+        return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
+
+
+def new_generation(folder: Path) -> int:
+    """Return a number for the next published file."""
+    taken = [int(path.name.partition("-")[2]) for path in folder.glob("models-*")]
+    current = int.from_bytes((folder / CURRENT).read_bytes(), "little") if (folder / CURRENT).exists() else 0
+    return max([current, *taken]) + 1
+
+
+def run_folder_for(store: Path) -> Path:
+    """Return a place for shared memory: the system's own if there is room, else beside the store."""
+    shm = Path("/dev/shm")
+    with contextlib.suppress(OSError):
+        room = os.statvfs(shm)
+        if os.access(shm, os.W_OK) and room.f_bavail * room.f_frsize > 1 << 30:
+            return shm
+    return store.parent

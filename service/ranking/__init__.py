@@ -1,0 +1,1 @@
+"""Rankers: requests in, decisions out."""

@@ -1,0 +1,170 @@
+"""Loops, settings, catalogue, models and users: changes go through the log and are answered when they are in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from fedres.event_ids import new_event_id
+from fedres.scoring.features import Named
+from fedres.scoring.flattening import FeatureError
+from service.errors import ApiError, invalid
+from service.learn.join import Unmatched
+from service.learn.shared_models import check_model
+from service.log.protocol import Duplicate
+from service.log.records import (
+    ACTIONS,
+    DELETED,
+    ERASE,
+    LOOP,
+    MODEL,
+    SETTINGS,
+    ActionsBody,
+    EraseBody,
+    InlineAction,
+    Record,
+    encode,
+)
+from service.models.personal import read_personal
+from service.ranking import reports
+from service.ranking.exporting import Exporter
+from service.ranking.ranker import ERASE_SECONDS, Machine
+from service.ranking.requests import Action, check_id
+from service.settings import FIXED, Settings, read_settings
+
+DEFAULT_LOOP = "default"
+
+
+class Admin:
+    """What an admin key may do."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    # loops and settings
+
+    def loops(self) -> list[str]:
+        """Return the names of all loops."""
+        return self._machine.models.names()
+
+    async def create_loop(self, name: str, settings: dict[str, Any] | None = None) -> int:
+        """Return the version of a new loop's settings."""
+        check_id("loop", name)
+        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
+            raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
+        body = encode(read_settings(settings or {}))
+        exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
+        if self._machine.models.loop(name) is not None:
+            raise exists
+        deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
+        event = f"loop after {deleted[-1].position if deleted else 0}"
+        try:
+            return await self._machine.append_now(Record(name, LOOP, event, body=body))
+        except Duplicate:
+            raise exists from None
+
+    async def delete_loop(self, name: str) -> None:
+        """Forget a loop's models and pending events; its records stay in the log."""
+        if name == DEFAULT_LOOP:
+            raise ApiError(409, "default_loop", f"loop must not be {DEFAULT_LOOP!r}, which stays", "loop")
+        since = self._machine.loop(name).view.since
+        await self._machine.append(Record(name, DELETED))
+
+        def gone() -> bool:
+            loop = self._machine.models.loop(name)
+            return loop is None or loop.view.since != since
+
+        await self._machine.until(gone)
+
+    def settings(self, loop: str) -> tuple[int, Settings]:
+        """Return the settings and their version."""
+        view = self._machine.loop(loop).view
+        return view.settings_version, view.settings
+
+    async def put_settings(self, loop: str, settings: dict[str, Any]) -> int:
+        """Return the version of the new settings, once they are in force.
+
+        What is missing is at its default, but for what was fixed when the loop was made.
+        """
+        known = self._machine.loop(loop).view.settings
+        wanted = read_settings({**{name: getattr(known, name) for name in FIXED}, **settings})
+        for name in FIXED:
+            if getattr(wanted, name) != getattr(known, name):
+                message = f"{name} must stay as the loop was made with, got {getattr(wanted, name)!r}"
+                raise ApiError(409, "fixed_setting", message, name)
+        return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
+
+    # catalogue and models
+
+    def actions(self, loop: str) -> list[Action]:
+        """Return the catalogue."""
+        catalogue = self._machine.loop(loop).catalogue
+        return [Action(name, msgspec.Raw(action.features)) for name, action in catalogue.items()]
+
+    async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
+        """Add, change and retire actions; return the position of the change."""
+        self._machine.loop(loop)
+        named = [Named("", action.id, bytes(action.features)) for action in put]
+        for place, (action, row) in enumerate(zip(put, self._machine.preparer.hash_all(named), strict=True)):
+            check_id(f"put[{place}].id", action.id)
+            if isinstance(row, FeatureError):
+                message = f"put[{place}]: {str(row).removeprefix(': ')}"
+                raise ApiError(422, "invalid_features", message, f"put[{place}]")
+        known = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
+        body = encode(ActionsBody(known, list(retire)))
+        return await self._machine.append_now(Record(loop, ACTIONS, body=body))
+
+    async def model(self, loop: str) -> bytes:
+        """Return the shared model with all that is logged learned; ``put_model`` takes it."""
+        self._machine.loop(loop)
+        return bytes(await self._machine.ask("model", loop))
+
+    async def put_model(self, loop: str, state: bytes) -> int:
+        """Replace the shared model; personal models stay. Return the new model version."""
+        try:
+            check_model(self._machine.loop(loop).view.settings, state)
+        except ValueError as error:
+            raise ApiError(422, "invalid_model", str(error)) from None
+        return await self._machine.append_now(Record(loop, MODEL, body=state))
+
+    # users
+
+    def user_model(self, loop: str, user: str) -> dict[str, Any]:
+        """Return a user's own model as published: weights by feature key (docs/hashing.md), and the constant's."""
+        view, memory = self._machine.loop(loop).view, self._machine.models.memory
+        model = None if memory is None else read_personal(memory, view.id, user)
+        if model is None:
+            raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
+        weights = {str(key): weight for key, weight in model.weights.items()}
+        return {"user": user, "model_version": view.version, "constant": model.constant, "weights": weights}
+
+    async def erase_user(self, loop: str, user: str) -> None:
+        """Erase a user's model, events and rewards from every file; return when nothing is left."""
+        check_id("user", user)
+        self._machine.loop(loop)
+        token = new_event_id()
+        await self._machine.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
+        await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
+
+    # what is logged
+
+    async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Return logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on."""
+        since = self._machine.loop(loop).view.since
+        return await self._machine.look_up(lambda log: Exporter(log).events(loop, max(after, since), limit))
+
+    async def unmatched(self, loop: str) -> list[dict[str, Any]]:
+        """Return rewards that do not count, the newest of them, oldest first."""
+        self._machine.loop(loop)
+        rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
+        return reports.unmatched(rewards)
+
+    async def evaluate(
+        self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")
+    ) -> dict[str, object]:
+        """Return off-policy values of policies on the logged events, worked out on a thread."""
+        events = await self.events(loop)
+        return await asyncio.to_thread(reports.evaluation, events, policies, estimators)

@@ -1,0 +1,124 @@
+"""Logged events with what came of them, as ``bandits.evaluation`` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from service.learn.join import Decided, Join, Rules, Settled
+from service.learn.loop_state import read_settings_body, rules_of
+from service.log.protocol import Log
+from service.log.records import (
+    ACTIVATE,
+    RANK,
+    REWARD,
+    Entry,
+    Example,
+    LoggedAction,
+    LoggedRank,
+    decode_actions,
+    decode_rank,
+    read_reward,
+)
+
+CHUNK = 500
+ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
+_NOTHING = Decided(None, Example(b"", b"", 0), 0, 0.0)
+
+
+class Exporter:
+    """Reads the log of a store."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._rules = lru_cache(maxsize=1_000)(self._read_rules)
+        self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
+
+    def events(self, loop: str, after: int, limit: int | None) -> Iterator[dict[str, Any]]:
+        """Yield at most ``limit`` events behind position ``after``, oldest first, each with its reward."""
+        left = limit
+        while left is None or left > 0:
+            now = self._log.heads()[loop].time
+            entries = self._log.read(loop, after, CHUNK)
+            if not entries:
+                return
+            after = entries[-1].position
+            ranks = [entry for entry in entries if entry.kind == RANK][:left]
+            left = None if left is None else left - len(ranks)
+            yield from self._joined(loop, ranks, now)
+
+    def ranks_of(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
+        """Return the decisions of those events that there are."""
+        entries = [entry for entry in self._log.find(loop, events) if entry.kind == RANK]
+        return {str(entry.event): (entry, decode_rank(entry.body)) for entry in entries}
+
+    def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
+        about: dict[str | None, list[Entry]] = {}
+        for entry in self._log.find(loop, [entry.event for entry in ranks if entry.event is not None]):
+            if entry.kind in ABOUT:
+                about.setdefault(entry.event, []).append(entry)
+        for entry in ranks:
+            if entry.event in about:  # else it was erased this moment
+                yield self._event(entry, about[entry.event], now)
+
+    def _event(self, entry: Entry, about: list[Entry], now: int) -> dict[str, Any]:
+        body = decode_rank(entry.body)
+        status, reward = outcome(about, self._rules(entry.loop, body.settings), now)
+        excluded = set(body.exclude)
+        allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
+        actions = [
+            {"id": body.actions[k].id, "features": _plain(self._features(entry.loop, body.actions[k]))} for k in allowed
+        ]
+        return {
+            "event_id": entry.event,
+            "time": datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds"),
+            "user": entry.user,
+            "context": _plain(body.context),
+            "actions": actions,
+            "action": body.actions[body.action].id,
+            "probability": body.probabilities[body.action],
+            "probabilities": [body.probabilities[k] for k in allowed],
+            "model_version": body.version,
+            "reward": reward,
+            "status": status,
+            "position": entry.position,
+        }
+
+    def _features(self, loop: str, action: LoggedAction) -> msgspec.Raw:
+        return self._catalogue(loop, action.put)[action.id] if action.put else action.features
+
+    def _read_rules(self, loop: str, position: int) -> Rules:
+        [entry] = self._log.read(loop, position - 1, 1)
+        return rules_of(read_settings_body(entry.body))
+
+    def _read_catalogue(self, loop: str, position: int) -> dict[str, msgspec.Raw]:
+        [entry] = self._log.read(loop, position - 1, 1)
+        return {action.id: action.features for action in decode_actions(entry.body).put}
+
+
+def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None]:
+    """Return the status and the reward of the event that all entries are about, at the log's time ``now``."""
+    join, reward, event = Join(), None, str(about[0].event)
+    for entry in about:
+        found = [*join.expire(entry.time), _joined(join, entry, rules)]
+        reward = next((settled.reward for settled in found if settled is not None), reward)
+    reward = next((settled.reward for settled in join.expire(now)), reward)
+    return join.events[event].status, reward
+
+
+def _joined(join: Join, entry: Entry, rules: Rules) -> Settled | None:
+    event, position, time = str(entry.event), entry.position, entry.time
+    if entry.kind == RANK:
+        return join.rank(event, position, time, rules, _NOTHING, decode_rank(entry.body).deferred)
+    if entry.kind == REWARD:
+        assert entry.example is not None
+        return join.reward(event, position, time, *read_reward(entry.example), rules)
+    return join.activate(event, position, time, rules)
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)

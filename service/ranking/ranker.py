@@ -1,0 +1,274 @@
+"""A ranker: requests in, decisions out. Stateless: it reads the published models and appends to the log.
+
+Requests that arrive in one turn of the event loop are decided together, which halves what each costs. A caller is
+answered once its record is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fedres.event_ids import new_event_id
+from fedres.scoring.features import Preparer
+from fedres.scoring.flattening import Limits
+from service.errors import ApiError, invalid, unavailable
+from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
+from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
+from service.models.published import Loop, Models
+from service.ranking.decide import Decision, decide, explanations, repeated
+from service.ranking.exporting import Exporter
+from service.ranking.requests import RankRequest, RankResult, check_id
+from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
+
+POLL_SECONDS = 0.004
+PUBLISH_SECONDS = 15.0  # that a change may take to be published
+ERASE_SECONDS = 120.0  # the same for an erasure
+
+T = TypeVar("T")
+
+
+class Appender(Protocol):
+    """How a ranker reaches the log."""
+
+    @property
+    def connected(self) -> bool: ...
+    def append(
+        self, groups: Sequence[Group], futures: Sequence[asyncio.Future[Outcome]] | None = None
+    ) -> Sequence[asyncio.Future[Outcome]]: ...
+
+
+class LearnerQuestions(Protocol):
+    """How a ranker asks the learner."""
+
+    async def ask(self, what: str, loop: str = "", since: int = 0) -> Any: ...
+
+
+class Machine:
+    """What the parts of a ranker share: models to read, the log to append to and to look things up in, the learner."""
+
+    def __init__(
+        self,
+        models: Models,
+        log: Appender,
+        learner: LearnerQuestions,
+        open_log: Callable[[], Log],
+        limits: Limits | None = None,
+    ) -> None:
+        self.models, self.log, self.learner = models, log, learner
+        self.limits = limits or Limits()
+        self.preparer = Preparer(limits=self.limits)
+        self._open_log = open_log
+        self._archive: Log | None = None
+        self.closed = False
+
+    def loop(self, name: str) -> Loop:
+        """Return a loop as it is published."""
+        if self.closed:
+            raise ApiError(503, "store_closed", "the service is shutting down")
+        loop = self.models.loop(name)
+        if loop is None:
+            if not self.models.ready:
+                raise ApiError(503, "starting", "no models are published yet; ask again")
+            raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
+        return loop
+
+    def archive(self) -> Log:
+        """Return the log, for reading; on a thread."""
+        if self._archive is None:
+            self._archive = self._open_log()
+        return self._archive
+
+    async def look_up(self, function: Callable[[Log], T]) -> T:
+        """Return what a thread reads in the log."""
+        try:
+            return await asyncio.to_thread(lambda: function(self.archive()))
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+
+    async def append(self, *records: Record) -> int:
+        """Return the position of the first of records that are stored together."""
+        try:
+            [future] = self.log.append([records])
+            outcome = await future
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        if isinstance(outcome, Duplicate):
+            raise outcome
+        if isinstance(outcome, Refused):
+            raise invalid(str(outcome))
+        return outcome
+
+    async def until(self, published: Callable[[], bool], seconds: float = PUBLISH_SECONDS) -> None:
+        """Return once something is published."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not published():
+            if asyncio.get_running_loop().time() > deadline:
+                message = "the change is stored, and takes effect once the learner has published it"
+                raise ApiError(503, "not_published", message)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def append_now(self, record: Record) -> int:
+        """Append a change; return its position once it is in force."""
+        position = await self.append(record)
+        await self.until(lambda: self._position(record.loop) >= position)
+        return position
+
+    def _position(self, name: str) -> int:
+        loop = self.models.loop(name)
+        return 0 if loop is None else loop.view.position
+
+    async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
+        """Return what the learner says."""
+        try:
+            return await self.learner.ask(what, loop, since)
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+
+    def close(self) -> None:
+        self.closed = True
+        if self._archive is not None:
+            self._archive.close()
+
+
+class _Asked:
+    """A request of this turn; the future is the position of its record."""
+
+    __slots__ = ("decision", "future", "loop", "request")
+
+    def __init__(self, loop: str, request: RankRequest) -> None:
+        self.loop, self.request = loop, request
+        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.decision: Decision | None = None
+
+
+class Ranker:
+    """Decides, and takes rewards."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._turn: list[_Asked] = []
+
+    async def rank(self, loop: str, request: RankRequest) -> RankResult:
+        """Return an action for a user in a context, once the decision is durable."""
+        asked = _Asked(loop, request)
+        if not self._turn:
+            asyncio.get_running_loop().call_soon(self._decide_turn)
+        self._turn.append(asked)
+        return await self._answered(asked)
+
+    async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
+        """Return the same for each of many requests, or why that one was refused; one commit for all."""
+        asked = [_Asked(loop, request) for request in requests]
+        self._decide(asked)
+        return await asyncio.gather(*[self._answered_or_refused(one) for one in asked])
+
+    async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
+        """Return an action for each slot of a page, none of them twice; all are stored together or none is."""
+        check_slots(request)
+        event_id = request.event_id or new_event_id()
+        if request.event_id is not None:
+            known = await self._ranks_of(loop, request)
+            if known:
+                return filled_before(request, event_id, known)
+        try:
+            return await self._fill(loop, request, event_id)
+        except Duplicate:
+            return filled_before(request, event_id, await self._ranks_of(loop, request))
+
+    async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
+        machine, loop = self._machine, self._machine.loop(name)
+        records: list[Record] = []
+
+        def decided(asked: RankRequest) -> RankResult:
+            [decision] = decide([asked], loop, machine.models, machine.preparer)
+            if isinstance(decision, ApiError):
+                raise decision
+            records.append(decision.record(loop))
+            return decision.result()
+
+        filled = fill(request, event_id, decided)
+        await machine.append(*records)
+        return filled
+
+    async def _ranks_of(self, loop: str, request: SlotsRequest) -> dict[str, tuple[Entry, LoggedRank]]:
+        self._machine.loop(loop)
+        events = events_of(request.event_id or "", len(request.slots))
+        return await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
+
+    def _decide_turn(self) -> None:
+        asked, self._turn = self._turn, []
+        self._decide(asked)
+
+    def _decide(self, asked: Sequence[_Asked]) -> None:
+        """Decide requests together, and hand their records to the log; what goes wrong is in the futures."""
+        by_loop: dict[str, list[_Asked]] = {}
+        for one in asked:
+            by_loop.setdefault(one.loop, []).append(one)
+        machine = self._machine
+        for name, some in by_loop.items():
+            try:
+                loop = machine.loop(name)
+                decisions = decide([one.request for one in some], loop, machine.models, machine.preparer)
+                groups: list[Group] = []
+                futures = []
+                for one, decision in zip(some, decisions, strict=True):
+                    if isinstance(decision, ApiError):
+                        one.future.set_exception(decision)
+                        continue
+                    one.decision = decision
+                    groups.append([decision.record(loop)])
+                    futures.append(one.future)
+                if groups:
+                    machine.log.append(groups, futures)
+            except Exception as error:
+                for one in some:
+                    if not one.future.done():
+                        one.future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
+
+    async def _answered(self, asked: _Asked) -> RankResult:
+        try:
+            outcome = await asked.future
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        decision, machine = asked.decision, self._machine
+        assert decision is not None
+        if isinstance(outcome, Duplicate):
+            return await self._repeated(asked.loop, asked.request, decision.prepared.event_id)
+        if isinstance(outcome, Refused):
+            raise invalid(str(outcome))
+        result = decision.result()
+        if asked.request.explain:
+            result.explanations = explanations(decision.prepared, machine.loop(asked.loop), machine.models)
+        return result
+
+    async def _answered_or_refused(self, asked: _Asked) -> RankResult | ApiError:
+        try:
+            return await self._answered(asked)
+        except ApiError as error:
+            return error
+
+    async def _repeated(self, loop: str, request: RankRequest, event_id: str) -> RankResult:
+        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, [event_id]))
+        if event_id not in known:
+            raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
+        return repeated(request, *known[event_id])
+
+    async def reward(self, loop: str, event_id: str, value: float, reward_id: str | None = None) -> None:
+        """Store a reward; it may come before its event, and repeats of it count once."""
+        low, high = self._machine.loop(loop).view.settings.reward_range
+        if not low <= value <= high:
+            raise invalid(f"value must be in [{low:g}, {high:g}], got {value}", "value")
+        if reward_id is not None:
+            check_id("id", reward_id)
+        check_id("event_id", event_id)
+        example = encode_reward(float(value), reward_id)
+        body = encode(RewardBody(float(value), reward_id))
+        await self._machine.append(Record(loop, REWARD, event_id, None, example, body))
+
+    async def activate(self, loop: str, event_id: str) -> None:
+        """Let a deferred event wait for its reward from now on."""
+        self._machine.loop(loop)
+        check_id("event_id", event_id)
+        await self._machine.append(Record(loop, ACTIVATE, event_id))

@@ -1,0 +1,71 @@
+"""What the service says about itself: numbers for monitoring, rewards without use, and off-policy evaluation."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import bandits
+from service.errors import ApiError, invalid
+from service.learn.join import Unmatched
+from service.log.records import encode
+from service.models.published import LoopView
+
+
+def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
+    """Return numbers for monitoring; NaN where there is nothing to average yet."""
+    sums = view.statistics
+    return {
+        "model_version": view.version,
+        "ranks": sums.ranks,
+        "waiting_events": view.n_waiting,
+        "learned_events": sums.settled,
+        "rewarded_events": sums.rewarded,
+        "reward_sum": sums.reward,
+        "policy_reward": _ratio(sums.reward, sums.settled),
+        "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
+        "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
+        "learner_lag_records": lag_records,
+        "learner_lag_seconds": lag_seconds,
+        "apprentice_events": sums.apprentice,
+        "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
+        "learned_uploads": sums.uploads,
+        "passed_over_uploads": sums.passed_over,
+    }
+
+
+def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
+    """Return late and unmatched rewards as they go out."""
+    return [
+        {
+            "event_id": reward.event_id,
+            "time": reward.time,
+            "value": reward.value,
+            "id": None if reward.reward_id.startswith("=") else reward.reward_id,
+            "status": reward.why,
+        }
+        for reward in rewards
+    ]
+
+
+def evaluation(
+    events: Iterable[dict[str, Any]], policies: Sequence[str], estimators: Sequence[str]
+) -> dict[str, object]:
+    """Return what policies would have earned on the events; those that read files are refused."""
+    for policy in policies:
+        if policy.startswith("file:"):
+            raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        for event in events:
+            file.write(encode(event) + b"\n")
+        file.flush()
+        try:
+            return bandits.evaluate(file.name, policies, estimators=estimators).to_json()
+        except ValueError as error:
+            raise ApiError(422, "invalid_evaluation", str(error).replace(file.name, "the log")) from None
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else math.nan

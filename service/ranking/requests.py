@@ -1,0 +1,101 @@
+"""What a decision is asked with and answered with: one type each, read and written by msgspec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Raw, Struct, field
+
+from fedres.event_ids import LONGEST_ID
+from service.errors import invalid
+
+Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
+Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+
+
+class Action(Struct, forbid_unknown_fields=True, gc=False):
+    """An action; in a rank call, one without features is the one of that id in the catalogue."""
+
+    id: Id
+    features: Features = field(default_factory=Raw)
+
+
+class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A request for a decision."""
+
+    actions: Annotated[list[Action], Meta(min_length=1)]
+    context: Features = field(default_factory=lambda: Raw(b"{}"))
+    user: Id | None = None
+    exclude: list[Id] = field(default_factory=list)
+    event_id: Id | None = None
+    defer: bool = False
+    explain: bool = False
+
+
+class Ranked(Struct, gc=False):
+    id: str
+    probability: float
+    score: float
+
+
+class Strongest(Struct):
+    """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
+
+    context: str
+    action: str
+    shared: float
+    personal: float
+
+
+class Explained(Struct):
+    id: str
+    shared: float
+    personal: float
+    strongest: list[Strongest]
+
+
+class RankResult(Struct, omit_defaults=True, gc=False):
+    """The answer; ``action_id`` is called ``action`` in JSON."""
+
+    event_id: str
+    action_id: str = field(name="action")
+    probability: float
+    ranking: list[Ranked]  # best score first
+    model_version: int
+    explanations: list[Explained] | None = None
+
+
+def check_request(request: RankRequest) -> None:
+    """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
+    check_actions(request.actions)
+    if request.user is not None:
+        check_id("user", request.user)
+    if request.event_id is not None:
+        check_id("event_id", request.event_id)
+    if request.exclude and {action.id for action in request.actions} <= set(request.exclude):
+        n = len(request.actions)
+        raise invalid(f"exclude must leave at least one action, got all {n} of them", "exclude")
+
+
+def check_actions(actions: Sequence[Action]) -> None:
+    """Refuse actions whose ids are too long or come twice."""
+    ids = [action.id for action in actions]
+    if not ids:
+        raise invalid("actions must hold at least one action, got none", "actions")
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise invalid(f"actions must have different ids, got {twice!r} twice", "actions")
+    longest = max(ids, key=len)
+    check_id("actions", longest if len(longest) > LONGEST_ID else min(ids, key=len))
+
+
+def check_id(target: str, name: str, longest: int = LONGEST_ID) -> None:
+    """Refuse what cannot be an id: too short, too long or not text."""
+    if not 1 <= len(name) <= longest:
+        raise invalid(f"{target} must have 1 to {longest} characters, got {len(name)}", target)
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise invalid(f"{target} must be valid Unicode, got {name!a}", target) from None

@@ -1,0 +1,110 @@
+"""How the machine does, no matter which ranker is asked: loops, processes, lag, readiness."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from service.errors import ApiError
+from service.log.protocol import Head, StoreUnavailable
+from service.ranking import reports
+from service.ranking.ranker import Machine
+
+PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
+MAX_STALENESS = 5.0  # seconds since the learner was last heard of, after which a machine is not ready
+
+
+class Process(msgspec.Struct):
+    """A process, as the supervisor knows it."""
+
+    role: str  # supervisor, ranker, log, learner
+    number: int  # tells processes of one role apart
+    pid: int
+    started: float  # seconds since 1970
+    restarts: int
+
+
+class Status:
+    """Answers for the whole machine; ``folder`` is where the supervisor writes, None without one."""
+
+    def __init__(self, machine: Machine, store: str, folder: Path | None = None) -> None:
+        self._machine, self._store, self._folder = machine, store, folder
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Return the machine's processes with role, pid, uptime and restarts."""
+        if self._folder is None:
+            return []
+        found = msgspec.json.decode((self._folder / PROCESSES).read_bytes(), type=list[Process])
+        now = time.time()
+        return [
+            {
+                "role": one.role,
+                "number": one.number,
+                "pid": one.pid,
+                "uptime_seconds": round(max(0.0, now - one.started), 3),
+                "restarts": one.restarts,
+            }
+            for one in found
+        ]
+
+    async def gauges(self) -> dict[str, dict[str, float]]:
+        """Return numbers for monitoring, by loop; NaN where there is nothing to average yet."""
+        heads = await self._heads()
+        return {name: self._gauges(name, heads) for name in self._machine.models.names()}
+
+    async def status(self) -> dict[str, Any]:
+        heads = await self._heads()
+        learner = self._machine.models.learner()
+        names = self._machine.models.names()
+        return {
+            "store": self._store,
+            "position": sum(head.last for name, head in heads.items() if name in names),
+            "learned_position": sum(self._machine.loop(name).view.position for name in names),
+            "trouble": self._trouble(),
+            "rebuilt": 0 if learner is None else learner.rebuilt,
+            "published_bytes": 0 if learner is None else learner.published_bytes,
+            "staleness_seconds": round(self._machine.models.staleness(), 3),
+            "processes": self.processes(),
+            "loops": {name: self._gauges(name, heads) for name in names},
+        }
+
+    def check_ready(self) -> None:
+        """Refuse if a load balancer should ask another machine."""
+        trouble = self._trouble()
+        if trouble is not None:
+            raise ApiError(503, "not_ready", trouble)
+
+    def _trouble(self) -> str | None:
+        models = self._machine.models
+        if not models.ready:
+            return "no models are published yet"
+        if not self._machine.log.connected:
+            return "the log writer is not there"
+        if models.staleness() > MAX_STALENESS:
+            return f"the learner was last heard of {models.staleness():.0f} s ago"
+        learner = models.learner()
+        return None if learner is None or learner.trouble is None else f"the learner waits: {learner.trouble}"
+
+    async def _heads(self) -> Mapping[str, Head]:
+        try:
+            return await self._machine.look_up(lambda log: log.heads())
+        except (ApiError, StoreUnavailable):  # the rest is worth showing
+            return {}
+
+    def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
+        view = self._machine.loop(name).view
+        head = heads.get(name)
+        behind = 0 if head is None else max(head.last - view.position, 0)
+        seconds = max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0
+        return reports.gauges(view, behind, seconds)
+
+
+def write_processes(folder: Path, processes: Sequence[Process]) -> None:
+    """Replace what the supervisor says of its processes."""
+    new = folder / f"{PROCESSES}-new"
+    new.write_bytes(msgspec.json.encode(processes))
+    new.replace(folder / PROCESSES)

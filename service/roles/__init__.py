@@ -1,0 +1,1 @@
+"""The processes of ``fedres serve``: a supervisor, and below it rankers, a log writer and a learner."""

@@ -1,0 +1,34 @@
+"""What all processes of a service are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.http.limits import Limits
+from service.http.server import Tls
+from service.log.opening import Store
+
+LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A service on one machine."""
+
+    store: Store
+    host: str = "127.0.0.1"
+    port: int = 8000
+    rankers: int = 1
+    loops: tuple[str, ...] | None = None  # that this machine follows; None is all
+    tls: Tls | None = None
+    limits: Limits = field(default_factory=Limits)
+    run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
+
+    @property
+    def log_socket(self) -> Path:
+        return self.run / LOG_SOCKET
+
+    @property
+    def learner_socket(self) -> Path:
+        return self.run / LEARNER_SOCKET

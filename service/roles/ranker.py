@@ -1,0 +1,49 @@
+"""The process of a ranker: HTTP in, decisions out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import socket
+from functools import partial
+
+import uvloop
+
+from service.app import create_app
+from service.http.keys import Keys
+from service.http.server import Server
+from service.learn.control import LearnerClient
+from service.log.client import WriterClient
+from service.log.opening import open_log
+from service.models.published import Models
+from service.ranking.ranker import Machine
+from service.ranking.status import Status
+from service.roles.config import Config
+
+
+def run(config: Config, sock: socket.socket, parent: int) -> None:
+    """Serve until SIGTERM, or until ``parent`` ends; then drain."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, sock, parent))
+
+
+async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
+    loop = asyncio.get_running_loop()
+    client = WriterClient(config.log_socket)
+    connecting = asyncio.ensure_future(client.connect())
+    learner = LearnerClient(config.learner_socket)
+    machine = Machine(Models(config.run), client, learner, partial(open_log, config.store))
+    status = Status(machine, config.store.path.name, config.run)
+    share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
+    limits = dataclasses.replace(config.limits, requests_per_second=share)
+    server = Server(create_app(machine, status, keys=Keys(config.store.path), limits=limits), sock, limits, config.tls)
+    loop.add_signal_handler(signal.SIGTERM, server.stop)
+    loop.add_reader(parent, server.stop)
+    try:
+        await server.serve()
+    finally:
+        loop.remove_reader(parent)
+        connecting.cancel()
+        await client.close()
+        machine.close()

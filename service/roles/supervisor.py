@@ -1,0 +1,288 @@
+"""The supervisor: starts one log writer, one learner and the rankers, restarts whatever dies, stops them on a signal.
+
+Children are forked once all code is imported and compiled, so a restart takes milliseconds. Each watches a pipe that
+ends with the supervisor, and ends with it. Listening sockets belong to the supervisor: connections wait while a ranker
+is restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedres import checks
+from fedres.lease import Lease
+from service.http.server import bind, shown
+from service.metrics import FOLDER
+from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, Config
+from service.roles.starting import compiling, serve_starting
+
+BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
+SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
+DRAIN_SECONDS = 30.0  # that a process may take to end
+STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
+
+Say = Callable[[str], None]
+Beside = Callable[[str], None]
+
+log = logging.getLogger("fedres.service")
+
+
+@dataclass(slots=True)
+class Child:
+    """A process to be kept alive."""
+
+    role: str
+    number: int
+    run: Callable[[int], None]  # in the child, with the end of the pipe that it watches
+    pid: int = 0
+    started: float = 0.0
+    restarts: int = 0
+    start_at: float = 0.0  # monotonic; when it is to be started again
+    recent: int = 0  # restarts shortly before
+    keeps: tuple[int, ...] = field(default=())  # files that only this process may hold
+
+
+class Supervisor:
+    """Keeps children alive."""
+
+    def __init__(self, folder: Path, children: list[Child]) -> None:
+        self.folder, self.children = folder, children
+        self._read, self._write = os.pipe()
+        self._wake, waking = socket.socketpair()
+        waking.setblocking(False)
+        self._waking = waking
+        self._stopping = False
+        self._started = time.time()
+        signal.set_wakeup_fd(waking.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def start_all(self) -> None:
+        for child in self.children:
+            self._start(child)
+        self._tell()
+
+    def run(self, ready: Callable[[], bool], when_ready: Callable[[], None]) -> None:
+        """Restart what dies until a signal comes; ``when_ready`` is called once, when ``ready``."""
+        waiting = True
+        while not self._stopping:
+            due = [child.start_at for child in self.children if not child.pid]
+            seconds = max(0.0, min(due) - time.monotonic()) if due else 1.0
+            self._wait(min(seconds, 0.02) if waiting else seconds)
+            self._reap()
+            for child in self.children:
+                if not child.pid and time.monotonic() >= child.start_at:
+                    child.restarts += 1
+                    self._start(child)
+                    self._tell()
+            if waiting and ready():
+                waiting = False
+                when_ready()
+
+    def stop_all(self) -> None:
+        """End rankers first, so that what they took is stored; then the learner, which saves; the log writer last."""
+        for role in ("demo", "ranker", "learner", "log"):
+            ending = [child for child in self.children if child.role == role and child.pid]
+            for child in ending:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+            deadline = time.monotonic() + DRAIN_SECONDS
+            while any(child.pid for child in ending) and time.monotonic() < deadline:
+                self._wait(0.05)
+                self._reap()
+            for child in ending:
+                if child.pid:
+                    os.kill(child.pid, signal.SIGKILL)
+                    os.waitpid(child.pid, 0)
+
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(InterruptedError):
+            if select.select([self._wake], [], [], seconds)[0]:
+                self._wake.recv(4096)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for child in self.children:
+                if child.pid == pid:
+                    self._ended(child, status)
+
+    def _ended(self, child: Child, status: int) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(child.pid)  # type: ignore[no-untyped-call]
+        lived = time.time() - child.started
+        child.recent = 0 if lived > SHORT else child.recent + 1
+        child.pid, child.start_at = 0, time.monotonic() + BACK_OFF[min(child.recent, len(BACK_OFF) - 1)]
+        if not self._stopping:
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+            log.warning("%s %d ended with %s after %.1f s; it is restarted", child.role, child.number, how, lived)
+            self._tell()
+
+    def _start(self, child: Child) -> None:
+        child.started = time.time()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child.pid = os.fork()
+        if child.pid:
+            return
+        code = 1
+        try:
+            self._become(child)
+            code = 0
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            log.exception("%s %d failed", child.role, child.number)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    def _become(self, child: Child) -> None:
+        """Be the child: its own signals, and nothing open that belongs to the supervisor or to others."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._write)
+        self._wake.close()
+        self._waking.close()
+        for other in self.children:
+            if other is not child:
+                for file in other.keeps:
+                    os.close(file)
+        child.run(self._read)
+
+    def _tell(self) -> None:
+        """Say which processes there are, for ``/v1/status``."""
+        from service.ranking.status import Process, write_processes
+
+        processes = [Process("supervisor", 0, os.getpid(), self._started, 0)]
+        processes += [Process(one.role, one.number, one.pid, one.started, one.restarts) for one in self.children]
+        write_processes(self.folder, processes)
+
+
+def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
+    """Serve until SIGTERM or SIGINT; then drain, save and return."""
+    checks.whole("rankers", config.rankers)
+    lease = Lease(config.store.path)
+    lease.acquire()
+    with contextlib.ExitStack() as undo:
+        undo.callback(lease.release)
+        first = undo.enter_context(bind(config.host, config.port, shared=True))
+        port = first.getsockname()[1]
+        sockets = [first]
+        for _ in range(config.rankers - 1):
+            sockets.append(undo.enter_context(bind(config.host, port, shared=True)))
+        url = f"{'https' if config.tls else 'http'}://{shown(first)}"
+        with serve_starting(config, first), compiling(say):
+            prepare(config)
+        config = replace(config, run=undo.enter_context(_run_folder(config)))
+        os.environ[FOLDER] = str(config.run / METRICS)
+        supervisor = Supervisor(config.run, _children(config, sockets, os.dup(lease.file), url, demo, undo))
+        supervisor.start_all()
+        try:
+            supervisor.run(lambda: _is_ready(config), lambda: say(welcome(url)))
+        finally:
+            supervisor.stop_all()
+
+
+def prepare(config: Config) -> None:
+    """Import and compile all that children need, and make the store if it is not there."""
+    from service.learn.warm_up import warm_up
+    from service.log.opening import open_log
+    from service.log.records import LOOP, Record, encode
+    from service.ranking.admin import DEFAULT_LOOP
+    from service.roles import learner, ranker, writer
+    from service.settings import Settings
+
+    _ = (learner, ranker, writer)
+    warm_up()
+    log = open_log(config.store, verify=True)
+    try:
+        if DEFAULT_LOOP not in log.heads():
+            log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
+    finally:
+        log.close()
+
+
+def _children(
+    config: Config, sockets: list[socket.socket], lease: int, url: str, demo: bool, undo: contextlib.ExitStack
+) -> list[Child]:
+    from service.roles import learner, ranker, writer
+
+    log_listener = undo.enter_context(_listener(config.run / LOG_SOCKET))
+    learner_listener = undo.enter_context(_listener(config.run / LEARNER_SOCKET))
+    undo.callback(os.close, lease)
+    children = [
+        Child("log", 0, lambda parent: writer.run(config, log_listener, parent), keeps=(lease,)),
+        Child("learner", 0, lambda parent: learner.run(config, learner_listener, parent)),
+    ]
+    for number, sock in enumerate(sockets):
+        children.append(Child("ranker", number, _ranker(config, sock, ranker.run)))
+    if demo:
+        from service.demo import run as run_demo
+
+        children.append(Child("demo", 0, lambda parent: run_demo(url, parent)))
+    return children
+
+
+def _ranker(
+    config: Config, sock: socket.socket, run: Callable[[Config, socket.socket, int], None]
+) -> Callable[[int], None]:
+    return lambda parent: run(config, sock.dup(), parent)
+
+
+def _listener(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(128)
+    return sock
+
+
+def _is_ready(config: Config) -> bool:
+    from service.models.published import CURRENT
+
+    return int.from_bytes((config.run / CURRENT).read_bytes(), "little") > 0
+
+
+@contextlib.contextmanager
+def _run_folder(config: Config) -> Iterator[Path]:
+    """Lend a folder for sockets, figures and shared memory; one that a power cut or a kill left behind goes first."""
+    from service.models.published import make_current, run_folder_for
+
+    note = config.store.beside(STALE_RUN)
+    if note.exists():
+        left = Path(note.read_text().strip())
+        if left.name.startswith("fedres-"):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="fedres-", dir=run_folder_for(config.store.path.resolve())))
+    try:
+        note.write_text(f"{folder}\n")
+        (folder / METRICS).mkdir()
+        make_current(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        note.unlink(missing_ok=True)

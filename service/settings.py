@@ -1,0 +1,114 @@
+"""The settings of a loop."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from fedres import checks
+from fedres.scoring.federated import dense_learner, takes_residuals
+from fedres.scoring.model import LEARNING_RATE
+from service.errors import ApiError
+from service.learn.guard import Defences
+
+LARGEST_REWARD = 1e9
+LONGEST_WAIT = 366 * 86_400.0
+MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
+FIXED = ("global_learner", "hyperparameters", "bits")  # from the making of a loop on
+
+Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a loop's owner may choose; a log record of them is in force from its position on."""
+
+    policy: Literal["epsilon-greedy", "squarecb", "greedy"] = "epsilon-greedy"
+    epsilon: float = 0.1  # ε of epsilon-greedy
+    gamma: float = 10.0  # of squarecb, times the root of the number of rewards learned
+    learning_rate: float = LEARNING_RATE  # η, of shared and personal models
+    reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
+    wait_time: float = 600.0  # seconds that an event waits for its reward
+    default_reward: float | None = 0.0  # learned where none came; None learns nothing then
+    aggregation: Literal["earliest", "sum"] = "earliest"  # which rewards of an event count
+    apprentice: bool = False  # always answer with the first action, and learn
+    crosses: bool = True  # context × action features
+    personal: bool = True  # one model per user beside the shared one
+    update_interval: float = 0.025  # seconds, at most one publication in each
+    global_learner: Learner = "fedres-adagrad"  # the rule for the shared model
+    hyperparameters: dict[str, float | int | None] = {}  # of that rule; AdaGrad has the learning rate alone
+    bits: int = 18  # 2^bits shared weights, and a constant
+    timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
+    defences: Defences = Defences()  # against hostile devices
+
+    def __post_init__(self) -> None:
+        _within("epsilon", self.epsilon, 0, 1)
+        checks.not_negative("gamma", self.gamma)
+        checks.positive("learning_rate", self.learning_rate)
+        _within("learning_rate", self.learning_rate, 0, 1e6)
+        _range(self.reward_range)
+        _within("wait_time", self.wait_time, 0.001, LONGEST_WAIT)
+        if self.default_reward is not None:
+            _within("default_reward", self.default_reward, *self.reward_range)
+        _within("update_interval", self.update_interval, 0.001, 60)
+        _within("bits", self.bits, 1, MOST_BITS)
+        if self.timing == "aligned" and not self.takes_residuals:
+            raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
+        _hyperparameters(self)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every step may change every weight."""
+        return self.global_learner != "fedres-adagrad"
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether devices upload residuals, else updates."""
+        return takes_residuals(self.global_learner)
+
+    @property
+    def n_clients(self) -> int:
+        """How many clients the learner numbers."""
+        return int(self.hyperparameters.get("n_clients") or 1)
+
+
+def read_settings(fields: dict[str, Any]) -> Settings:
+    """Return settings from plain values, those that are missing at their defaults."""
+    try:
+        return msgspec.convert(fields, Settings)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        target = place.strip("`.") or _named(message)
+        raise ApiError(
+            422, "invalid_settings", f"{target}: {message}" if place.strip("`.") else message, target
+        ) from None
+
+
+def _named(message: str) -> str | None:
+    """Return the setting that a message names first."""
+    found = [(message.find(name), name) for name in Settings.__struct_fields__ if name in message]
+    return min(found)[1] if found else None
+
+
+def _hyperparameters(settings: Settings) -> None:
+    if not settings.is_dense:
+        if settings.hyperparameters:
+            names = ", ".join(settings.hyperparameters)
+            raise ValueError(f"hyperparameters must be none for {settings.global_learner}, got {names}")
+        return
+    try:
+        dense_learner(settings.global_learner, settings.bits, settings.hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error) if str(error).startswith("bits") else f"hyperparameters: {error}") from None
+
+
+def _within(name: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} must be in [{least:g}, {most:g}], got {value}")
+
+
+def _range(span: tuple[float, float]) -> None:
+    low, high = span
+    if not -LARGEST_REWARD <= low < high <= LARGEST_REWARD:
+        raise ValueError(f"reward_range must be two rising numbers within ±{LARGEST_REWARD:g}, got {low}, {high}")
