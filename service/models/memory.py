@@ -41,15 +41,17 @@ NOT_FOUND, TORN = -1, -2
 Key = tuple[int, int]
 
 
-@intrinsic
-def fence(_: Any) -> Any:
+def _fence(_: Any) -> Any:
     """Order memory accesses before and after."""
 
-    def code(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+    def code(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("seq_cst")
-        return _context.get_dummy_value()
+        return context.get_dummy_value()
 
     return types.void(), code
+
+
+fence: Any = intrinsic(_fence)
 
 
 def key_of(*parts: str | int) -> Key:
@@ -61,7 +63,7 @@ def key_of(*parts: str | int) -> Key:
 
 
 @kernel
-def find_block(words: Array, first: int, second: int) -> int:
+def find_block(words: Array, first: int, second: int) -> Any:
     """Return the offset of a key's block, ``NOT_FOUND`` where there is none."""
     key0, key1 = np.uint64(first), np.uint64(second)
     index = np.int64(words[INDEX_AT])
@@ -81,7 +83,7 @@ def find_block(words: Array, first: int, second: int) -> int:
 
 
 @kernel
-def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> int:
+def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> Any:
     """Copy a block's data to ``out``; return its length in bytes, which may be more than fits, or what went wrong."""
     key0, key1 = np.uint64(first), np.uint64(second)
     for _ in range(RETRIES):
@@ -91,7 +93,7 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
             continue
         same = words[offset + 1] == key0 and words[offset + 2] == key1
         length = np.int64(words[offset + 4])
-        n_words = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
+        n_words: int = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
         for k in range(n_words):
             out[k] = words[offset + HEAD + k]
         fence()

@@ -158,8 +158,8 @@ class PersonalModels:
 def read_model(data: Array) -> tuple[int, PersonalModel]:
     """Return the position of the last event learned from, and the model, from a block's data."""
     head, changed = int(data[0]), int(data[1])
-    arrays = views(data, 2, head & 0xFFFFFFFF)
-    return changed, PersonalModel.of_arrays(*arrays, head >> 32)
+    table, weights, squares = views(data, 2, head & 0xFFFFFFFF)
+    return changed, PersonalModel.of_arrays(table, weights, squares, head >> 32)
 
 
 def written_model(changed: int, model: PersonalModel) -> bytes:

@@ -10,9 +10,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.exploration import epsilon_greedy, pick, squarecb
 from fedres.local_learners.adagrad import kernel
-from fedres.scoring.batch import MAX_SLOTS
 from fedres.scoring.features import Hashed, Prepared
-from fedres.scoring.model import shift_of
+from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
 from service.models.memory import Key, copy_block, find_block
 from service.models.personal import views, words_for
@@ -131,7 +130,7 @@ def _choose_all(
 
 
 @kernel
-def _read_own(memory: Array, key0: int, key1: int, own: Array) -> int:
+def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
     """Copy a user's model; return how many slots it has, 0 where there is none or it is being written for too long."""
     if key0 == 0:
         return 0
