@@ -12,8 +12,8 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ ROUNDS = 3
 SECONDS = 12.0
 WARM_UP = 2.0
 CONNECTIONS = 64
+RATE_LIMITED = " (the limit of a key's rate: use --keys)"
 
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -53,18 +54,18 @@ WORKLOADS = (
 )
 
 
-def run_load(load: Load, on_window: Callable[[Window], object] = lambda _: None) -> Window:
-    """Run the load generator in a process of its own; return its last window, pass the others to ``on_window``."""
+def windows(load: Load) -> Generator[Window, None, None]:
+    """Run the load generator in a process of its own and yield its windows: one or more, then the requests drained."""
     here, there = _spawn.Pipe(duplex=False)
     process = _spawn.Process(target=_generate, args=(load, there))
     process.start()
     there.close()
     try:
-        while True:
+        last = False
+        while not last:
             window: Window = here.recv()
-            if window.last:
-                return window
-            on_window(window)
+            last = window.last
+            yield window
     except EOFError:
         raise OSError("the load generator ended early") from None
     finally:
@@ -76,27 +77,30 @@ def _generate(load: Load, parent: Connection) -> None:
     generate(load, parent.send)
 
 
-def catch_up(target: Target) -> tuple[int, float | None]:
-    """Wait for the learner; return its lag in records at first, and the seconds until it was 0 (None: it never was)."""
-    began = time.monotonic()
-    first = lag = target.lag_records()
-    while lag:
-        if time.monotonic() - began > bench_processes.CATCH_UP_SECONDS:
-            return first, None
+def catch_up(target: Target) -> bool:
+    """Wait until the learner has caught up; return whether it has."""
+    deadline = time.monotonic() + bench_processes.CATCH_UP_SECONDS
+    while target.lag_records():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(bench_processes.POLL_SECONDS)
-        lag = target.lag_records()
-    return first, time.monotonic() - began if first else 0.0
+    return True
 
 
 def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
     """Return what the server did under a load: the generator's summary, learner lag, CPU and memory by role."""
-    run_load(load._replace(seconds=warm_up))
+    for _ in windows(load._replace(seconds=warm_up)):
+        pass
     catch_up(target)
     roles = target.roles()
     memory, cpu = memory_mb(roles), cpu_seconds(roles)
-    window = run_load(load)
-    at_stop = cpu_seconds(roles)
-    lag, seconds = catch_up(target)
+    with closing(windows(load)) as measured:
+        window = next(measured)
+        stopped, lag = time.monotonic(), target.lag_records()
+        window.add_drained(next(measured))
+        at_stop = cpu_seconds(roles)
+        seconds = time.monotonic() - stopped if catch_up(target) else None
+        caught_up = cpu_seconds(roles)
     row = window.summary()
     ours = sum(at_stop.values()) - sum(cpu.values()) + window.cpu_seconds
     n = max(1, row["requests"] + row["drained"])
@@ -104,9 +108,9 @@ def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
         **row,
         "lag_records": lag,
         "catch_up_seconds": seconds,
-        "per_second_with_catch_up": None if seconds is None else row["requests"] / (row["seconds"] + seconds),
+        "per_second_with_catch_up": None if seconds is None else n / (row["seconds"] + seconds),
         "cpu": per_request(cpu, at_stop, n),
-        "cpu_catch_up": per_request(at_stop, cpu_seconds(roles), n),
+        "cpu_catch_up": per_request(at_stop, caught_up, n),
         "other_cpu": max(0.0, window.machine_cpu_seconds - ours) / window.seconds,
         "memory_before": memory,
         "memory_after": memory_mb(roles),
@@ -138,15 +142,20 @@ def measure(
     seconds: float = SECONDS,
     warm_up: float = WARM_UP,
     n_connections: int = CONNECTIONS,
+    n_keys: int = 1,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Return a row for the bare application and one for each workload and number of rankers."""
+    """Return a row for the bare application and one for each workload and number of rankers.
+
+    The service limits the rate of each key. Where that is below its speed, responses with status 429 are counted as
+    failures; then connections must share several keys.
+    """
     kinds = [(BARE, 0), *((workload, n) for n in rankers for workload in workloads)]
     found: dict[tuple[Workload, int], list[Row]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="fedres-bench-") as folder:
         for turn in range(rounds):
             for k, (workload, n) in enumerate(kinds):
-                with _server(Path(folder) / f"{turn}-{k}", n) as target:
+                with _server(Path(folder) / f"{turn}-{k}", n, n_keys) as target:
                     load = load_for(target, workload, seconds, n_connections)
                     found[workload, n].append(measure_load(target, load, warm_up))
                 if progress is not None:
@@ -155,8 +164,8 @@ def measure(
     return [{"what": kind.name, "rankers": n, **summarise(rows, bare_rows)} for (kind, n), rows in found.items()]
 
 
-def _server(folder: Path, rankers: int) -> AbstractContextManager[Target]:
-    return service(folder, rankers=rankers) if rankers else bare_server()
+def _server(folder: Path, rankers: int, n_keys: int) -> AbstractContextManager[Target]:
+    return service(folder, rankers=rankers, n_keys=n_keys) if rankers else bare_server()
 
 
 def summarise(rows: Sequence[Row], bare_rows: Sequence[Row]) -> Row:
@@ -249,7 +258,7 @@ def _process_table(rows: Sequence[Row]) -> Table:
 def _failures(rows: Sequence[Row]) -> list[str]:
     return [
         f"FAILURES in {row['what']!r} ({row['rankers']} rankers): {row['failures_by_status']}; "
-        f"the first: {row['first_failure']}"
+        f"the first: {row['first_failure']}{RATE_LIMITED if '429' in row['failures_by_status'] else ''}"
         for row in rows
         if row["failures"]
     ]

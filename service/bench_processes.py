@@ -31,7 +31,6 @@ from service.load_generator import catalogue
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
 PAGE = re.compile(r"^\s*page\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
-N_KEYS = 8  # the service limits the requests/s of each key; one alone would measure the rate limit
 START_SECONDS = 180.0  # the first start compiles
 STOP_SECONDS = 60.0
 CATCH_UP_SECONDS = 120.0  # then the learner is reported as not having caught up
@@ -131,16 +130,17 @@ def roles_of(root: int, tree: Sequence[int], status: Mapping[str, Any]) -> dict[
 
 
 @contextmanager
-def service(folder: Path, *, rankers: int = 1) -> Iterator[Service]:
-    """Run ``fedres serve`` on a new store in ``folder``, with the actions registered; stop it with SIGTERM."""
+def service(folder: Path, *, rankers: int = 1, n_keys: int = 1) -> Iterator[Service]:
+    """Run ``fedres serve`` on a new store in ``folder``, keys made and actions registered; end it with SIGTERM."""
     folder.mkdir(parents=True)
-    store, output = folder / "bench.db", folder / "output"
-    keys = [Keys(store).add("admin") for _ in range(N_KEYS)]
-    arguments = ["serve", "--port", "0", "--store", f"sqlite:///{store.resolve()}"]
+    store, output = folder.resolve() / "bench.db", folder / "output"
+    keys = [Keys(store).add("admin") for _ in range(n_keys)]
+    arguments = ["serve", "--port", "0", "--store", f"sqlite:///{store}"]
     if rankers > 1:  # 1 is the default, and a version without rankers has no such option
         arguments += ["--rankers", str(rankers)]
-    with output.open("wb") as file:
-        process = subprocess.Popen([*COMMAND, *arguments], stdout=file, stderr=file, start_new_session=True)
+    command = [*COMMAND, *arguments]
+    with output.open("wb") as file:  # in a folder without packages, since `python -c` imports from where it is started
+        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file, start_new_session=True)
     try:
         deadline = time.monotonic() + START_SECONDS
         running = Service(_printed_port(process, output, deadline), process.pid, keys)

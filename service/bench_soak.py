@@ -15,9 +15,8 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from service.bench import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, run_load
+from service.bench import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, windows
 from service.bench_processes import cpu_seconds, memory_mb, service
-from service.load_generator import Window
 
 SHARE = 0.7
 SAMPLE_SECONDS = 10.0
@@ -39,12 +38,13 @@ def soak(
     rankers: int = 1,
     limit_seconds: float = LIMIT_SECONDS,
     n_connections: int = CONNECTIONS,
+    n_keys: int = 1,
     progress: Progress | None = None,
 ) -> Row:
     """Return the limit, the samples, and whether memory, learner lag and p99 are flat."""
     with (
         tempfile.TemporaryDirectory(prefix="fedres-bench-") as folder,
-        service(Path(folder) / "soak", rankers=rankers) as target,
+        service(Path(folder) / "soak", rankers=rankers, n_keys=n_keys) as target,
     ):
         load = load_for(target, SUSTAINED, limit_seconds, n_connections)
         limit = measure_load(target, load, min(WARM_UP, limit_seconds))
@@ -57,18 +57,18 @@ def soak(
         roles = target.roles()
         cpu = cpu_seconds(roles)
 
-        def sample(measured: Window) -> None:
-            nonlocal cpu
+        for measured in windows(load):
+            if measured.last:
+                samples[-1]["failures"] += measured.failures.total()
+                samples[-1]["first_failure"] = samples[-1]["first_failure"] or measured.first_failure
+                break
             before, cpu = cpu, cpu_seconds(roles)
             row = measured.summary()
-            row |= {"at": sum(row["seconds"] for row in samples) + row["seconds"], "lag_records": target.lag_records()}
-            memory = memory_mb(roles)
-            row |= {"memory": memory, "memory_mb": sum(memory.values())}
-            samples.append(row | {"cpu": per_request(before, cpu, max(1, row["requests"]))})
+            row |= {"at": (len(samples) + 1) * window, "lag_records": target.lag_records()}
+            row |= {"memory": memory_mb(roles), "cpu": per_request(before, cpu, max(1, row["requests"]))}
+            samples.append(row | {"memory_mb": sum(row["memory"].values())})
             if progress is not None:
                 progress(round(row["at"]), round(seconds))
-
-        sample(run_load(load, sample))
     return {"rankers": rankers, "share": share, "limit": limit, "scheduled_per_second": per_second, **judge(samples)}
 
 

@@ -58,8 +58,8 @@ class Window:
         self.rewards: list[float] = []
         self.failures: Counter[str] = Counter()  # by status code, or "connection"
         self.first_failure: str | None = None
-        self.drained = 0  # requests that were in flight when the load stopped and succeeded, not counted elsewhere
-        self.last = False  # nothing comes after it
+        self.drained = 0  # requests in flight when the load stopped, not in the latencies
+        self.last = False  # requests in flight when the load stopped; no window comes after it
         self._began, self._cpu, self._machine_cpu = time.perf_counter(), time.process_time(), machine_cpu_seconds()
 
     def close(self) -> None:
@@ -72,6 +72,12 @@ class Window:
         """Count a failed request."""
         self.failures[kind] += 1
         self.first_failure = self.first_failure or message
+
+    def add_drained(self, drain: Window) -> None:
+        """Count what came after the load had stopped, failures too."""
+        self.drained += len(drain.ranks) + len(drain.rewards)
+        self.failures += drain.failures
+        self.first_failure = self.first_failure or drain.first_failure
 
     def summary(self) -> Row:
         """Return counts, throughput, latencies in milliseconds and the generator's share of one CPU."""
@@ -269,7 +275,7 @@ def is_complete(data: bytes) -> bool:
 
 
 def generate(load: Load, report: Callable[[Window], object]) -> None:
-    """Run the load; ``report`` gets each window when it ends."""
+    """Run the load; ``report`` gets each window when it ends, then a last one of requests that were still in flight."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_generate(load, report))
 
@@ -289,12 +295,10 @@ async def _generate(load: Load, report: Callable[[Window], object]) -> None:
         await asyncio.sleep(began + k * load.window - time.perf_counter())
         report(recorder.next_window())
     await asyncio.sleep(began + load.seconds - time.perf_counter())
-    last = recorder.next_window()
+    report(recorder.next_window())
     await _drain(connections, recorder.window)
-    last.last, last.drained = True, len(recorder.window.ranks) + len(recorder.window.rewards)
-    last.failures += recorder.window.failures
-    last.first_failure = last.first_failure or recorder.window.first_failure
-    report(last)
+    recorder.window.last = True
+    report(recorder.next_window())
 
 
 async def _drain(connections: list[Connection], window: Window) -> None:

@@ -22,6 +22,9 @@ def bench(
         float, typer.Option(help="Service: run this many seconds below the limit instead, and check for growth.")
     ] = 0.0,
     share: Annotated[float, typer.Option(help="Service: load of the soak, as a share of the sustained limit.")] = 0.7,
+    keys: Annotated[
+        int, typer.Option(help="Service: API keys that clients share; each has a rate limit (0: an open service).")
+    ] = 1,
     json_file: JsonFile = None,
 ) -> None:
     """Measure speed side by side in one run: ours and what one would use instead."""
@@ -33,6 +36,7 @@ def bench(
     checks.positive("seconds", seconds)
     checks.whole("rounds", rounds)
     checks.positive("share", share)
+    checks.whole("keys", keys, 0)
     if soak < 0 or (soak and what != "service"):
         raise ValueError(f"soak must be 0, or a number of seconds with `fedres bench service`, got {soak}")
     results: dict[str, Any] = {}
@@ -43,7 +47,7 @@ def bench(
             console().print(module.table(rows))
             results[name] = rows
     if what in ("service", "all"):
-        results |= _soak(soak, share, counts) if soak else _service(counts, rounds, seconds)
+        results |= _soak(soak, share, counts, keys) if soak else _service(counts, rounds, seconds, keys)
     write_json(json_file, results)
 
 
@@ -55,21 +59,21 @@ def ranker_counts(text: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in parts))
 
 
-def _service(rankers: list[int], rounds: int, seconds: float) -> dict[str, Any]:
+def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
     from service import bench as bench_service
 
     with progress_bar("measuring service") as progress:
-        rows = bench_service.measure(rankers=rankers, rounds=rounds, seconds=seconds, progress=progress)
+        rows = bench_service.measure(rankers=rankers, rounds=rounds, seconds=seconds, n_keys=n_keys, progress=progress)
     console().print(bench_service.table(rows))
     return {"service": rows}
 
 
-def _soak(seconds: float, share: float, rankers: list[int]) -> dict[str, Any]:
+def _soak(seconds: float, share: float, rankers: list[int], n_keys: int) -> dict[str, Any]:
     from service import bench_soak
 
     results = []
     for n in rankers:
         with progress_bar(f"soaking with {n} ranker(s)") as progress:
-            results.append(bench_soak.soak(seconds, share=share, rankers=n, progress=progress))
+            results.append(bench_soak.soak(seconds, share=share, rankers=n, n_keys=n_keys, progress=progress))
         console().print(bench_soak.table(results[-1]))
     return {"soak": results}
