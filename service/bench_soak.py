@@ -61,7 +61,7 @@ def soak(
             if measured.last:
                 samples[-1]["failures"] += measured.failures.total()
                 samples[-1]["first_failure"] = samples[-1]["first_failure"] or measured.first_failure
-                break
+                continue
             before, cpu = cpu, cpu_seconds(roles)
             row = measured.summary()
             row |= {"at": (len(samples) + 1) * window, "lag_records": target.lag_records()}
