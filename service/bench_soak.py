@@ -25,7 +25,7 @@ FEWEST_SAMPLES = 6  # a shorter soak samples more often
 
 # Growth from the first third to the last third that still counts as flat: a factor, and an allowance for small values.
 TOLERANCES: dict[str, tuple[float, float]] = {
-    "memory_mb": (1.05, 5.0),
+    "memory_mb": (1.02, 2.0),
     "lag_records": (1.5, 1_000.0),
     "p99": (1.5, 1.0),
 }
@@ -79,7 +79,9 @@ def judge(samples: Sequence[Row]) -> Row:
     for name, (factor, allowance) in TOLERANCES.items():
         first, last = (_median(part, name) for part in (samples[:third], samples[-third:]))
         flat = first is not None and last is not None and last <= first * factor + allowance
-        verdict[name] = {"first": first, "last": last, "flat": flat}
+        hours = (samples[-third]["at"] - samples[0]["at"]) / 3_600
+        per_hour = (last - first) / hours if first is not None and last is not None and hours else None
+        verdict[name] = {"first": first, "last": last, "per_hour": per_hour, "flat": flat}
     return {
         "flat": verdict,
         "failures": sum(row["failures"] for row in samples),
@@ -120,11 +122,11 @@ def _verdict_table(result: Row) -> Table:
     failed = f"FAILURES: {result['failures']}; the first: {result['first_failure']}" if result["failures"] else None
     table = Table(title="First third against last third (medians)", caption=failed)
     table.add_column("")
-    for heading in ("first", "last", "flat"):
+    for heading in ("first", "last", "growth per hour", "flat"):
         table.add_column(heading, justify="right")
     names = {"memory_mb": "memory, MB", "lag_records": "learner lag, records", "p99": "p99, ms"}
     for name, found in result["flat"].items():
-        values = [_shown(found[part], ",.1f") for part in ("first", "last")]
+        values = [_shown(found[part], ",.1f") for part in ("first", "last", "per_hour")]
         table.add_row(names[name], *values, "yes" if found["flat"] else "NO")
     return table
 

@@ -192,12 +192,13 @@ def test_failures_of_all_rounds_are_added_and_shown():
 def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
     samples = [
         {"memory_mb": 200.0 + grows * k, "lag_records": grows * k, "p99": 5.0 + grows * k, "failures": 0}
-        | {"first_failure": None}
+        | {"first_failure": None, "at": 10.0 * (k + 1)}
         for k in range(9)
     ]
     found = bench_soak.judge(samples)["flat"]
     assert [verdict["flat"] for verdict in found.values()] == [flat] * 3
     assert found["memory_mb"]["first"] == 200.0 + grows
+    assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
 
 
 def test_one_run_measures_the_real_service_beside_the_bare_application():
