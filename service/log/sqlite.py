@@ -25,6 +25,7 @@ COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 MORE_ROWS = ", (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 ROWS_PER_STATEMENT = 100
+NO_RECORDS = Head(0, 0, 0)
 NAMES = "loop, position, time, kind, event, user, checksum, example"
 BODIES = "CAST(body AS BLOB)"
 OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
@@ -218,7 +219,7 @@ class _Batch:
         values: list[Any] = []
         outcomes: list[Outcome] = []
         for group in groups:
-            outcomes.append(self._next(group[0].loop))
+            outcomes.append(self._heads.get(group[0].loop, NO_RECORDS).last + 1)
             for record in group:
                 values += self._row(record)
         db, n_rows = self._db, len(values) // 9
@@ -251,17 +252,14 @@ class _Batch:
                 return duplicate(record, int(first))
         return duplicate(group[-1], 0)  # of a record of the same group
 
-    def _next(self, loop: str) -> int:
-        return self._heads[loop].last + 1 if loop in self._heads else 1
-
-    def _row(self, record: Record) -> list[Any]:
+    def _row(self, record: Record) -> tuple[Any, ...]:
         loop, kind, event, user, example, body = checked(record)
-        position = self._next(loop)
-        removed = self._heads[loop].removed if loop in self._heads else 0
-        self._heads[loop] = Head(position, self._time, removed)
+        head, time = self._heads.get(loop, NO_RECORDS), self._time
+        position = head.last + 1
+        self._heads[loop] = Head(position, time, head.removed)
         self._changed.add(loop)
-        entry = Entry(loop, position, self._time, kind, event, user, example, body)
-        return [loop, position, self._time, kind, event, user, checksum(entry), example, readable(body)]
+        found = checksum(Entry(loop, position, time, kind, event, user, example, body))
+        return loop, position, time, kind, event, user, found, example, readable(body)
 
     def removed(self, loop: str, n: int) -> None:
         head = self._heads[loop]
@@ -285,6 +283,18 @@ def _insertion(n_rows: int) -> str:
 
 def checked(record: Record) -> Record:
     """Return the record, or refuse what is wrong with it: one caller's mistake must not fail the batch."""
+    loop, kind, event, user, example, body = record
+    if not (loop and kind and type(loop) is type(kind) is str and type(body) is bytes):
+        _refuse(record)
+    if not (type(event) in _TEXT and type(user) in _TEXT and type(example) in _BYTES):
+        _refuse(record)
+    return record
+
+
+_TEXT, _BYTES = {str, type(None)}, {bytes, type(None)}
+
+
+def _refuse(record: Record) -> None:
     for name, value in (("loop", record.loop), ("kind", record.kind)):
         if not isinstance(value, str) or not value:
             raise Refused(f"{name} must be a string that is not empty, got {value!r}")
@@ -293,7 +303,7 @@ def checked(record: Record) -> Record:
             raise Refused(f"{name} must be a string or None, got {given!r}")
     if not isinstance(record.body, bytes):
         raise Refused(f"body must be bytes, got {type(record.body).__name__}")
-    return record
+    raise Refused(f"example must be bytes or None, got {type(record.example).__name__}")
 
 
 def duplicate(record: Record, first: int) -> Duplicate:

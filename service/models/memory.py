@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import struct
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ STEP_BYTES = 1 << 22  # of reserved room
 
 NOT_FOUND, TORN = -1, -2
 
+_TWO = struct.Struct("<QQ")
+
 Key = tuple[int, int]
 
 
@@ -54,11 +57,10 @@ def _fence(_: Any) -> Any:
 fence: Any = intrinsic(_fence)
 
 
-def key_of(*parts: str | int) -> Key:
+def key_of(name: str) -> Key:
     """Return the key of a block by its name: 125 bits of a hash, as two numbers that fit int64."""
-    named = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(named, digest_size=16).digest()
-    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    first, second = _TWO.unpack(digest)
     return first >> 1 | 1, second >> 1  # the first is never 0
 
 
@@ -93,7 +95,7 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
             continue
         same = words[offset + 1] == key0 and words[offset + 2] == key1
         length = np.int64(words[offset + 4])
-        n_words: int = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
+        n_words: Any = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
         for k in range(n_words):
             out[k] = words[offset + HEAD + k]
         fence()

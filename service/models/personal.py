@@ -32,7 +32,7 @@ DATA = HEAD + 2  # words of a block before the table
 
 def personal_key(loop: str, user: str) -> Key:
     """Return the key of a user's block; ``loop`` is the loop's ``id``."""
-    return key_of("personal", loop, user)
+    return key_of(f"personal\0{loop}\0{user}")
 
 
 @kernel

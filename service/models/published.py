@@ -83,7 +83,7 @@ _unpack_names = msgspec.msgpack.Decoder(list[str]).decode
 
 
 def weights_key(loop: str) -> Key:
-    return key_of("weights", loop)
+    return key_of(f"weights\0{loop}")
 
 
 # The data of a block of weights: how many there are, a word for each chunk that says when it changed, the weights.
@@ -146,20 +146,25 @@ class Publisher:
                 changed[:] = 1
             offset = self.memory.block(key, n_words)
             _publish_weights(self.memory.words, offset, weights, changed, self._publications)
-        self.memory.write(key_of("view", view.name), _pack(view))
+        self.memory.write(key_of(f"view\0{view.name}"), _pack(view))
 
     def publish_catalogue(self, view: LoopView, catalogue: Mapping[str, CatalogueAction]) -> None:
-        self.memory.write(key_of("catalogue", view.id), _pack(catalogue))
+        self.memory.write(key_of(f"catalogue\0{view.id}"), _pack(catalogue))
 
     def publish_clients(self, view: LoopView, clients: Clients) -> None:
-        self.memory.write(key_of("clients", view.id), _pack(clients))
+        self.memory.write(key_of(f"clients\0{view.id}"), _pack(clients))
 
     def publish_names(self, names: list[str]) -> None:
         self.memory.write(LOOPS, _pack(names))
 
     def drop(self, name: str, loop: str) -> None:
         """Take a loop away, which has this ``id``."""
-        for key in (key_of("view", name), weights_key(loop), key_of("catalogue", loop), key_of("clients", loop)):
+        for key in (
+            key_of(f"view\0{name}"),
+            weights_key(loop),
+            key_of(f"catalogue\0{loop}"),
+            key_of(f"clients\0{loop}"),
+        ):
             self.memory.free(key)
 
     def publish_learner(self, view: LearnerView) -> None:
@@ -249,7 +254,7 @@ class Models:
         loop = self._loops.get(name)
         if name in self._fresh:
             return loop
-        data = memory.read(key_of("view", name))
+        data = memory.read(key_of(f"view\0{name}"))
         if data is None:
             self._loops.pop(name, None)
             return None
@@ -264,12 +269,12 @@ class Models:
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
         """Copy what is new; return False where that is not to be had whole."""
         if view.catalogue_version != loop.catalogue_version:
-            data = memory.read(key_of("catalogue", view.id))
+            data = memory.read(key_of(f"catalogue\0{view.id}"))
             if data is None:
                 return False
             loop.catalogue, loop.catalogue_version, loop.prepared = _unpack_catalogue(data), view.catalogue_version, {}
         if view.clients_version != loop.clients_version:
-            data = memory.read(key_of("clients", view.id))
+            data = memory.read(key_of(f"clients\0{view.id}"))
             if data is None:
                 return False
             loop.clients, loop.clients_version = _unpack_clients(data), view.clients_version
