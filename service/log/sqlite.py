@@ -76,7 +76,7 @@ class SqliteLog:
         """Return the position of each group's first record once all are durable, or why that group was refused."""
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {record.loop for group in groups for record in group})
             outcomes = batch.insert(groups)
             batch.update_heads()
             db.execute("COMMIT")
@@ -114,7 +114,7 @@ class SqliteLog:
     def erase(self, loop: str, user: str, body: Callable[[int], bytes]) -> int:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {loop})
             db.execute(ERASE, (loop, user))
             [(n_erased,)] = db.execute("SELECT changes()")
             db.execute(REPLACED_BASES, (loop,))
@@ -129,7 +129,7 @@ class SqliteLog:
     def drop(self, loop: str, position: int) -> None:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {loop})
             db.execute("DELETE FROM log WHERE loop = ? AND position = ?", (loop, position))
             [(n_dropped,)] = db.execute("SELECT changes()")
             batch.removed(loop, int(n_dropped))
@@ -186,9 +186,9 @@ class SqliteLog:
 class _Batch:
     """One transaction: numbers records, and notes where each loop's log ends then."""
 
-    def __init__(self, db: Connection, clock: Callable[[], int]) -> None:
+    def __init__(self, db: Connection, clock: Callable[[], int], loops: set[str]) -> None:
         self._db = db
-        self._heads = _heads(db)
+        self._heads = _heads(db, loops)
         self._time = max([clock(), *(head.time for head in self._heads.values())])
         self._changed: set[str] = set()
 
@@ -271,8 +271,13 @@ class _Batch:
             self._db.execute(SET_HEAD, (loop, *self._heads[loop]))
 
 
-def _heads(db: Connection) -> dict[str, Head]:
-    rows = db.execute("SELECT loop, last, time, removed FROM head")
+def _heads(db: Connection, loops: set[str] | None = None) -> dict[str, Head]:
+    """Return where the logs of these loops end, or of all."""
+    if loops is None:
+        rows = db.execute("SELECT loop, last, time, removed FROM head")
+    else:
+        known = f"SELECT loop, last, time, removed FROM head WHERE loop IN ({', '.join('?' * len(loops))})"
+        rows = db.execute(known, tuple(loops))
     return {loop: Head(last, time, removed) for loop, last, time, removed in rows}
 
 
