@@ -122,23 +122,19 @@ def lag_records(status: Mapping[str, Any]) -> int:
 
 
 def roles_of(root: int, tree: Sequence[int], status: Mapping[str, Any]) -> dict[int, str]:
-    """Return the role of each process of a service: as its status says, else by its place in the tree."""
-    listed = {int(process["pid"]): str(process["role"]) for process in status.get("processes", ())}
-    if listed:
-        return {pid: listed.get(pid, "supervisor" if pid == root else "other") for pid in tree}
-    return {pid: "parent" if pid == root else "writer" for pid in tree}
+    """Return the role of each process of a service, as its status says."""
+    listed = {int(process["pid"]): str(process["role"]) for process in status["processes"]}
+    return {pid: listed.get(pid, "supervisor" if pid == root else "other") for pid in tree}
 
 
 @contextmanager
 def service(folder: Path, *, rankers: int = 1, n_keys: int = 1) -> Iterator[Service]:
-    """Run ``fedres serve`` on a new store in ``folder``, keys made and actions registered; end it with SIGTERM."""
-    folder.mkdir(parents=True)
+    """Run ``fedres serve`` on ``bench.db`` in ``folder``, keys made and actions registered; end it with SIGTERM."""
+    folder.mkdir(parents=True, exist_ok=True)
     store, output = folder.resolve() / "bench.db", folder / "output"
     keys = [Keys(store).add("admin") for _ in range(n_keys)]
     arguments = ["serve", "--port", "0", "--store", f"sqlite:///{store}"]
-    if rankers > 1:  # 1 is the default, and a version without rankers has no such option
-        arguments += ["--rankers", str(rankers)]
-    command = [*COMMAND, *arguments]
+    command = [*COMMAND, *arguments, "--rankers", str(rankers)]
     with output.open("wb") as file:  # in a folder without packages, since `python -c` imports from where it is started
         process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file, start_new_session=True)
     try:
