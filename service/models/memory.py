@@ -170,6 +170,10 @@ def capacity_for(n_words: int) -> int:
     return size
 
 
+class TornRead(Exception):  # noqa: N818
+    """A block is half written, and stays so: its writer was stopped."""
+
+
 class MemoryReader:
     """A published file, as a ranker sees it."""
 
@@ -190,11 +194,13 @@ class MemoryReader:
         return int(self.words[PUBLISHED_AT])
 
     def read(self, key: Key) -> bytes | None:
-        """Return a block's data, None where there is no such block or it is not to be had undamaged."""
+        """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
         offset = find_block(self.words, *key)
         while offset >= 0:
             out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
             length = copy_block(self.words, offset, *key, out)
+            if length == TORN:
+                raise TornRead(f"a block of {self.path.name} is half written")
             if length < 0:
                 return None
             if length <= 8 * out.size:

@@ -21,6 +21,7 @@ from service.models.memory import (
     Key,
     MemoryReader,
     MemoryWriter,
+    TornRead,
     begin_change,
     end_change,
     find_block,
@@ -172,6 +173,9 @@ def written_model(changed: int, model: PersonalModel) -> bytes:
 
 
 def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
-    """Return a user's model as published."""
-    data = memory.read(personal_key(loop, user))
+    """Return a user's model as published, None where there is none or it is half written."""
+    try:
+        data = memory.read(personal_key(loop, user))
+    except TornRead:
+        return None
     return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]

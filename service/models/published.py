@@ -30,6 +30,7 @@ from service.models.memory import (
     Key,
     MemoryReader,
     MemoryWriter,
+    TornRead,
     begin_change,
     end_change,
     fence,
@@ -196,6 +197,10 @@ def make_current(folder: Path) -> None:
         file.write(bytes(8))
 
 
+class NotPublished(Exception):  # noqa: N818
+    """There are no models yet, or not whole ones: the learner was stopped while it wrote them."""
+
+
 class Loop:
     """A loop as a ranker has it: its view, and copies of its weights and its catalogue."""
 
@@ -221,6 +226,7 @@ class Models:
         self._generation = 0
         self._published = -1
         self._loops: dict[str, Loop] = {}
+        self._names: list[str] = []
         self._fresh: set[str] = set()  # loops that were looked at since the last publication
         self.memory: MemoryReader | None = None
 
@@ -243,65 +249,67 @@ class Models:
     def names(self) -> list[str]:
         """Return the names of all loops."""
         memory = self._look()
-        data = None if memory is None else memory.read(LOOPS)
-        return [] if data is None else sorted(_unpack_names(data))
+        with contextlib.suppress(TornRead):
+            data = None if memory is None else memory.read(LOOPS)
+            self._names = [] if data is None else sorted(_unpack_names(data))
+        return self._names
 
     def loop(self, name: str) -> Loop | None:
         """Return a loop as it is published, None where there is none."""
         memory = self._look()
         if memory is None:
-            return None
+            raise NotPublished("no models are published yet")
         loop = self._loops.get(name)
         if name in self._fresh:
             return loop
-        data = memory.read(key_of(f"view\0{name}"))
-        if data is None:
-            self._loops.pop(name, None)
-            return None
-        view = _unpack_view(data)
-        if loop is None or loop.view.since != view.since:
-            loop = Loop(view)
-        if self._refresh(memory, loop, view):
-            self._loops[name] = loop
-            self._fresh.add(name)
-        return self._loops.get(name)
+        try:
+            data = memory.read(key_of(f"view\0{name}"))
+            if data is None:
+                self._loops.pop(name, None)
+                return None
+            view = _unpack_view(data)
+            if loop is None or loop.view.since != view.since:
+                loop = Loop(view)
+            self._refresh(memory, loop, view)
+        except TornRead as torn:  # what was read before is good enough until the learner is back
+            if name not in self._loops:
+                raise NotPublished(str(torn)) from None
+            return self._loops[name]
+        self._loops[name] = loop
+        self._fresh.add(name)
+        return loop
 
-    def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
-        """Copy what is new; return False where that is not to be had whole."""
+    def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
+        """Copy what is new."""
         if view.catalogue_version != loop.catalogue_version:
-            data = memory.read(key_of(f"catalogue\0{view.id}"))
-            if data is None:
-                return False
-            loop.catalogue, loop.catalogue_version, loop.prepared = _unpack_catalogue(data), view.catalogue_version, {}
+            catalogue = _unpack_catalogue(_found(memory, f"catalogue\0{view.id}"))
+            loop.catalogue, loop.catalogue_version, loop.prepared = catalogue, view.catalogue_version, {}
         if view.clients_version != loop.clients_version:
-            data = memory.read(key_of(f"clients\0{view.id}"))
-            if data is None:
-                return False
-            loop.clients, loop.clients_version = _unpack_clients(data), view.clients_version
-        is_new = view.version != loop.view.version or not loop.weights.size
-        if is_new and not self._refresh_weights(memory, loop, view):
-            return False
+            loop.clients = _unpack_clients(_found(memory, f"clients\0{view.id}"))
+            loop.clients_version = view.clients_version
+        if view.version != loop.view.version or not loop.weights.size:
+            self._refresh_weights(memory, loop, view)
         loop.view = view
-        return True
 
-    def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
+    def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
         offset = find_block(memory.words, *weights_key(view.id))
         if offset < 0:
-            return False
+            raise TornRead(f"the weights of loop {view.name!r} are not published yet")
         size = int(memory.words[offset + HEAD])
         if loop.spare.size != size:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
         if _copy_weights(memory.words, offset, loop.spare, loop.spare_seen) != 0:
-            return False
+            raise TornRead(f"the weights of loop {view.name!r} are half written")
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
-        return True
 
     def learner(self) -> LearnerView | None:
         memory = self._look()
-        data = None if memory is None else memory.read(LEARNER)
-        return None if data is None else _unpack_learner(data)
+        with contextlib.suppress(TornRead):
+            data = None if memory is None else memory.read(LEARNER)
+            return None if data is None else _unpack_learner(data)
+        return None
 
     def staleness(self) -> float:
         """Return the seconds since the learner was last heard of."""
@@ -309,6 +317,13 @@ class Models:
         if memory is None:
             return math.inf
         return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
+
+
+def _found(memory: MemoryReader, name: str) -> bytes:
+    data = memory.read(key_of(name))
+    if data is None:
+        raise TornRead(f"{name!r} is not published yet")
+    return data
 
 
 def new_generation(folder: Path) -> int:

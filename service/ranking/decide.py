@@ -30,7 +30,7 @@ from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
 from service.ranking.requests import Action, Explained, Ranked, RankRequest, RankResult, Strongest, check_request
 
-MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one explained request
+MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 
 
 class Prepared(NamedTuple):
@@ -237,13 +237,13 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
     return answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
 
 
-def explanations(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:
-    """Return why each action scores as it does."""
+def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
+    """Return why each action scores as it does; refuse where that takes a look at more than ``most`` pairs."""
     request, rows = prepared.request, prepared.rows
     crosses = loop.view.settings.crosses
     n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
-    if n_pairs > MOST_EXPLAINED:
-        message = f"explain must look at no more than {MOST_EXPLAINED} pairs of features, got {n_pairs}"
+    if n_pairs > most:
+        message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
         raise ApiError(422, "too_much_to_explain", message, "explain")
     personal = None
     if request.user is not None and loop.view.settings.personal and models.memory is not None:
