@@ -245,19 +245,24 @@ class MemoryWriter:
     def write(self, key: Key, data: bytes) -> None:
         """Put data into the key's block, a larger one if need be."""
         padded = np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
-        write_block(self.words, self.block(key, padded.size), *key, padded, len(data))
+        offset = self.room_for(key, padded.size)
+        write_block(self.words, offset, *key, padded, len(data))
+        self.show(key, offset)
 
-    def block(self, key: Key, n_words: int) -> int:
-        """Return the offset of the key's block with room for ``n_words``; what it held before may be gone."""
+    def room_for(self, key: Key, n_words: int) -> int:
+        """Return the offset of the key's block, or of a new one where that is too small: to be filled, then shown."""
         offset = self.find(key)
         if offset >= 0 and int(self.words[offset + 3]) >= n_words:
             return offset
-        made = self.allocate(n_words)
-        write_block(self.words, made, *key, self.words[:0], 0)
-        if offset >= 0:
-            self._release(offset)
-        self._put(key, made)
-        return made
+        return self.allocate(n_words)
+
+    def show(self, key: Key, offset: int) -> None:
+        """Let readers find a block that was filled, in place of the one before."""
+        before = self.find(key)
+        if before != offset:
+            self._put(key, offset)
+            if before >= 0:
+                self._release(before)
 
     def free(self, key: Key) -> None:
         """Remove a key's block, and what it held."""

@@ -121,9 +121,12 @@ class PersonalModels:
         _load_all(memory.words, offsets, n_slots, workspace)
         learn_batch(events, shared, workspace, crosses, rate)
         slots = _compact(workspace.counts)
-        for u in np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist():
-            offsets[u] = memory.block((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
+        grown = np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist()
+        for u in grown:
+            offsets[u] = memory.room_for((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
         _store_all(memory.words, offsets, keys, workspace, slots, changed)
+        for u in grown:
+            memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
         self.unsaved.update((loop, user) for user in users)
 
     def get(self, loop: str, user: str) -> PersonalModel | None:

@@ -91,9 +91,10 @@ def weights_key(loop: str) -> Key:
 
 
 @kernel
-def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, publication: int) -> None:
+def _publish_weights(words: Array, offset: int, key: Key, weights: Array, changed: Array, publication: int) -> None:
     """Copy the chunks that changed."""
     begin_change(words, offset)
+    words[offset + 1], words[offset + 2] = np.uint64(key[0]), np.uint64(key[1])
     data = offset + HEAD
     words[data] = np.uint64(weights.size)
     into, first = words.view(np.float32), 2 * (data + 1 + changed.size)
@@ -107,14 +108,14 @@ def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, 
 
 
 @kernel
-def _copy_weights(words: Array, offset: int, weights: Array, seen: Array) -> int:
+def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Array) -> int:
     """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
     data = offset + HEAD
     source, first = words.view(np.float32), 2 * (data + 1 + seen.size)
     for _ in range(RETRIES):
         before = words[offset]
         fence()
-        if before & np.uint64(1):
+        if before & np.uint64(1) or words[offset + 1] != np.uint64(key[0]) or words[offset + 2] != np.uint64(key[1]):
             continue
         for chunk in range(seen.size):
             at = words[data + 1 + chunk]
@@ -145,8 +146,9 @@ class Publisher:
             key, n_words = weights_key(view.id), 1 + changed.size + (weights.size + 1) // 2
             if self.memory.find(key) < 0:
                 changed[:] = 1
-            offset = self.memory.block(key, n_words)
-            _publish_weights(self.memory.words, offset, weights, changed, self._publications)
+            offset = self.memory.room_for(key, n_words)
+            _publish_weights(self.memory.words, offset, key, weights, changed, self._publications)
+            self.memory.show(key, offset)
         self.memory.write(key_of(f"view\0{view.name}"), _pack(view))
 
     def publish_catalogue(self, view: LoopView, catalogue: Mapping[str, CatalogueAction]) -> None:
@@ -292,14 +294,15 @@ class Models:
         loop.view = view
 
     def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
-        offset = find_block(memory.words, *weights_key(view.id))
+        key = weights_key(view.id)
+        offset = find_block(memory.words, *key)
         if offset < 0:
             raise TornRead(f"the weights of loop {view.name!r} are not published yet")
         size = int(memory.words[offset + HEAD])
         if loop.spare.size != size:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
-        if _copy_weights(memory.words, offset, loop.spare, loop.spare_seen) != 0:
+        if _copy_weights(memory.words, offset, key, loop.spare, loop.spare_seen) != 0:
             raise TornRead(f"the weights of loop {view.name!r} are half written")
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
