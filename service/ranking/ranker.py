@@ -165,9 +165,8 @@ class Ranker:
         """Return the same for each of many requests, or why that one was refused; one commit for all."""
         asked = [_Asked(loop, request) for request in requests]
         self._decide(asked)
-        most = MOST_EXPLAINED // max(
-            1, sum(request.explain for request in requests)
-        )  # a batch takes no longer than one
+        n_explained = sum(request.explain for request in requests)
+        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
         return await asyncio.gather(*[self._answered_or_refused(one, most) for one in asked])
 
     async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
