@@ -1,11 +1,12 @@
 """How often the intervals of ``fedres evaluate`` hold the truth, and how wide they are: before, and now.
 
-``python benchmarks/interval_coverage.py`` simulates logs of two actions and values ``constant:a``, whose mean reward
-is the click rate; the other action is clicked half as often. Action a is taken with probability 1/W or 1/2, as chance
-has it, so that weights are at most W; ``heavy`` draws the probability as U^.75, so that weights have no third moment.
-Clicks depend on one feature, which the reward model sees. With several events a user, each user's clicks are
-multiplied by an exponential number. ``--part looks`` looks at a log every day of 30, and counts logs whose intervals
-were right on all of them. "Before" are the t intervals with a correction for skewness that these replace.
+``python benchmarks/interval_coverage.py`` prints the tables of docs/evaluation-intervals.md, in half an hour. It
+simulates logs of two actions and values ``constant:a``, whose mean reward is the click rate; the other action is
+clicked half as often. Action a is taken with probability 1/W or 1/2, as chance has it, so that weights are at most W;
+``heavy`` draws the probability as U^.75, so that weights have no third moment. Clicks depend on one feature, which the
+reward model sees. With several events a user, each user's clicks are multiplied by an exponential number. ``--part
+looks`` looks at each log on 30 days, and counts the logs whose intervals were right on all of them. "Before" are the t
+intervals with a correction for skewness that these replace.
 """
 
 from __future__ import annotations
@@ -14,18 +15,15 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from scipy.special import stdtrit
 
-from bandits.evaluation.compare import Row, evaluate
+from bandits.evaluation.compare import evaluate
 from bandits.evaluation.estimators import ESTIMATORS, sample
 from bandits.evaluation.reward_model import crossfit_rewards
 from bandits.evaluation.table import Log, SparseRows
@@ -33,7 +31,7 @@ from fedres.checks import Array
 
 RATES = (0.002, 0.01, 0.05, 0.3)
 WEIGHTS = ("2", "10", "100", "heavy")
-NAMES = ("ips", "snips", "dr", "sndr")
+NAMES = ("snips", "dr")
 SEGMENTS = np.array([0.5, 1.5])  # click rates of the two values of the feature, over the mean
 OTHER = 0.5  # clicks of the other action, over those of the target's
 DAYS = 30
@@ -121,46 +119,102 @@ def _skewed_t(x: Array) -> tuple[float, float]:
 
 
 def now(log: Log, **options: Any) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
-    for row in rows(log, **options):
+    for row in evaluate(log, ["constant:a"], estimators=NAMES, **options).rows[1:]:
         yield row.estimator, (row.low, row.high), (row.difference_low, row.difference_high)
 
 
-def rows(log: Log, **options: Any) -> tuple[Row, ...]:
-    return evaluate(log, ["constant:a"], estimators=NAMES, **options).rows[1:]
+class Count:
+    """Whether intervals held the truth, and how wide they were, by a name for each kind."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.truths, self.outcomes = dict(zip(("value", "difference"), cell.truths(), strict=True)), {}
+
+    def add(self, when: str, looks: list[list[tuple[str, tuple[float, float], tuple[float, float]]]]) -> None:
+        """Count one log, right if all looks at it were; its width is that of the last."""
+        for at, (name, *_) in enumerate(looks[-1]):
+            for position, (what, truth) in enumerate(self.truths.items(), 1):
+                ends = [look[at][position] for look in looks]
+                right = all(low <= truth <= high for low, high in ends)
+                self.outcomes.setdefault(f"{when} {name} {what}", []).append((right, ends[-1][1] - ends[-1][0]))
+
+    def summary(self) -> dict[str, tuple[float, float]]:
+        """Return coverage and median width."""
+        return {
+            key: (
+                float(np.mean([right for right, _ in outcomes])),
+                float(np.nanmedian([width for _, width in outcomes])),
+            )
+            for key, outcomes in self.outcomes.items()
+        }
 
 
-def coverage(cell: Cell, n_logs: int, seed: int) -> dict[str, Any]:
-    """Return for each estimator, before and now, how many intervals held the truth, and their median width."""
-    rng, truths, found = np.random.default_rng(seed), cell.truths(), {}
+def one_look(cell: Cell, n_logs: int, seed: int = 1) -> dict[str, tuple[float, float]]:
+    rng, count = np.random.default_rng(seed), Count(cell)
     for _ in range(n_logs):
         log = cell.draw(rng)
-        for when, intervals in (("before", before(log)), ("now", now(log))):
-            for name, *both in intervals:
-                for what, truth, (low, high) in zip(("value", "difference"), truths, both, strict=True):
-                    found.setdefault((when, name, what), []).append((low <= truth <= high, high - low))
-    summary = {" ".join(key): _summary(outcomes) for key, outcomes in found.items()}
-    return {"weights": cell.weights, "rate": cell.rate, "n": cell.n, "per_user": cell.per_user, **summary}
+        count.add("before", [list(before(log))])
+        count.add("now", [list(now(log))])
+    return count.summary()
 
 
-def _summary(outcomes: list[tuple[bool, float]]) -> dict[str, float]:
-    held, widths = zip(*outcomes, strict=True)
-    return {"coverage": float(np.mean(held)), "width": float(np.nanmedian(widths)), "thinnest": float(np.nanmin(widths))}
-
-
-def looks(cell: Cell, n_logs: int, seed: int) -> dict[str, Any]:
-    """Return how many logs had the truth in all daily intervals, and the median width of the last."""
-    rng, truths, found = np.random.default_rng(seed), cell.truths(), {}
+def daily_looks(cell: Cell, n_logs: int, seed: int = 1) -> dict[str, tuple[float, float]]:
+    rng, count = np.random.default_rng(seed), Count(cell)
     for _ in range(n_logs):
         log = cell.draw(rng)
-        for kind in (False, True):
-            right: dict[tuple[str, str], bool] = {}
-            for day in range(1, DAYS + 1):
-                for name, *both in now(first(log, cell.n * day // DAYS), time_uniform=kind):
-                    for what, truth, (low, high) in zip(("value", "difference"), truths, both, strict=True):
-                        right[name, what] = right.get((name, what), True) and low <= truth <= high
-                        width = high - low
-                        if day == DAYS:
-                            key = ("uniform" if kind else "fixed", name, what)
-                            found.setdefault(key, []).append((right[name, what], width))
-    summary = {" ".join(key): _summary(outcomes) for key, outcomes in found.items()}
-    return {"weights": cell.weights, "rate": cell.rate, "n": cell.n, "per_user": cell.per_user, **summary}
+        days = [first(log, cell.n * day // DAYS) for day in range(1, DAYS + 1)]
+        count.add("one look", [list(now(day)) for day in days])
+        count.add("time-uniform", [list(now(day, time_uniform=True)) for day in days])
+    return count.summary()
+
+
+EVENTS = [(Cell(*cell), 400 if cell[2] < 10_000 else 200) for cell in product(WEIGHTS, RATES, (100, 1000, 10_000))]
+SIZES = ((1000, 10), (1000, 30), (1000, 100), (10_000, 10), (10_000, 100), (9000, 300))
+USERS = [
+    (Cell(weights, rate, *size), 200 if size[0] == 1000 else 100)
+    for size, weights, rate in product(SIZES, ("2", "10"), RATES)
+]
+LOOKS = [
+    (Cell("2", 0.01, 2000), 100),
+    (Cell("2", 0.3, 2000), 100),
+    (Cell("10", 0.05, 2000), 100),
+    (Cell("2", 0.3, 2000, 20), 100),
+]
+PARTS = {
+    "events": (one_look, EVENTS, ("before", "now")),
+    "users": (one_look, USERS, ("before", "now")),
+    "looks": (daily_looks, LOOKS, ("one look", "time-uniform")),
+}
+SHOWN = ("snips value", "dr value", "snips difference")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
+    parser.add_argument("--logs", type=int, help="Logs a cell.")
+    parser.add_argument("--cells", type=int, help="Only that many cells of each table.")
+    parser.add_argument("--json", type=Path, help="Write all numbers to a file.")
+    options = parser.parse_args()
+    document = {}
+    for part in options.part or PARTS:
+        measure, cells, columns = PARTS[part]
+        numbers = " | ".join(f"{shown}: {column}" for shown, column in product(SHOWN, columns))
+        print(f"| weights | click rate | n | events a user | {numbers} |")
+        print("|---" * (4 + len(SHOWN) * len(columns)) + "|")
+        document[part] = []
+        for cell, n_logs in cells[: options.cells]:
+            found = measure(cell, options.logs or n_logs)
+            document[part].append(asdict(cell) | found)
+            print(_line(cell, [found[f"{column} {shown}"] for shown, column in product(SHOWN, columns)]), flush=True)
+        print()
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=1))
+
+
+def _line(cell: Cell, numbers: list[tuple[float, float]]) -> str:
+    shown = [f"{coverage:.3f}, {width:.4f}" for coverage, width in numbers]
+    about = [cell.weights, f"{cell.rate:.1%}", f"{cell.n:,}", str(cell.per_user)]
+    return f"| {' | '.join(about + shown)} |"
+
+
+if __name__ == "__main__":
+    main()

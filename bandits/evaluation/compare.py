@@ -109,9 +109,9 @@ def _reward_range(reward: Array, given: tuple[float, float] | None) -> tuple[flo
         if not given[0] <= low <= high <= given[1] or given[0] == given[1]:
             raise ValueError(f"reward_range must have a width and hold all rewards, {low} to {high}, got {given}")
         return given
-    if 0 <= low and high <= 1:
+    if low >= 0 and high <= 1:
         return 0.0, 1.0
-    return (-1.0, 0.0) if -1 <= low and high <= 0 else (min(low, 0.0), max(high, 0.0))
+    return (-1.0, 0.0) if low >= -1 and high <= 0 else (min(low, 0.0), max(high, 0.0))
 
 
 def _logging_row(log: Log, kind: Kind) -> Row:

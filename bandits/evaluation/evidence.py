@@ -81,10 +81,13 @@ def log_wealth(z: Array, count: Array, largest: float) -> float:
 
 
 def _best_stake(z: Array, count: Array, largest: float) -> float:
-    """Return argmax Σ log(1 − s z) over 0 ≤ s < 1 / largest; its slope at 0 is positive."""
+    """Return argmax Σ log(1 − s z) over 0 ≤ s < 1 / largest."""
+    y = z / largest
 
     def falling(s: float) -> float:
-        return float(count @ (z / (1 - s * z))) * (1 - s * largest)  # the factor takes away the pole
+        return float(count @ (y / (1 - s * y))) * (1 - s)  # the factor takes away the pole at 1
 
-    most = (1 - 1e-12) / largest
-    return float(brentq(falling, 0.0, most, rtol=1e-10)) if falling(most) > 0 else most
+    most = 1 - 1e-12
+    if falling(0.0) >= 0 or falling(most) <= 0:
+        return 0.0 if falling(0.0) >= 0 else most / largest
+    return float(brentq(falling, 0.0, most)) / largest

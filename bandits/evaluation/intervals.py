@@ -1,8 +1,9 @@
 """Confidence intervals for a policy's value from terms a − b θ, whose mean is 0 where θ is that value.
 
-[F54]  E. Fieller. *Some Problems in Interval Estimation*. Journal of the Royal Statistical Society B 16(2), 1954.
+[F54] E. Fieller. *Some Problems in Interval Estimation*. Journal of the Royal Statistical Society B 16(2), 1954.
 [KLM20] N. Karampatziakis, J. Langford, P. Mineiro. *Empirical Likelihood for Contextual Bandits*. NeurIPS 2020.
-[CM15] C. Cameron, D. Miller. *A Practitioner's Guide to Cluster-Robust Inference*. Journal of Human Resources 50(2), 2015.
+[CM15] C. Cameron, D. Miller. *A Practitioner's Guide to Cluster-Robust Inference*. Journal of Human Resources 50(2),
+       2015.
 
 An interval holds every θ that the terms do not speak against: no estimate is linearised, and what a term can be at
 most counts beside what was seen [F54, KLM20]. So no interval has width 0 where a reward could have been another.
@@ -74,8 +75,10 @@ def interval(
     rewards is set to ``end`` of their range.
     """
     (worst, best), (bottom, top) = kind.reward_range, span
-    high = _limit(*terms(best), top, kind)
-    low = -_limit(*(side.mirrored() for side in terms(worst)), -bottom, kind)
+    seen, possible = terms(best)
+    high = _limit(seen, possible, top, kind)
+    seen, possible = terms(worst)
+    low = -_limit(seen.mirrored(), possible.mirrored(), -bottom, kind)
     if math.isnan(value):
         return Interval(value, low, high)
     return Interval(value, min(low, value), max(high, value))
@@ -108,6 +111,8 @@ def upper_limit(seen: Terms, possible: Terms, top: float, rule: Rule) -> float:
 
     if lacking(top) < 0:
         return top
+    if lacking(estimate) >= 0:  # no term can differ from 0
+        return estimate
     return float(brentq(lacking, estimate, top, xtol=1e-12 + 1e-9 * abs(top - estimate)))
 
 
