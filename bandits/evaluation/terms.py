@@ -1,6 +1,7 @@
 """What an estimator's interval rests on: for every event, and for every action it could have taken, a term a − b θ.
 
-[BP13] L. Bottou, J. Peters, et al. *Counterfactual Reasoning and Learning Systems*. JMLR 14, 2013, section 4.4.
+[BP13] L. Bottou, J. Peters, J. Quiñonero-Candela, et al. *Counterfactual Reasoning and Learning Systems: The Example of
+       Computational Advertising*. JMLR 14, 2013, section 4.4.
 
 A weight past a cap is cut to it. The probability that the cuts take from the target's actions is known, and the
 rewards that went with it lie between the ends of their range: the upper limit takes the highest, the lower limit the
