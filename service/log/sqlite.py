@@ -113,10 +113,9 @@ class SqliteLog:
         )
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        by_event = (
-            "INDEXED BY log_by_event WHERE loop = ? AND event IN (SELECT value FROM json_each(?)) ORDER BY position"
-        )
-        return self._select(BODIES, by_event, loop, json.dumps(list(events)))
+        where = "loop = ? AND event IN (SELECT value FROM json_each(?))"
+        rows = f"INDEXED BY log_by_event WHERE {where} ORDER BY position"
+        return self._select(BODIES, rows, loop, json.dumps(list(events)))
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         return self._select(BODIES, f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} ORDER BY position", loop)

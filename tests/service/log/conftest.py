@@ -38,3 +38,16 @@ def backend(request, tmp_path):
 def log(backend):
     with backend.open() as log:
         yield log
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def writer(tmp_path):
+    from writers import running_writer  # the path is set above
+
+    with running_writer(tmp_path) as writer:
+        yield writer

@@ -19,9 +19,7 @@ def some_groups(rng):
     body = rng.randbytes(rng.choice((10, 300, 9_000)))
     return [
         [
-            Record(
-                loop, "rank", f"e{rng.getrandbits(60)}", f"u{rng.randrange(4)}", rng.choice((None, b"example")), body
-            )
+            Record(loop, "rank", f"e{rng.getrandbits(60)}", f"u{rng.randrange(4)}", rng.choice((None, b"x")), body)
             for _ in range(rng.randint(1, 2))
         ]
         for loop in rng.choices(("shop", "news"), k=rng.randint(1, 3))

@@ -1,9 +1,13 @@
 """A log writer in a thread, for tests: its log can be held up, and counts its batches."""
 
+import asyncio
 import socket
+import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
+from service.log.client import WriterClient
+from service.log.frames import Frames, read_reply
 from service.log.records import Record
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
@@ -87,3 +91,54 @@ def running_writer(folder, **options):
         yield running
     finally:
         running.stop()
+
+
+@asynccontextmanager
+async def connected(writer, n_clients=1):
+    """Lend connections of rankers."""
+    clients = [WriterClient(writer.path) for _ in range(n_clients)]
+    await asyncio.wait_for(asyncio.gather(*(client.connect() for client in clients)), SOON)
+    try:
+        yield clients
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def outcomes(futures):
+    return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), SOON)
+
+
+async def held_up(writer, client):
+    """Return the future of a record that is being committed, so that the next ones have to wait."""
+    await client.ping()
+    writer.log.hold()
+    [first] = client.append([[rank("first")]])
+    await asyncio.sleep(0)  # it is sent at the end of this turn
+    assert await asyncio.to_thread(writer.log.started.wait, SOON)
+    return first
+
+
+async def arrived(*clients):
+    """Wait until all that was appended before has been given to the sockets."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert all(client._transport.get_write_buffer_size() == 0 for client in clients)
+
+
+@contextmanager
+def locked(file):
+    """Keep others from writing."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def replies(raw, n):
+    """Return ``n`` replies."""
+    raw.settimeout(SOON)
+    frames, found = Frames(), []
+    while len(found) < n:
+        data = raw.recv(1 << 16)
+        assert data, "the writer hung up"
+        found += [read_reply(frame) for frame in frames.feed(data)]
+    return found
