@@ -13,7 +13,7 @@ from itertools import count, pairwise
 
 import apsw
 
-from service.store import Log
+from service.log.sqlite import SqliteLog
 
 SECTOR = 512
 EVERYTHING = 10_000
@@ -208,13 +208,23 @@ def errors_of_sqlite3():
         raise translated from error
 
 
+def contents(log):
+    """Return all entries of all loops, whose number each head must know."""
+    heads = log.heads()
+    entries = {loop: log.read(loop, 0, EVERYTHING) for loop in sorted(heads)}
+    assert {loop: head.last - head.removed for loop, head in heads.items()} == {
+        loop: len(found) for loop, found in entries.items()
+    }
+    return [entry for found in entries.values() for entry in found]
+
+
 def recovered(files):
     """Return the entries of the log that the files hold, once SQLite found no damage in them."""
     disk = Disk(files)
     connection = disk.connect()
     try:
-        with Log(lambda: connection) as log:
+        with SqliteLog(lambda: connection) as log:
             assert connection.execute("PRAGMA integrity_check") == [("ok",)]
-            return log.read(limit=EVERYTHING)
+            return contents(log)
     finally:
         disk.unregister()

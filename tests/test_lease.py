@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.store import Lease, LeaseHeld
+from fedres.lease import Lease, LeaseHeld
 
 HOLDER = """
 import os, sys
-from service.store import Lease
+from fedres.lease import Lease
 lease = Lease(sys.argv[1])
 lease.acquire()
 if sys.argv[2] == "alone" or os.fork() == 0:

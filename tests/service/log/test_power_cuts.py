@@ -5,27 +5,37 @@ import sqlite3
 from functools import partial
 
 import pytest
-from power_cut_vfs import EVERYTHING, Disk, recovered
+from power_cut_vfs import Disk, contents, recovered
 
-from service.store import Log, Record, StoreUnavailable
+from service.log.protocol import StoreUnavailable
+from service.log.records import Record
+from service.log.sqlite import SqliteLog
 
 CUTS_PER_RUN = 20
 
 
-def some_records(rng):
-    """Return one to three records, in small and in overflowing rows."""
+def some_groups(rng):
+    """Return one to three groups of one or two records, of two loops, in small and in overflowing rows."""
     body = rng.randbytes(rng.choice((10, 300, 9_000)))
-    n_records = rng.randint(1, 3)
-    return [Record("shop", "rank", f"e{rng.getrandbits(60)}", f"u{rng.randrange(4)}", body) for _ in range(n_records)]
+    return [
+        [
+            Record(loop, "rank", f"e{rng.getrandbits(60)}", f"u{rng.randrange(4)}", rng.choice((None, b"x")), body)
+            for _ in range(rng.randint(1, 2))
+        ]
+        for loop in rng.choices(("shop", "news"), k=rng.randint(1, 3))
+    ]
 
 
 def run(disk, rng, before, synchronous):
     """Return the log's entries after each acknowledgement, with the length of the trace at which it was given."""
     acknowledged = [(0, before)]
-    with Log(partial(disk.connect, synchronous)) as log:
+    with SqliteLog(partial(disk.connect, synchronous)) as log:
         for _ in range(rng.randint(1, 6)):
-            log.erase("shop", f"u{rng.randrange(4)}") if rng.random() < 0.15 else log.append(some_records(rng))
-            acknowledged.append((len(disk.trace), log.read(limit=EVERYTHING)))
+            if "shop" in log.heads() and rng.random() < 0.15:
+                log.erase("shop", f"u{rng.randrange(4)}", lambda n_erased: b"%d" % n_erased)
+            else:
+                log.append(some_groups(rng))
+            acknowledged.append((len(disk.trace), contents(log)))
     return acknowledged
 
 
