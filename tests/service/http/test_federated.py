@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.http.federated import _colons, names
+from service.http.devices import Residuals, _colons, names
 from service.http.strict import refuse_repeats
-from service.http.wire import Residuals
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 FEDOGD = {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3, "step_size": 0.1}}
