@@ -288,9 +288,9 @@ class Held:
 @contextmanager
 def holding(live, monkeypatch):
     """Keep the log from storing what comes in."""
-    held = Held(live.machine.log)
+    held = Held(live.engine.machine.log)
     with monkeypatch.context() as patch:
-        patch.setattr(live.machine.log, "append", held.append)
+        patch.setattr(live.engine.machine.log, "append", held.append)
         yield held
     live.loop.call_soon_threadsafe(held.let_go)
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from service.http.limits import Limits
+from service.log.client import WriterClient
 from service.ranking.admin import Admin
 from service.ranking.ranker import Ranker
 
@@ -183,10 +184,17 @@ def test_an_export_that_breaks_off_is_no_whole_reply(start, monkeypatch, caplog)
 
 def test_a_store_that_is_closed_answers_503(start):
     with start() as live, live.client() as client:
-        live.machine.closed = True
+        live.engine.machine.closed = True
         for path in ("/v1/rank", "/v1/loops/default/rank"):
             assert error(client.post(path, content=rank_with(), headers=JSON)) == (503, "store_closed")
-        live.machine.closed = False
-        asyncio.run_coroutine_threadsafe(live.machine.log.close(), live.loop).result(60)
+
+
+def test_what_the_log_does_not_take_is_answered_503(start, tmp_path):
+    client = WriterClient(tmp_path / "no socket")
+    with start() as live, live.client() as http:
+        live.engine.machine.log = client
         for path, body in (("/v1/rank", rank_with()), ("/v1/events/e/reward", b'{"value": 1}')):
-            assert error(client.post(path, content=body, headers=JSON)) == (503, "store_closed")
+            assert error(http.post(path, content=body, headers=JSON)) == (503, "store_gone")
+        assert error(http.get("/readyz")) == (503, "not_ready")
+        asyncio.run(client.close())
+        assert error(http.post("/v1/rank", content=rank_with(), headers=JSON)) == (503, "store_closed")
