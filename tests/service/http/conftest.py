@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from live import run_service  # noqa: E402
+from live import run_service
 
 
 @pytest.fixture

@@ -24,7 +24,9 @@ def test_the_histogram_counts_all_that_took_no_longer():
     for seconds in (0.0001, metrics.BUCKETS[2], 100.0):
         metrics.count_request(path, "GET", 200, seconds)
     figures = lines_of(metrics.text({}))
-    counts = [value for name, value in figures.items() if name.startswith("fedres_request_seconds_bucket") and path in name]
+    counts = [
+        value for name, value in figures.items() if name.startswith("fedres_request_seconds_bucket") and path in name
+    ]
     assert counts == ["1.0", "1.0"] + ["2.0"] * (len(metrics.BUCKETS) - 2) + ["3.0"]
     assert figures[f'fedres_request_seconds_count{{path="{path}"}}'] == "3.0"
     assert math.isclose(float(figures[f'fedres_request_seconds_sum{{path="{path}"}}']), 100.0026)

@@ -176,9 +176,8 @@ def test_an_export_that_breaks_off_is_no_whole_reply(start, monkeypatch, caplog)
 
     monkeypatch.setattr("service.http.admin.LINES_PER_CHUNK", 1)
     monkeypatch.setattr(Admin, "events", events)
-    with start() as live, live.client() as client:
-        with pytest.raises(httpx.RemoteProtocolError):
-            client.get("/v1/events")
+    with start() as live, live.client() as client, pytest.raises(httpx.RemoteProtocolError):
+        client.get("/v1/events")
     assert "a reply broke off" in caplog.text
 
 

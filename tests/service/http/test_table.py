@@ -2,8 +2,8 @@
 
 import pytest
 
-from service.errors import ApiError
 from service.app import declared_routes, fastapi_routes
+from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.router import Table
 
@@ -51,7 +51,8 @@ def test_an_id_that_is_no_unicode_is_refused():
 
 
 def test_a_route_belongs_to_a_loop_or_to_the_service():
-    for path, loop in ((b"/v1/rank", "default"), (b"/v1/loops/x/rank", "x"), (b"/v1/loops/x", "x"), (b"/v1/loops", None)):
+    loops = {b"/v1/rank": "default", b"/v1/loops/x/rank": "x", b"/v1/loops/x": "x", b"/v1/loops": None}
+    for path, loop in loops.items():
         found, parameters = TABLE.find(path)
         assert {route.loop(parameters) for route in found.routes.values()} == {loop}
 
