@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -334,13 +333,3 @@ def new_generation(folder: Path) -> int:
     taken = [int(path.name.partition("-")[2]) for path in folder.glob("models-*")]
     current = int.from_bytes((folder / CURRENT).read_bytes(), "little") if (folder / CURRENT).exists() else 0
     return max([current, *taken]) + 1
-
-
-def run_folder_for(store: Path) -> Path:
-    """Return a place for shared memory: the system's own if there is room, else beside the store."""
-    shm = Path("/dev/shm")
-    with contextlib.suppress(OSError):
-        room = os.statvfs(shm)
-        if os.access(shm, os.W_OK) and room.f_bavail * room.f_frsize > 1 << 30:
-            return shm
-    return store.parent

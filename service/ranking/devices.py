@@ -74,12 +74,14 @@ class Devices:
 
     async def federated_model(self, loop: str, since: int | None = None) -> Published:
         """Return the published weights, or what changed of them ``since`` a version."""
+        self._machine.loop(loop)
         changed = None
-        if since:
-            with contextlib.suppress(ApiError):  # without the learner all weights are sent
-                changed = await self._machine.ask("changed", loop, since)
+        with contextlib.suppress(ApiError):  # without the learner all weights are sent
+            changed = await self._machine.ask("changed", loop, since or 0)  # from the first call on it notes changes
         found = self._machine.loop(loop)
-        indices = None if changed is None else np.array(changed, np.int64)
+        indices = None
+        if since and changed is not None and since <= found.view.version <= changed[0]:
+            indices = np.array(changed[1], np.int64)
         body = model_bytes(found.view, found.weights, since, indices)
         return Published(found.view.version, body, model_tag(found.view.version, found.weights))
 
