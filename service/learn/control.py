@@ -45,16 +45,15 @@ def answer(learner: Learner, question: Question) -> Answer:
         return Answer(error=f"{type(error).__name__}: {error}")
 
 
-def _changed(learner: Learner, question: Question) -> list[int] | None:
-    """Return the indices of the weights that changed since a version, None where nobody knows."""
+def _changed(learner: Learner, question: Question) -> tuple[int, list[int] | None]:
+    """Return the newest version, and the indices of the weights that changed up to it, None where nobody knows."""
     history = learner.history(question.loop)
     version = learner.loops[question.loop].head.version
     if question.since == version:
-        return []
+        return version, []
     if history is None or not history.start <= question.since < version:
-        return None
-    indices: list[int] = history.since(question.since).tolist()
-    return indices
+        return version, None
+    return version, history.since(question.since).tolist()
 
 
 def _settle(learner: Learner, question: Question) -> None:

@@ -77,7 +77,7 @@ def test_a_history_knows_all_that_changed_since_each_version(seed, n):
 def test_the_whole_model_is_sent_where_changes_are_not_known(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            (await engine.federated_model("default"))
+            await engine.federated_model("default")
             await engine.residuals("default", "phone", [residual()])
             await engine.settle()
             version, whole, tag = await engine.federated_model("default")
@@ -104,7 +104,7 @@ def test_a_model_that_mostly_changed_is_sent_whole(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             await engine.create_loop("small", {"bits": 3})
-            (await engine.federated_model("small"))
+            await engine.federated_model("small")
             sent = some_residuals(np.random.default_rng(0), engine.view("small").version, 20, 1)
             await engine.residuals("small", "phone", sent)
             await engine.settle()
