@@ -2,17 +2,17 @@
 
 import gc
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine import joining
-from service.engine.joining import Case, Join, Rules, Slot
+from service.learn import join
+from service.learn.join import Decided, Join, Rules
+from service.log.records import Example
 
 WAIT = 10
-CASE = Case("u", b"", b"", 0, 0.0)
+CASE = Decided("u", Example(b"", b"", 0), 1, 0.0)
 EARLIEST, SUM = Rules(WAIT, 0.0, False), Rules(WAIT, 0.0, True)
 
 
@@ -110,19 +110,48 @@ def test_the_next_deadline_is_of_an_event_that_still_waits():
 
 def test_a_user_who_is_forgotten_leaves_nothing():
     play = Play().at(0, "rank", "done").at(1, "reward", "done", 1.0).at(2, "rank", "waits").at(3, "reward", "x", 1.0)
-    play.at(12, "reward", "waits", 1.0).join.forget("u", ["x"])
-    assert play.join.slots == {}
+    play.at(12, "reward", "waits", 1.0)
+    assert play.join.events_of("u") == {"done", "waits"}
+    play.join.forget({"done", "waits", "x", "never heard of"})
+    assert play.join.events == {}
     assert play.listed == []
     assert play.join.next_deadline() is None
     assert play.join.n_waiting == 0
 
 
 def test_only_so_many_finished_events_are_remembered(monkeypatch):
-    monkeypatch.setattr(joining, "REMEMBERED", 2)
+    monkeypatch.setattr(join, "REMEMBERED", 2)
     play = Play()
     for k in range(4):
         play.at(k, "rank", f"e{k}").at(k, "reward", f"e{k}", 1.0)
-    assert list(play.join.slots) == ["e2", "e3"]
+    assert list(play.join.events) == ["e2", "e3"]
+
+
+def test_an_event_takes_only_so_many_rewards_and_lists_the_others(monkeypatch):
+    monkeypatch.setattr(join, "MOST_REWARDS", 3)
+    play = Play(SUM).at(0, "rank")
+    for k in range(6):
+        play.at(1, "reward", "e", 1.0, f"id {k}")
+    play.at(2, "reward", "e", 1.0, "id 0").at(20, "reward", "e", 1.0, "id 9")
+    assert play.rewards == [("e", 3.0)]
+    assert play.listed == [("e", 1.0, "too many")] * 4
+    assert len(play.join.events["e"].rewards) == 3
+
+
+def test_an_event_that_is_never_decided_takes_only_so_many_rewards(monkeypatch):
+    monkeypatch.setattr(join, "MOST_REWARDS", 3)
+    play = Play(SUM)
+    for k in range(6):
+        play.at(k, "reward", "e", 1.0, f"id {k}")
+    assert play.at(5, "rank").at(15).rewards == [("e", 3.0)]
+    assert [why for _, _, why in play.listed] == ["too many"] * 3
+
+
+def test_the_oldest_event_that_is_not_finished_is_known_by_its_first_record():
+    play = Play().at(0, "rank", "a").at(1, "reward", "early", 1.0).at(2, "rank", "b").at(3, "reward", "a", 1.0)
+    assert play.join.oldest() == 2
+    assert play.at(4, "rank", "early").join.oldest() == 3
+    assert play.at(5, "reward", "b", 1.0).join.oldest() is None
 
 
 def simply_joined(records, rules, now):
@@ -193,11 +222,6 @@ class JoinMachine(RuleBasedStateMachine):
     @rule(event=st.sampled_from("abc"))
     def activate(self, event):
         self.log(event, "activate")
-
-    @rule()
-    def restart(self):
-        join, packed = self.play.join, msgspec.msgpack.encode(self.play.join.slots)
-        self.play.join = Join(msgspec.msgpack.decode(packed, type=dict[str, Slot]), join.unmatched)
 
     @invariant()
     def every_event_is_as_if_alone(self):

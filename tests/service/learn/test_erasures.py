@@ -38,13 +38,13 @@ def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path
             await engine.reward("default", "private-waiting", 1.0)
             await engine.settle()
             others = [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)]
-            shared = engine.model("default")
+            shared = await engine.model("default")
             assert await engine.erase_user("default", "somebody") == 6
             assert [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)] == others
-            assert engine.model("default") == shared
+            assert await engine.model("default") == shared
             with pytest.raises(ApiError):
                 engine.user_model("default", "somebody")
-            assert "private-waiting" not in [entry["event_id"] for entry in engine.unmatched("default")]
+            assert "private-waiting" not in [entry["event_id"] for entry in await engine.unmatched("default")]
             for file in tmp_path.iterdir():
                 for word in (b"somebody", b"private-", b"secret-word"):
                     assert word not in file.read_bytes(), file.name
@@ -137,7 +137,7 @@ def test_others_go_on_during_an_erasure_and_the_models_are_still_those_of_the_lo
                 others = [play(engine, 40, seed=9 * k + j, n_users=40) for j in range(1, 4)]
                 await asyncio.gather(engine.erase_user("default", f"user-{k}"), *others)
                 assert engine.digest("default") == rebuilt(tmp_path)
-            assert engine.status()["rebuilt"] == 0
+            assert engine.learner.rebuilt == 0
 
     asyncio.run(story())
 
@@ -173,7 +173,7 @@ def test_a_snapshot_from_before_an_erasure_is_thrown_away(tmp_path):
         for file in ("store.db-models", "store.db-models-wal"):
             shutil.move(tmp_path / f"kept-{file}", tmp_path / file)
         async with running(tmp_path) as engine:
-            assert engine.status()["rebuilt"] == 1
+            assert engine.learner.rebuilt == 1
             assert engine.digest("default") == live
             assert b"user-1" not in (tmp_path / "store.db-models").read_bytes()
 

@@ -1,36 +1,29 @@
 """Several slots of a page in one call: what they show, what is stored of them, and what is learned."""
 
 import asyncio
-import contextlib
 import json
-import sqlite3
 from collections import Counter
 
-import msgspec
 import numpy as np
 import pytest
-from engines import Clock, logged, nowhere, rebuilt, refused, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import Clock, running
+from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
-from service.engine import Action, RankRequest
-from service.engine.deciding import decide
-from service.engine.slots import PageSlot, SlotsRequest, check_slots, fill
 from service.errors import ApiError
-from service.store import sqlite_file
+from service.ranking.decide import decide
+from service.ranking.requests import Action, RankRequest
+from service.ranking.slots import Slot, SlotsRequest, check_slots, fill
 
 DAY = 86_400_000_000
 
 
-def raw(value):
-    return msgspec.Raw(json.dumps(value).encode())
-
-
 def page(*slots, n_actions=4, context=None, **more):
-    """Return a request for slots, each a name or a ``PageSlot``."""
+    """Return a request for slots, each a name or a ``Slot``."""
     actions = [Action(f"a{k}", raw({"topic": f"t{k}"})) for k in range(n_actions)]
-    made = [PageSlot(id=slot) if isinstance(slot, str) else slot for slot in slots]
+    made = [Slot(id=slot) if isinstance(slot, str) else slot for slot in slots]
     return SlotsRequest(actions=actions, slots=made, context=raw(context), **more)
 
 
@@ -54,7 +47,7 @@ async def play(engine, n, seed=0):
 def test_each_slot_is_a_decision_with_an_event_of_its_own(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            side = PageSlot(id="side", features=raw({"height": 2}), exclude=["a3"])
+            side = Slot(id="side", features=raw({"height": 2}), exclude=["a3"])
             answer = await engine.rank_slots("default", page("top", side, context={"hour": 9}, user="u", event_id="v"))
             top, beside = map(json.loads, (entry.body for entry in ranks(tmp_path)))
             assert [entry.event for entry in ranks(tmp_path)] == [slot.event_id for slot in answer.slots]
@@ -69,13 +62,14 @@ def test_each_slot_is_a_decision_with_an_event_of_its_own(tmp_path):
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """What decisions are made with, once something is learned: a view and a preparer."""
+    """A decision on one request, made with what a loop has learned."""
 
     async def story():
         async with running(tmp_path_factory.mktemp("slots")) as engine:
             await engine.put_settings("default", {"epsilon": 0.3})
             await play(engine, 60)
-            return engine.view("default"), engine._preparers[True]
+            loop, models, preparer = engine.machine.loop("default"), engine.machine.models, engine.machine.preparer
+            return lambda one: decide([one], loop, models, preparer)[0].result()
 
     return asyncio.run(story())
 
@@ -94,7 +88,7 @@ SLOTS = st.lists(st.lists(st.sampled_from(["a0", "a1", "a2", "a3", "other"]), ma
 @settings(max_examples=300)
 @given(SLOTS, st.integers(1, 4), st.integers(0, 10**6))
 def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_actions, seed):
-    slots = [PageSlot(id=str(k), exclude=exclude) for k, exclude in enumerate(excluded)]
+    slots = [Slot(id=str(k), exclude=exclude) for k, exclude in enumerate(excluded)]
     asked = page(*slots, n_actions=n_actions)
     allowed = [{f"a{k}" for k in range(n_actions)}.difference(exclude) for exclude in excluded]
     error = complaint(asked)
@@ -103,20 +97,16 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
         assert f"slot '{place}' must be left an action" in error.message
         assert len(allowed[place]) <= sum(bool(allowed[place] & before) for before in allowed[:place])
         return
-    view, preparer = learned
-    filled = fill(asked, str(seed), lambda one: decide(one, view, None, preparer, nowhere).result).slots
+    filled = fill(asked, str(seed), learned).slots
     shown = [slot.action_id for slot in filled]
     assert len(set(shown)) == len(shown) == len(slots)
     assert all(action in own for action, own in zip(shown, allowed, strict=True))
 
 
 def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(learned):
-    view, preparer = learned
     taken, told, n = Counter(), {}, 6_000
     for k in range(n):
-        filled = fill(
-            page("top", "side"), f"call-{k}", lambda one: decide(one, view, None, preparer, nowhere).result
-        ).slots
+        filled = fill(page("top", "side"), f"call-{k}", learned).slots
         pair = tuple(slot.action_id for slot in filled)
         taken[pair] += 1
         first = {ranked.id: ranked.probability for ranked in filled[0].ranking}
@@ -140,8 +130,8 @@ def test_the_same_call_is_answered_the_same_and_another_of_its_id_is_refused(tmp
                 page("top", user="u", event_id="v"),
                 page("top", "side", "foot", user="u", event_id="v"),
                 page("foot", user="u", event_id="v"),
-                page("top", PageSlot(id="side", exclude=["a9"]), user="u", event_id="v"),
-                page("top", PageSlot(id="side", features=raw({"x": 1})), user="u", event_id="v"),
+                page("top", Slot(id="side", exclude=["a9"]), user="u", event_id="v"),
+                page("top", Slot(id="side", features=raw({"x": 1})), user="u", event_id="v"),
                 page("top", "side", user="w", event_id="v"),
                 page("top", "side", user="u", event_id="v", defer=True),
                 page("top", "side", user="u", event_id="v", n_actions=5),
@@ -236,27 +226,24 @@ def test_an_apprentice_shows_the_first_action_that_is_left_in_each_slot(tmp_path
         async with running(tmp_path) as engine:
             await engine.put_settings("default", {"apprentice": True})
             for _ in range(10):
-                answer = await engine.rank_slots("default", page("top", PageSlot(id="side", exclude=["a1"]), "foot"))
+                answer = await engine.rank_slots("default", page("top", Slot(id="side", exclude=["a1"]), "foot"))
                 assert [slot.action_id for slot in answer.slots] == ["a0", "a2", "a1"]
                 assert [slot.probability for slot in answer.slots] == [1.0] * 3
             await engine.settle()
-            assert engine.gauges("default")["apprentice_events"] == 30
+            assert (await gauges(engine))["apprentice_events"] == 30
 
     asyncio.run(story())
 
 
 def test_a_store_that_is_full_holds_no_part_of_a_call(tmp_path):
     async def story():
-        connect, opened = sqlite_file(tmp_path / "store.db"), []
-        async with running(tmp_path, connect=lambda: opened.append(connect()) or opened[-1]) as engine:
-            for connection in opened:
-                connection.execute("PRAGMA max_page_count = 1").fetchall()
+        disk = Disk(tmp_path / "store.db")
+        async with running(tmp_path, connect=disk.connect) as engine:
+            disk.fill(True)
             big = page("top", "side", "foot", context={"list": [1.5] * 900}, event_id="big")
             assert await refused(engine.rank_slots("default", big)) == (503, "store_full")
             assert ranks(tmp_path) == []
-            for connection in opened:
-                with contextlib.suppress(sqlite3.ProgrammingError):  # closed
-                    connection.execute(f"PRAGMA max_page_count = {2**30}").fetchall()
+            disk.fill(False)
             assert len((await engine.rank_slots("default", big)).slots) == len(ranks(tmp_path)) == 3
 
     asyncio.run(story())
@@ -268,7 +255,8 @@ def test_an_erased_user_leaves_no_slot_behind(tmp_path):
             asked = page("top", "side", user="somebody", event_id="private")
             for slot in (await engine.rank_slots("default", asked)).slots:
                 await engine.reward("default", slot.event_id, 1.0)
-            assert await engine.erase_user("default", "somebody") == 4
+            await engine.erase_user("default", "somebody")
+            assert [entry.kind for entry in logged(tmp_path)] == ["loop", "base", "erased"]
             assert all(b"private" not in file.read_bytes() for file in tmp_path.iterdir())
 
     asyncio.run(story())
@@ -287,8 +275,8 @@ def test_an_erased_user_leaves_no_slot_behind(tmp_path):
         (page("top", "side", n_actions=1), "slots[1]"),
         (page("top", context=[1]), "context"),
         (page("top", context={"slot": 1}), "context"),
-        (page(PageSlot(id="top", features=raw({"id": 1}))), "context"),
-        (page("top", PageSlot(id="side", features=raw("wide"))), "slots[1].features"),
+        (page(Slot(id="top", features=raw({"id": 1}))), "context"),
+        (page("top", Slot(id="side", features=raw("wide"))), "slots[1].features"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_not_stored(tmp_path, asked, target):

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from service.engine.settings import Settings, read_settings
 from service.errors import ApiError
+from service.settings import Settings, read_settings
 
 
 def test_what_is_missing_is_at_its_default():
