@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from fedres.checks import one_of
-from service.errors import ApiError
 from fedres.lease import Lease
+from service.errors import ApiError
 
 ROLES = ("rank", "device", "admin")
 LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along

@@ -59,5 +59,6 @@ def _play(folder: Path) -> None:
             log.append([[decision.record(loop)], [reward]])
             learner.step()
         assert models.memory is not None
+        assert loop is not None
         read_personal(models.memory, loop.view.id, "u")
         learner.close()

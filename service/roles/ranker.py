@@ -39,11 +39,15 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     server = Server(create_app(machine, status, keys=Keys(config.store.path), limits=limits), sock, limits, config.tls)
 
-    def orphaned() -> None:
-        machine.orphaned = True
+    def stop() -> None:
+        loop.remove_reader(parent)  # else its end would be told again and again
         server.stop()
 
-    loop.add_signal_handler(signal.SIGTERM, server.stop)
+    def orphaned() -> None:
+        machine.orphaned = True
+        stop()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
     try:
         await server.serve()
