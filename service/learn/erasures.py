@@ -40,6 +40,20 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str) -> None:
         pass
 
 
+def clean_files(learner: Learner) -> None:
+    """Leave nothing of erased users in any file; only then is an erasure published as complete.
+
+    The snapshot named them while they were on their way out. The log has no such records any more, but pages with them
+    are left beside it if its writer was killed before they were overwritten.
+    """
+    tokens = {token for state in learner.loops.values() for token in state.head.erased}
+    if not tokens <= learner.cleaned:
+        learner.saver.flush(learner.loops, scrub=True)
+        learner.writer.scrub()
+        learner.cleaned = tokens
+        learner.publish_again()
+
+
 def _log_base(learner: Learner, state: LoopState) -> None:
     """Log the models that have changed since the last base, and the shared one."""
     name, head = state.head.name, state.head

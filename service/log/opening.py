@@ -30,8 +30,13 @@ def open_log(store: Store, *, verify: bool = False) -> Log:
 
         return PostgresLog(store.database)
     log = SqliteLog(sqlite_file(store.path), verify=verify)
-    log.clock = _clock_of(log)
+    log.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(log))
     return log
+
+
+# The supervisor decides what time it is, and its children inherit that: a child that is restarted after somebody set the
+# wall clock goes by the same time as all others.
+_CLOCKS: dict[Path, Clock] = {}
 
 
 def _clock_of(log: SqliteLog) -> Clock:
