@@ -65,7 +65,7 @@ class Saver:
         pending = self._gather(loops)
         try:
             self._snapshots.write(pending.changes(), scrub=scrub)
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:  # locked or full; damage ends the learner, and the next one rebuilds
             self._give_back(pending)
             raise StoreUnavailable("busy", f"the snapshot cannot be written: {error}") from error
         except BaseException:

@@ -9,7 +9,19 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, Scrub, as_outcome, framed, read_reply
+from service.log.frames import (
+    Append,
+    Erase,
+    Failed,
+    Frames,
+    Ping,
+    Reply,
+    Request,
+    Scrub,
+    as_outcome,
+    framed,
+    read_reply,
+)
 from service.log.protocol import Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
