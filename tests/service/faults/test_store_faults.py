@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-from fault_clients import EARLIEST, Ledger, path_of, request_for
+from fault_clients import EARLIEST, Ledger, request_for
 from fault_run import digests_after_every_way_to_start, judge, load
 from fault_server import locked
 
