@@ -13,8 +13,8 @@ import msgspec
 
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import Limits as FeatureLimits
-from service.engine.settings import Settings
 from service.http.limits import Limits
+from service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs"
 DOCS, DEVICES = ((FOLDER / name).read_text(encoding="utf-8") for name in ("service.md", "devices.md"))
