@@ -60,6 +60,10 @@ class Learner:
         self.saver = Saver(snapshots, self.personal, snapshot_seconds, fork=fork)
         self.hold = hold or log.hold
         self.rebuilt = 0
+        self.n_taken = 0  # records so far
+        self.lag = (
+            0.0  # seconds from the last record learned to the end of its log, of the loop that is furthest behind
+        )
         self.trouble: Exception | None = None
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
@@ -199,7 +203,7 @@ class Learner:
 
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
-        more = False
+        more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self._positions.get(name, 0)
             if head.last > position and self._follows(name) and name not in self._broken:
@@ -209,6 +213,9 @@ class Learner:
                     entries = self._before_damage(name, position, damage)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
+                if name in self.loops and self._positions[name] < head.last:
+                    lag = max(lag, head.time - self.loops[name].time)
+        self.lag = lag / 1e6
         return more
 
     def _before_damage(self, name: str, position: int, damage: DamagedRecord) -> list[Entry]:
@@ -220,6 +227,7 @@ class Learner:
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
+        self.n_taken += len(entries)
         for k, entry in enumerate(entries):
             if entry.kind in (LOOP, DELETED):
                 if name in self.loops:
@@ -297,7 +305,8 @@ class Learner:
             self.publisher.publish_names(names)
             self._names = names
         trouble = None if self.trouble is None else str(self.trouble)
-        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, self.publisher.memory.used_bytes))
+        used = self.publisher.memory.used_bytes
+        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
         self.publisher.done()
 
     def _publish_loop(self, state: LoopState) -> None:

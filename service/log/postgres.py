@@ -218,8 +218,8 @@ class PostgresLog:
         """Return the batch once it is stored, None if another machine has appended."""
         tell = time.monotonic() - self._told_at > NOTIFY_SECONDS
         rows = db.execute(APPEND, batch.parameters(epochs, tell), binary=True).fetchall()
-        stored = False
-        for stored, now, loop, last, at, epoch in rows:
+        stored = all(row[0] for row in rows)
+        for _, now, loop, last, at, epoch in rows:
             self._note_time(now)
             self._heads[loop] = LockedHead(last, at, epoch)
             _check_epoch(loop, epoch, epochs)
@@ -237,15 +237,15 @@ class PostgresLog:
 
     def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> tuple[dict[str, LockedHead], int]:
         """Return where loops end, with their heads locked, and the time."""
-        heads, now = {}, 0
+        heads = {}
         for loop, last, at, epoch, now in db.execute(LOCK, (texts(sorted(loops)),), binary=True):
             _check_epoch(loop, epoch, epochs)
             heads[loop] = LockedHead(last, at, epoch)
+            self._note_time(now)
         missing = set(loops) - heads.keys()
         if missing:
             raise Refused(f"loop must be one that the log has, got {min(missing)!r}")
-        self._note_time(now)
-        return heads, now
+        return heads, self._now()
 
     # time
 
@@ -327,11 +327,11 @@ def _lock_of(loop: str) -> int:
 @contextlib.contextmanager
 def _patient(db: Session) -> Iterator[None]:
     """Give statements the time that deleting many records takes."""
-    usual, db.answer_seconds = db.answer_seconds, ERASE_SECONDS
+    usual, db.silence_seconds = db.silence_seconds, ERASE_SECONDS
     try:
         yield
     finally:
-        db.answer_seconds = usual
+        db.silence_seconds = usual
 
 
 def _sought(text: str) -> str | None:

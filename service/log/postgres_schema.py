@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import socket
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.waiting import Ready, Wait
 
 from service.log.protocol import StoreUnavailable
 from service.log.records import ONCE, RARE
@@ -34,7 +36,7 @@ PARAMETERS = {
 }
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's default is
-    "lock_timeout": "5s",
+    "lock_timeout": "3s",
     "idle_session_timeout": "0",  # advisory locks live as long as the session
     "idle_in_transaction_session_timeout": "2s",  # a paused or unreachable writer must not hold up the others
     "tcp_keepalives_idle": "5",
@@ -158,14 +160,30 @@ CODES = {
 
 T = TypeVar("T")
 
+_EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
 
 class Session(psycopg.Connection[tuple[Any, ...]]):
-    """A session that gives up on a server that does not answer: a partition need not break the connection."""
+    """A session that gives up on a server that is silent: a partition need not break the connection."""
 
-    answer_seconds = 10.0
+    silence_seconds = 5.0
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None) -> T:
-        return super().wait(gen, interval, self.answer_seconds if timeout is None else timeout)
+        """Drive one of psycopg's generators: each yields what to wait for, and is sent what is ready."""
+        file, poll = self.pgconn.socket, select.poll()
+        seconds = self.silence_seconds if timeout is None else timeout
+        try:
+            poll.register(file, _EVENTS[next(gen)])
+            while True:
+                found = poll.poll(seconds * 1e3)
+                if not found:
+                    raise psycopg.OperationalError(f"the server has been silent for {seconds:g} s")
+                [(_, events)] = found
+                ready = bool(events & ~select.POLLOUT) * Ready.R | bool(events & ~select.POLLIN) * Ready.W
+                poll.modify(file, _EVENTS[gen.send(Ready(ready))])
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
 
 def opened(address: str, *, any_architecture: bool = False) -> Session:
