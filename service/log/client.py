@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, as_outcome, framed, read_reply
-from service.log.protocol import Group, Outcome, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
@@ -174,13 +174,13 @@ class BlockingWriter:
         self._socket: socket.socket | None = None
         self._frames = Frames()
 
-    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         """Return the outcome of each group, or raise ``StoreUnavailable``."""
-        return self._ask(Append(next(self._ids), [list(group) for group in groups]))
+        return self._ask(Append(next(self._ids), [list(group) for group in groups], dict(epochs)))
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
         """Erase a user; return how many records went."""
-        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token))
+        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
         assert isinstance(n_erased, int)
         return n_erased
 

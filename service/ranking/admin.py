@@ -55,6 +55,7 @@ class Admin:
         check_id("loop", name)
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
+        self._machine.check_follows(name)
         body = encode(read_settings(settings or {}))
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
