@@ -63,7 +63,7 @@ def _settle(learner: Learner, question: Question) -> None:
 
 _ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
     "settle": _settle,
-    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].shared),
+    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].models.shared),
     "digest": lambda learner, question: learner.digest(question.loop),
     "unmatched": lambda learner, question: [
         msgspec.to_builtins(one) for one in learner.loops[question.loop].join.unmatched

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import msgspec
 
 from fedres.checks import Array
 from fedres.scoring.model import PersonalModel
-from service.learn.erasures import complete_erasures
+from service.learn.erasures import clean_snapshot, complete_erasures
 from service.learn.heads import Base, PersonalBase
 from service.learn.history import History
 from service.learn.join import Join
@@ -23,7 +23,7 @@ from service.learn.loop_state import LoopState, digest, new_loop, record_mark
 from service.learn.saving import Saver
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
-from service.log.protocol import Group, Head, Log, Outcome, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
 from service.log.records import DELETED, ERASED, LOOP, TICK, DamagedRecord, Entry, Record, decode_erased
 from service.models.personal import PersonalModels
 from service.models.published import LearnerView, LoopView, Publisher
@@ -35,12 +35,12 @@ IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwis
 class Appender(Protocol):
     """What the learner asks of the log writer."""
 
-    def append(self, groups: list[Group]) -> list[Outcome]: ...
-    def erase(self, loop: str, user: str, base: int, token: str) -> int: ...
+    def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
 
 
 class Learner:
-    """All loops of a machine. ``holds`` says whether this machine ends wait times and erasures of a loop."""
+    """All loops of a machine. ``hold`` is the log's: whether this machine ends wait times and erasures of a loop."""
 
     def __init__(
         self,
@@ -52,14 +52,18 @@ class Learner:
         snapshot_seconds: float = 10.0,
         fork: bool = False,
         only: Collection[str] | None = None,
-        holds: Callable[[str], bool] = lambda loop: True,
+        hold: Callable[[str], int | None] | None = None,
     ) -> None:
         self.log, self.writer, self.snapshots, self.publisher = log, writer, snapshots, publisher
         self.personal = PersonalModels(publisher.memory)
         self.loops: dict[str, LoopState] = {}
         self.saver = Saver(snapshots, self.personal, snapshot_seconds, fork=fork)
-        self.holds = holds
+        self.hold = hold or log.hold
         self.rebuilt = 0
+        self.n_taken = 0  # records so far
+        self.lag = (
+            0.0  # seconds from the last record learned to the end of its log, of the loop that is furthest behind
+        )
         self.trouble: Exception | None = None
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
@@ -175,7 +179,7 @@ class Learner:
                 self.personal.put(head.id, entry.user, own.changed, PersonalModel.from_bytes(own.model))
                 continue
             known = msgspec.msgpack.decode(entry.body, type=Base)
-            state.replace_shared(read_model(head.settings, known.shared))
+            state.models.replace_shared(read_model(head.settings, known.shared))
             head.version, head.statistics, head.base = known.version, known.statistics, base
             head.clients, head.guard = known.clients, known.guard
 
@@ -199,7 +203,7 @@ class Learner:
 
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
-        more = False
+        more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self._positions.get(name, 0)
             if head.last > position and self._follows(name) and name not in self._broken:
@@ -209,6 +213,9 @@ class Learner:
                     entries = self._before_damage(name, position, damage)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
+                if name in self.loops and self._positions[name] < head.last:
+                    lag = max(lag, head.time - self.loops[name].time)
+        self.lag = lag / 1e6
         return more
 
     def _before_damage(self, name: str, position: int, damage: DamagedRecord) -> list[Entry]:
@@ -220,6 +227,7 @@ class Learner:
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
+        self.n_taken += len(entries)
         for k, entry in enumerate(entries):
             if entry.kind in (LOOP, DELETED):
                 if name in self.loops:
@@ -229,17 +237,32 @@ class Learner:
                     self._begin(entry)
                 elif entry.kind == DELETED:
                     self._drop(name)
-        if name in self.loops:
-            self.loops[name].take(entries[start:])
         if entries:
             self._positions[name] = entries[-1].position
+        if name in self.loops:
+            self.loops[name].take(entries[start:])
+            if self.loops[name].missed_erasure:
+                self._relearn(name)
+
+    def _relearn(self, name: str) -> None:
+        """Begin a loop again at the base of an erasure: records in front of it were deleted before they were read."""
+        logging.getLogger(__name__).warning("loop %r is learned again: a user was erased meanwhile", name)
+        state = self.loops.pop(name)
+        self._remove_personal(state)
+        self.saver.drop(name)
+        self._rebuild(name)
+
+    def _remove_personal(self, state: LoopState) -> None:
+        name = state.head.name
+        self.saver.finish()
+        users = {*self._users(name), *(user for loop, user in self.personal.unsaved if loop == state.head.id)}
+        self.personal.remove(state.head.id, users)
 
     def _drop(self, name: str) -> None:
         state = self.loops.pop(name, None)
         if state is None:
             return
-        users = {*self._users(name), *(user for loop, user in self.personal.unsaved if loop == state.head.id)}
-        self.personal.remove(state.head.id, users)
+        self._remove_personal(state)
         self.publisher.drop(name, state.head.id)
         self._published.pop(name, None)
         self.saver.drop(name)
@@ -253,7 +276,7 @@ class Learner:
         groups: list[Group] = []
         for name, state in self.loops.items():
             deadline = state.join.next_deadline()
-            if deadline is not None and deadline <= now and self.holds(name):
+            if deadline is not None and deadline <= now and self.hold(name) is not None:
                 groups.append([Record(name, TICK)])
         if groups:
             self.writer.append(groups)
@@ -272,6 +295,7 @@ class Learner:
 
     def publish(self) -> None:
         """Publish the loops that have changed."""
+        clean_snapshot(self)
         for name, state in self.loops.items():
             if self._published.get(name) != state.position:
                 self._publish_loop(state)
@@ -281,7 +305,8 @@ class Learner:
             self.publisher.publish_names(names)
             self._names = names
         trouble = None if self.trouble is None else str(self.trouble)
-        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, self.publisher.memory.used_bytes))
+        used = self.publisher.memory.used_bytes
+        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
         self.publisher.done()
 
     def _publish_loop(self, state: LoopState) -> None:
@@ -296,8 +321,8 @@ class Learner:
             head.settings_version,
             head.statistics,
             state.join.n_waiting,
-            state.shared.reward_range,
-            state.shared.newest,
+            state.models.shared.reward_range,
+            state.models.shared.newest,
             head.catalogue_version,
             head.clients.joined * 2**20 + len(head.clients.numbers),
             head.erased,
@@ -309,7 +334,7 @@ class Learner:
             self.publisher.publish_clients(view, head.clients)
             state.clients_changed = False
         self._follow(state)
-        self.publisher.publish(view, state.shared.weights, state.changed)
+        self.publisher.publish(view, state.models.shared.weights, state.models.changed)
 
     def _follow(self, state: LoopState) -> None:
         """Note which weights changed, for devices that fetch only those."""
@@ -317,7 +342,7 @@ class Learner:
         if known is None or known[0] == state.head.version:
             return
         version, weights, history = known
-        now = state.shared.weights.copy()
+        now = state.models.shared.weights.copy()
         if weights.size == now.size and version >= state.head.since:
             history = history or History(version, now.size)
             history.add(weights, state.head.version, now)
@@ -329,14 +354,14 @@ class Learner:
         """Return which of a loop's weights changed when, from the first call on."""
         state = self.loops[loop]
         if loop not in self._followed:
-            self._followed[loop] = (state.head.version, state.shared.weights.copy(), None)
+            self._followed[loop] = (state.head.version, state.models.shared.weights.copy(), None)
         return self._followed[loop][2]
 
     def digest(self, loop: str) -> str:
         """Return the SHA-256 of a loop's models."""
         self.saver.flush(self.loops)
         models = ((user, model) for user, _, model in self.snapshots.personal(loop))
-        return digest(self.loops[loop].shared, models)
+        return digest(self.loops[loop].models.shared, models)
 
     def close(self) -> None:
         """Save what was learned."""
@@ -352,7 +377,7 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
     """Return the digest of each loop's models, learned anew from the log; ``folder`` is for what that takes."""
     snapshots = Snapshots(folder / f"replay-{time.monotonic_ns()}")
     publisher = Publisher(folder, time.monotonic_ns())
-    learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, holds=lambda loop: False)
+    learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
         for name in log.heads():
             learner._rebuild(name)
@@ -367,8 +392,8 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
 
 
 class _NoWriter:
-    def append(self, groups: list[Group]) -> list[Outcome]:
+    def append(self, groups: list[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         raise StoreUnavailable("readonly", "a replay appends nothing")
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         raise StoreUnavailable("readonly", "a replay erases nothing")

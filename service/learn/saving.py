@@ -47,6 +47,15 @@ class Saver:
         """Leave nothing of a user in the next snapshot."""
         self._erased.append((loop, user))
 
+    def finish(self) -> None:
+        """Wait for the snapshot that is being written."""
+        self._reap(0)
+
+    @property
+    def is_unclean(self) -> bool:
+        """Whether the file may have what was erased or deleted."""
+        return bool(self._erased or self._dropped)
+
     def save_if_due(self, loops: Mapping[str, LoopState]) -> None:
         self._reap(os.WNOHANG)
         if time.monotonic() < self._due or self._child is not None:
@@ -97,7 +106,7 @@ class Saver:
             if self._saved.get(name) != state.position:
                 pending.loops[name] = _saved_loop(state)
                 if self._versions.get(name) != state.head.version:
-                    pending.shared[name] = (state.head.version, state.shared.to_bytes())
+                    pending.shared[name] = (state.head.version, state.models.shared.to_bytes())
         for loop, user in pending.unsaved:
             data = self._personal.data(loop, user) if loop in names else None
             if data is not None:

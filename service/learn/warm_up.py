@@ -24,7 +24,7 @@ class _Writer:
         self.append = log.append
         self._log = log
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         return self._log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))
 
 
@@ -46,8 +46,8 @@ def _play(folder: Path) -> None:
         learner = Learner(log, _Writer(log), Snapshots(folder / "models"), Publisher(folder, 1))
         learner.open()
         models = Models(folder)
+        loop = models.loop("default")
         for _ in range(2):
-            loop = models.loop("default")
             assert loop is not None
             request = RankRequest(actions=[Action("a"), Action("b")], user="u", explain=True)
             for action in request.actions:
@@ -58,6 +58,8 @@ def _play(folder: Path) -> None:
             reward = Record("default", REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
             log.append([[decision.record(loop)], [reward]])
             learner.step()
+            loop = models.loop("default")
         assert models.memory is not None
+        assert loop is not None
         read_personal(models.memory, loop.view.id, "u")
         learner.close()

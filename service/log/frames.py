@@ -21,6 +21,7 @@ class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
 
     id: int
     groups: list[list[Record]]
+    epochs: dict[str, int] = {}  # of loops that the sender holds
 
 
 class Erase(msgspec.Struct, tag=1, array_like=True):
@@ -31,6 +32,7 @@ class Erase(msgspec.Struct, tag=1, array_like=True):
     user: str
     base: int
     token: str
+    epoch: int | None = None
 
 
 class Ping(msgspec.Struct, tag=2, array_like=True):
@@ -41,7 +43,7 @@ class Ping(msgspec.Struct, tag=2, array_like=True):
 
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
     id: int
-    outcomes: list[int | tuple[str, int]]  # a position, or why not and the position of the first (0: no duplicate)
+    outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
 
 
 class Failed(msgspec.Struct, tag=1, array_like=True):
@@ -70,7 +72,7 @@ def framed(message: Any) -> bytearray:
 
 def as_reply(outcome: Outcome) -> int | tuple[str, int]:
     if isinstance(outcome, Refused):
-        return str(outcome), outcome.position if isinstance(outcome, Duplicate) else 0
+        return str(outcome), outcome.position if isinstance(outcome, Duplicate) else -1
     return outcome
 
 
@@ -78,7 +80,7 @@ def as_outcome(reply: int | tuple[str, int]) -> Outcome:
     if isinstance(reply, int):
         return reply
     message, first = reply
-    return Duplicate(message, first) if first else Refused(message)
+    return Duplicate(message, first) if first >= 0 else Refused(message)
 
 
 class Frames:

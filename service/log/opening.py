@@ -17,18 +17,19 @@ class Store(msgspec.Struct, frozen=True):
 
     path: Path
     database: str | None = None
+    any_architecture: bool = False  # learn on another one than the database was made on
 
     def beside(self, suffix: str) -> Path:
         """Return a file of this machine's that belongs to the store."""
         return self.path.with_name(self.path.name + suffix)
 
 
-def open_log(store: Store, *, verify: bool = False) -> Log:
-    """Return the store's log; its clock never goes backwards."""
+def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log:
+    """Return the store's log; its clock never goes backwards. With ``listen``, a database says when there is more."""
     if store.database is not None:
         from service.log.postgres import PostgresLog  # its driver need not be there
 
-        return PostgresLog(store.database)
+        return PostgresLog(store.database, any_architecture=store.any_architecture, listen=listen)
     log = SqliteLog(sqlite_file(store.path), verify=verify)
     log.clock = _clock_of(log)
     return log

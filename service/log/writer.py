@@ -29,7 +29,8 @@ class Writer:
     def __init__(
         self, listener: socket.socket, open_log: Callable[[], Log], committed: Callable[[int], None] = lambda n: None
     ) -> None:
-        self._open_log, self._log = open_log, None
+        self._open_log = open_log
+        self._log: Log | None = None
         self._committed = committed  # told how many records a commit had
         self._clients: dict[socket.socket, Frames] = {}
         self._selector = selectors.DefaultSelector()
@@ -37,7 +38,6 @@ class Writer:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._stopping = False
-        self._log: Log | None
 
     def watch(self, file: Any, call: Callable[[], None]) -> None:
         """Call back whenever ``file`` can be read."""
@@ -68,12 +68,15 @@ class Writer:
         appends: list[tuple[socket.socket, Append]] = []
         n_records = 0
         for client, request in waiting:
-            if isinstance(request, Append):
+            if isinstance(request, Append) and not request.epochs:
                 appends.append((client, request))
                 n_records += sum(map(len, request.groups))
-            if not isinstance(request, Append) or n_records >= MOST_RECORDS:
-                self._append(appends)
-                appends, n_records = [], 0
+                if n_records < MOST_RECORDS:
+                    continue
+            self._append(appends)
+            appends, n_records = [], 0
+            if isinstance(request, Append) and request.epochs:  # alone: it may be refused as a whole
+                self._append([(client, request)])
             if isinstance(request, Erase):
                 self._send(client, self._erase(request))
             elif isinstance(request, Ping):
@@ -94,7 +97,7 @@ class Writer:
             if not data:
                 self._drop(client)
             return [(client, read_request(frame)) for frame in frames]
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # not what our clients send
             self._drop(client)
             return []
 
@@ -103,12 +106,12 @@ class Writer:
             return
         groups = [group for _, request in appends for group in request.groups]
         try:
-            outcomes = [as_reply(outcome) for outcome in self._opened().append(groups)]
+            outcomes = [as_reply(outcome) for outcome in self._opened().append(groups, appends[0][1].epochs)]
         except Exception as error:  # whatever it is, nobody may wait for ever
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
             return
-        self._committed(len(groups))
+        self._committed(sum(map(len, groups)))
         first = 0
         for client, request in appends:
             last = first + len(request.groups)
@@ -120,7 +123,7 @@ class Writer:
             return encode(ErasedBody(n_erased, request.base, request.token))
 
         try:
-            return Done(request.id, [self._opened().erase(request.loop, request.user, body)])
+            return Done(request.id, [self._opened().erase(request.loop, request.user, body, request.epoch)])
         except Exception as error:
             return _failed(request.id, error)
 

@@ -122,14 +122,19 @@ class Devices:
                 del waiting[loop, client]
 
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
-        """Return what is to be logged; other requests get their turn meanwhile."""
-        records, hold_until = [], time.perf_counter() + LONGEST_HOLD
-        for record in check(self._machine.loop(loop)):
-            records.append(record)
-            if time.perf_counter() > hold_until:
-                await asyncio.sleep(0)
-                hold_until = time.perf_counter() + LONGEST_HOLD
-        return records
+        """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
+        while True:
+            found = self._machine.loop(loop)
+            version, records, hold_until = found.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
+            for record in check(found):
+                records.append(record)
+                if time.perf_counter() > hold_until:
+                    await asyncio.sleep(0)
+                    if self._machine.loop(loop).view.settings_version != version:
+                        break
+                    hold_until = time.perf_counter() + LONGEST_HOLD
+            else:
+                return records
 
     async def _upload(self, records: Sequence[Record]) -> list[int]:
         """Return the positions of records, of a repeat that of the first, once all are stored."""

@@ -7,7 +7,7 @@ answered once its record is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
@@ -16,8 +16,8 @@ from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
-from service.models.published import Loop, Models
-from service.ranking.decide import Decision, decide, explanations, repeated
+from service.models.published import Loop, Models, NotPublished
+from service.ranking.decide import MOST_EXPLAINED, Decision, decide, explanations, repeated
 from service.ranking.exporting import Exporter
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
@@ -55,11 +55,13 @@ class Machine:
         learner: LearnerQuestions,
         open_log: Callable[[], Log],
         limits: Limits | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
         self.preparer = Preparer(limits=self.limits)
         self._open_log = open_log
+        self._only = only
         self._archive: Log | None = None
         self.closed = False
 
@@ -67,12 +69,21 @@ class Machine:
         """Return a loop as it is published."""
         if self.closed:
             raise ApiError(503, "store_closed", "the service is shutting down")
-        loop = self.models.loop(name)
+        try:
+            loop = self.models.loop(name)
+        except NotPublished as error:
+            raise ApiError(503, "starting", f"{error}; ask again") from None
         if loop is None:
-            if not self.models.ready:
-                raise ApiError(503, "starting", "no models are published yet; ask again")
+            self.check_follows(name)
             raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
         return loop
+
+    def check_follows(self, name: str) -> None:
+        """Refuse a loop that is left to other machines."""
+        if self._only is not None and name not in self._only:
+            followed = ", ".join(self._only)
+            message = f"loop must be one that this machine follows ({followed}), got {name!r}: ask another machine"
+            raise ApiError(421, "not_followed", message, "loop")
 
     def archive(self) -> Log:
         """Return the log, for reading; on a thread."""
@@ -116,8 +127,10 @@ class Machine:
         return position
 
     def _position(self, name: str) -> int:
-        loop = self.models.loop(name)
-        return 0 if loop is None else loop.view.position
+        try:
+            return self.loop(name).view.position
+        except ApiError:  # not there, or not whole
+            return 0
 
     async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
         """Return what the learner says."""
@@ -162,7 +175,9 @@ class Ranker:
         """Return the same for each of many requests, or why that one was refused; one commit for all."""
         asked = [_Asked(loop, request) for request in requests]
         self._decide(asked)
-        return await asyncio.gather(*[self._answered_or_refused(one) for one in asked])
+        n_explained = sum(request.explain for request in requests)
+        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
+        return await asyncio.gather(*[self._answered_or_refused(one, most) for one in asked])
 
     async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
         """Return an action for each slot of a page, none of them twice; all are stored together or none is."""
@@ -227,7 +242,7 @@ class Ranker:
                     if not one.future.done():
                         one.future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
 
-    async def _answered(self, asked: _Asked) -> RankResult:
+    async def _answered(self, asked: _Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
         try:
             outcome = await asked.future
         except StoreUnavailable as error:
@@ -240,12 +255,14 @@ class Ranker:
             raise invalid(str(outcome))
         result = decision.result()
         if asked.request.explain:
-            result.explanations = explanations(decision.prepared, machine.loop(asked.loop), machine.models)
+            result.explanations = explanations(
+                decision.prepared, machine.loop(asked.loop), machine.models, most_explained
+            )
         return result
 
-    async def _answered_or_refused(self, asked: _Asked) -> RankResult | ApiError:
+    async def _answered_or_refused(self, asked: _Asked, most_explained: int) -> RankResult | ApiError:
         try:
-            return await self._answered(asked)
+            return await self._answered(asked, most_explained)
         except ApiError as error:
             return error
 

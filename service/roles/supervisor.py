@@ -229,7 +229,8 @@ def prepare(config: Config) -> None:
     warm_up()
     log = open_log(config.store, verify=True)
     try:
-        if DEFAULT_LOOP not in log.heads():
+        followed = config.loops is None or DEFAULT_LOOP in config.loops
+        if followed and DEFAULT_LOOP not in log.heads():
             log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
     finally:
         log.close()

@@ -19,6 +19,10 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
     waking.setblocking(False)
     signal.set_wakeup_fd(waking.fileno())  # lets a signal end the wait for requests
     signal.signal(signal.SIGTERM, lambda *_: writer.stop())
-    writer.watch(wake, lambda: wake.recv(64))
+    writer.watch(wake, lambda: _drain(wake))
     writer.watch(parent, writer.stop)
     writer.run()
+
+
+def _drain(wake: socket.socket) -> None:
+    wake.recv(64)

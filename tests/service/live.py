@@ -32,7 +32,12 @@ class LockedLearner(InlineLearner):
 
 
 class LiveEngine(Engine):
-    """The machine of a running service: the learner steps by itself, and one at a time have it."""
+    """The machine of a running service: the learner steps by itself, and one at a time have it.
+
+    While it is ``paused``, it steps only for those who settle, or who wait for a change of theirs to be published.
+    """
+
+    paused = False
 
     def __init__(self, folder):
         super().__init__(folder, clock=system_clock)
@@ -40,14 +45,19 @@ class LiveEngine(Engine):
         for name in ("step", "digest"):
             setattr(self.learner, name, _locked(getattr(self.learner, name), self.lock))
         self.machine.learner = LockedLearner(self.learner, self.lock)
-        self.machine.until = functools.partial(Machine.until, self.machine)  # the thread steps, others wait
+        self.machine.until = self._until
         self._thread = threading.Thread(target=self._learn)
         self._thread.start()
 
     def _learn(self):
         while not self._stopping.is_set():
-            if not self.learner.step():
+            if self.paused or not self.learner.step():
                 self._stopping.wait(self.learner.seconds_until_due())
+
+    async def _until(self, published, seconds=15.0):
+        while self.paused and not published():
+            self.learner.step()
+        await Machine.until(self.machine, published, seconds)
 
     async def close(self):
         self._stopping.set()
@@ -81,6 +91,10 @@ class Live:
             return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+    def weights(self, loop="default"):
+        """Return the shared weights as they are published."""
+        return self.run(lambda: self.engine.machine.loop(loop).weights.copy())
 
     def settle(self, loop="default"):
         """Return once all that was stored is learned and published, and the published model's version."""
