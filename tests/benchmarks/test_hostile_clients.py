@@ -42,7 +42,7 @@ def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(ben
     head, real = LoopHead("loop", 1, settings, 1, 1), SharedModel()
     copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(crosses=False), np.random.default_rng(0)
     loop = SimpleNamespace(view=SimpleNamespace(name="loop", since=1, version=1, settings=settings), catalogue={})
-    for seq in range(400):
+    for seq in range(1, 401):
         client = int(rng.integers(12))
         x = (rng.normal(size=5) * 10 ** rng.uniform(-1, 3 if client < 2 else 0)).astype(np.float32)
         label, local = float(rng.choice([-1.0, 1.0])), float(rng.normal() * (1e6 if client < 2 else 0.5))
