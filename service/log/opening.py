@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from service.log.clock import Clock, continued, steady_clock
-from service.log.protocol import Log
+from service.log.protocol import Log, StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.log.sqlite_wal import wal_damage
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -24,11 +25,14 @@ class Store(msgspec.Struct, frozen=True):
 
 
 def open_log(store: Store, *, verify: bool = False) -> Log:
-    """Return the store's log; its clock never goes backwards."""
+    """Return the store's log; its clock never goes backwards. To ``verify`` is for who has the store alone."""
     if store.database is not None:
         from service.log.postgres import PostgresLog  # its driver need not be there
 
-        return PostgresLog(store.database)
+        opened: Log = PostgresLog(store.database)
+        return opened
+    if verify and (damage := wal_damage(store.path)) is not None and damage.certain:
+        raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
     log = SqliteLog(sqlite_file(store.path), verify=verify)
     log.clock = _clock_of(log)
     return log

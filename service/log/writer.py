@@ -29,7 +29,8 @@ class Writer:
     def __init__(
         self, listener: socket.socket, open_log: Callable[[], Log], committed: Callable[[int], None] = lambda n: None
     ) -> None:
-        self._open_log, self._log = open_log, None
+        self._open_log = open_log
+        self._log: Log | None = None
         self._committed = committed  # told how many records a commit had
         self._clients: dict[socket.socket, Frames] = {}
         self._selector = selectors.DefaultSelector()
@@ -37,7 +38,6 @@ class Writer:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._stopping = False
-        self._log: Log | None
 
     def watch(self, file: Any, call: Callable[[], None]) -> None:
         """Call back whenever ``file`` can be read."""
