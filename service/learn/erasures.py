@@ -28,7 +28,7 @@ def complete_erasures(learner: Learner) -> None:
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
             learner.saver.erase(state.head.name, user)
-            if learner.holds(state.head.name):
+            if learner.may_end(state.head.name):
                 _erase(learner, state, user, token)
 
 
