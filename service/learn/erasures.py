@@ -27,7 +27,7 @@ def complete_erasures(learner: Learner) -> None:
     """Complete the erasures of loops that this machine holds."""
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
-            epoch = learner.hold(state.head.name)
+            epoch = learner.epoch_to_end(state.head.name)
             if epoch is not None and _caught_up(learner, state, user):
                 _erase(learner, state, user, token, epoch)
 

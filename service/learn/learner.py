@@ -156,7 +156,12 @@ class Learner:
             base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
             while state.position < base:
-                entries = self.log.read(name, state.position, BATCH, bodies=False)
+                try:
+                    entries = self.log.read(name, state.position, BATCH, bodies=False)
+                except DamagedRecord as damage:
+                    entries = self._before_damage(name, state.position)
+                    if damage.position <= base:
+                        raise
                 state.take([entry for entry in entries if entry.position <= base])
                 if not entries or entries[-1].position >= base:
                     break
@@ -206,11 +211,8 @@ class Learner:
         more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self._positions.get(name, 0)
-            if head.last > position and self._follows(name) and name not in self._broken:
-                try:
-                    entries = self.log.read(name, position, BATCH, bodies=False)
-                except DamagedRecord as damage:
-                    entries = self._before_damage(name, position, damage)
+            if head.last > position and self._follows(name):
+                entries = self._read(name, position)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
                 if name in self.loops and self._positions[name] < head.last:
@@ -218,12 +220,29 @@ class Learner:
         self.lag = lag / 1e6
         return more
 
-    def _before_damage(self, name: str, position: int, damage: DamagedRecord) -> list[Entry]:
-        """Return what can be learned, and stand still from there on."""
-        logging.getLogger(__name__).error("the learner stops: %s", damage)
-        self._broken[name] = damage
-        n_good = damage.position - 1 - position
-        return self.log.read(name, position, n_good, bodies=False) if n_good > 0 else []
+    def _read(self, name: str, position: int) -> list[Entry]:
+        """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
+        broken = name in self._broken
+        try:
+            entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
+        except DamagedRecord as damage:
+            if broken:
+                return []
+            logging.getLogger(__name__).error("the learner stops: %s", damage)
+            self._broken[name] = damage
+            return self._before_damage(name, position)
+        self._broken.pop(name, None)
+        return entries
+
+    def _before_damage(self, name: str, position: int) -> list[Entry]:
+        entries: list[Entry] = []
+        try:
+            while entry := self.log.read(name, position, 1, bodies=False):
+                entries += entry
+                position = entry[0].position
+        except DamagedRecord:
+            pass
+        return entries
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
@@ -270,13 +289,20 @@ class Learner:
     def _follows(self, name: str) -> bool:
         return self._only is None or name in self._only
 
+    def epoch_to_end(self, name: str) -> int | None:
+        """Return the epoch in which this machine ends wait times and erasures of a loop, None if it does not.
+
+        A loop that stands still in front of a damaged record could not learn of it.
+        """
+        return None if name in self._broken else self.hold(name)
+
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
             deadline = state.join.next_deadline()
-            if deadline is not None and deadline <= now and self.hold(name) is not None:
+            if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                 groups.append([Record(name, TICK)])
         if groups:
             self.writer.append(groups)

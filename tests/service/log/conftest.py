@@ -1,5 +1,6 @@
 """Lets the tests of this folder import the simulated disk beside them, and lends them each kind of log."""
 
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -10,7 +11,7 @@ import pytest
 from service.log.sqlite import SqliteLog, system_clock
 from service.log.sqlite_schema import sqlite_file
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the simulated disk, and machine.py
 
 
 class SqliteBackend:
@@ -51,3 +52,22 @@ def writer(tmp_path):
 
     with running_writer(tmp_path) as writer:
         yield writer
+
+
+@pytest.fixture(scope="session")
+def made_store(tmp_path_factory):
+    """Return a folder with a store that was closed: do not write to it."""
+    import asyncio
+
+    from stores import make_store
+
+    folder = tmp_path_factory.mktemp("made")
+    asyncio.run(make_store(folder))
+    return folder
+
+
+@pytest.fixture
+def store(made_store, tmp_path):
+    """Return the file of a store of one's own, without models."""
+    shutil.copyfile(made_store / "store.db", tmp_path / "store.db")
+    return tmp_path / "store.db"
