@@ -11,6 +11,7 @@ import psycopg
 
 from service.http.keys import Key
 from service.log.postgres_schema import Session, opened, unavailable
+from service.log.protocol import StoreUnavailable
 
 WRITE = """INSERT INTO fedres.keys (id, key) VALUES (%s, %s)
     ON CONFLICT (id) DO UPDATE SET key = EXCLUDED.key WHERE keys.key <> EXCLUDED.key"""
@@ -28,13 +29,21 @@ class KeyTable:
         self._seen: list[Key] = []
 
     def read(self) -> list[Key] | None:
-        with self._session() as db:
-            rows = db.execute("SELECT key FROM fedres.keys ORDER BY number").fetchall()
+        rows = self._rows()
         found = [msgspec.json.decode(text, type=Key) for (text,) in rows]
         if found == self._seen or not found:  # rows are never deleted; a table that is emptied opens no service
             return None
         self._seen = found
         return found
+
+    def _rows(self) -> list[tuple[str]]:
+        with contextlib.suppress(StoreUnavailable):  # the session may be of a server that was restarted
+            return self._select()
+        return self._select()
+
+    def _select(self) -> list[tuple[str]]:
+        with self._session() as db:
+            return db.execute("SELECT key FROM fedres.keys ORDER BY number").fetchall()  # type: ignore[return-value]
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

@@ -109,8 +109,7 @@ class PostgresLog:
                 return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
 
     def heads(self) -> dict[str, Head]:
-        with self._session() as db:
-            rows = db.execute(HEADS, binary=True).fetchall()
+        rows = self._rows(HEADS, ())
         self._note_time(rows[0][0])
         return {loop: Head(last, at, removed) for _, loop, last, at, removed in rows if loop is not None}
 
@@ -260,6 +259,16 @@ class PostgresLog:
     # the session
 
     def _rows(self, question: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Return what a query finds; a session of a server that was restarted is replaced once."""
+        was_open = self._db is not None
+        try:
+            return self._query(question, parameters)
+        except StoreUnavailable as error:
+            if not was_open or error.code != "io":
+                raise
+        return self._query(question, parameters)
+
+    def _query(self, question: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._session() as db:
             return db.execute(question, parameters, binary=True).fetchall()
 
