@@ -28,7 +28,7 @@ _new: Callable[[type[Decision], tuple[Any, ...]], Decision] = tuple.__new__
 class FederatedBandit:
     """Clients who decide, each with a personal model beside the shared one; rewards may come at any time, or never.
 
-    >>> bandit = FederatedBandit("epsilon-greedy", epsilon=0.1, local_learner="linear")
+    >>> bandit = FederatedBandit("epsilon-greedy", epsilon=0.1)
     >>> decision = bandit.decide("anna", arms([0.3, 1.2], n_actions=3))
     >>> bandit.reward(decision.id, 1.0)
 
@@ -38,9 +38,11 @@ class FederatedBandit:
     ``shared`` features of a decision go to the shared model and, where no ``private`` ones are given, to the personal
     model too. ``scheme`` is "fedres", or one of its baselines: "independent" (each client alone) and "central" (one
     model for all). ``global_learner`` is any name of ``fedres.global_learner``, with ``hyperparameters``;
-    ``local_learner`` is "vw" (Vowpal Wabbit itself) or "linear" (the same steps, compiled). Rates of learning are set
+    ``local_learner`` is "linear" (VW's steps, compiled) or "vw" (Vowpal Wabbit itself). Rates of learning are set
     from the size of the features of the first decision unless given as ``rates`` (shared, personal). Delays of
-    messages are in rounds, one number or one for each of ``capacity`` clients in the order they join.
+    messages are in rounds, one number or one for each of ``capacity`` clients in the order they join. Any number of
+    clients may join with the defaults; at most ``capacity`` can with VW, another global learner, hyperparameters, or
+    delays of their own.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class FederatedBandit:
         *,
         scheme: str = "fedres",
         global_learner: str = "fedres-adagrad",
-        local_learner: str = "vw",
+        local_learner: str = "linear",
         hyperparameters: Mapping[str, Any] | None = None,
         rates: tuple[float, float] | None = None,
         uplink_delay: int | Sequence[int] = 0,

@@ -15,7 +15,10 @@ from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB
 
 @dataclass(frozen=True, slots=True)
 class ExploreEvery:
-    """Uniform on a client's every B-th decision, B = 1/ε, and learn from those only; greedy otherwise [FedRes, 5.1]."""
+    """Uniform on a client's every B-th decision, B = 1/ε, and learn from those only; greedy otherwise [FedRes, 5.1].
+
+    Where B is no whole number, on the first decision at or after each multiple of it: a share ε of all, whatever ε.
+    """
 
     epsilon: float = 0.1
 
@@ -26,10 +29,11 @@ class ExploreEvery:
 
     @property
     def code(self) -> tuple[int, float]:
-        return EXPLORE_EVERY, float(round(1 / self.epsilon))
+        every = 1 / self.epsilon  # B
+        return EXPLORE_EVERY, float(round(every)) if abs(every - round(every)) < 1e-9 * every else every
 
     def learns(self, n: int) -> bool:
-        return n % round(1 / self.epsilon) == 0
+        return n % self.code[1] < 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def _play_adagrad(
     g_row, l_row = g_indices[0], l_indices[0]
     for r in range(n_rounds):
         n = t0 + r + 1
-        learns = code != EXPLORE_EVERY or n % setting == 0
+        learns = code != EXPLORE_EVERY or n % setting < 1
         for p in range(n_clients):
             mine, its, x, z = personal[p], kept[p], g_values[r, p], seen[p]
             if use_personal:

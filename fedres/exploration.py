@@ -115,7 +115,7 @@ def choose(code: int, setting: float, scores: Array, allowed: Array, n: int, see
 
     ``code`` and ``setting`` are a policy's (see ``policies``).
     """
-    if code == EXPLORE_EVERY and n % setting == 0:
+    if code == EXPLORE_EVERY and n % setting < 1:  # a multiple of B in (n − 1, n]
         uniform(allowed, out)
     elif code == SQUARECB:
         squarecb(scores, allowed, setting * np.sqrt(n), out)

@@ -59,13 +59,7 @@ def create_app(machine: Machine, status: Status, *, keys: Keys, limits: Limits |
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    admin = Admin(machine)
-    declared = [
-        *hot_routes(Ranker(machine), limits).all,
-        *loop_routes(admin).all,
-        *device_routes(Devices(machine), limits).all,
-        *service_routes(admin, status).all,
-    ]
+    declared = declared_routes(machine, status, limits)
     for route in declared:
         if not route.hot:
             options = {"methods": [route.method], "status_code": route.status, "response_class": Response}
@@ -76,11 +70,22 @@ def create_app(machine: Machine, status: Status, *, keys: Keys, limits: Limits |
         app.add_exception_handler(kind, _failed)
     made = document(app, declared, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    app.first = Router(app.rest, [*declared, *_fastapi_routes()], keys=keys, limits=limits)
+    app.first = Router(app.rest, [*declared, *fastapi_routes()], keys=keys, limits=limits)
     return app
 
 
-def _fastapi_routes() -> list[Route]:
+def declared_routes(machine: Machine, status: Status, limits: Limits) -> list[Route]:
+    """Return all routes but those that FastAPI makes itself."""
+    admin = Admin(machine)
+    return [
+        *hot_routes(Ranker(machine), limits).all,
+        *loop_routes(admin).all,
+        *device_routes(Devices(machine), limits).all,
+        *service_routes(admin, status).all,
+    ]
+
+
+def fastapi_routes() -> list[Route]:
     """Return the routes that FastAPI makes itself."""
 
     def of(path: str) -> Route:

@@ -1,50 +1,35 @@
-"""Rank with durable acknowledgement beside what does nothing, on the same uvicorn, with one worker, in one run.
+"""``fedres bench service``: throughput and latency of rank and reward under load, as ratios to a bare ASGI application.
 
-``bare`` is an ASGI application that reads the body and answers; ``fastapi`` is a FastAPI route that has pydantic read
-the same body. Server and load generator are processes of their own. On a machine that does other work too, ratios of
-the servers' own processor time hold better than those of throughput, which also tell how starved either side was.
+Servers take turns within each round, so that a ratio compares two runs made within a minute or two; the figures are
+medians over rounds. Under *sustained* load every event is rewarded, so the learner works as hard as it ever will. A
+*burst* is ranks only. The bare application gets the requests of the sustained load by id: the smallest bodies, hence
+the strictest comparison. Service, bare application and load generator are processes of their own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
-import resource
-import socket
 import statistics
 import tempfile
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import uvloop
-from fastapi import FastAPI
-from pydantic import BaseModel
+from rich.console import Group
 from rich.table import Table
 
-from fedres.scoring.model import PersonalModel
-from service.app import create_app
-from service.engine import Engine
-from service.engine.snapshots import Changes, Snapshots
-from service.http.keys import Keys
-from service.http.limits import Limits
-from service.http.server import Server, bound, stop_on_signals
-from service.http.table import DEFAULT_LOOP
-from service.load_generator import USER, Load, Outcome, generate, rank_bodies
+from service import bench_processes
+from service.bench_processes import Target, bare_server, cpu_seconds, memory_mb, service
+from service.load_generator import Load, Window, generate
 
-N_LISTS = {"bare": 50, "fastapi": 50, "rank": 50, "rank-new-lists": 10_000}  # of actions, that requests come with
-PATH = "/v1/rank"
-CONNECTIONS = 64
 ROUNDS = 3
-SECONDS = 12.0  # a snapshot is taken every ten
+SECONDS = 12.0
 WARM_UP = 2.0
-LIMITS = Limits(requests_per_second=1e9)
-CHUNK = 50_000  # personal models written at once
+CONNECTIONS = 64
+RATE_LIMITED = " (the limit of a key's rate: use --keys)"
 
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -52,222 +37,232 @@ Progress = Callable[[int, int], None]
 _spawn = multiprocessing.get_context("spawn")
 
 
-async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Read the body and answer: no less can be done on uvicorn."""
-    more = True
-    while more:
-        more = (await receive()).get("more_body", False)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"2")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"{}"})
+class Workload(NamedTuple):
+    """What the clients of a service do."""
+
+    name: str
+    inline: bool
+    rewards: bool
 
 
-class Action(BaseModel):
-    id: str
-    features: dict[str, float]
+BARE = Workload("bare ASGI", inline=False, rewards=True)
+SUSTAINED = Workload("sustained by id", inline=False, rewards=True)
+WORKLOADS = (
+    SUSTAINED,
+    Workload("sustained inline 4 KB", inline=True, rewards=True),
+    Workload("burst of ranks by id", inline=False, rewards=False),
+)
 
 
-class Rank(BaseModel):
-    user: str
-    context: dict[str, float]
-    actions: list[Action]
-
-
-class Answer(BaseModel):
-    action: str
-
-
-def plain_fastapi() -> FastAPI:
-    """Return FastAPI with one route that does nothing."""
-    app = FastAPI()
-
-    @app.post(PATH)
-    async def rank(request: Rank) -> Answer:
-        return Answer(action=request.actions[0].id)
-
-    return app
-
-
-def _run_server(kind: str, store: Path, parent: Connection) -> None:
-    with bound("127.0.0.1", 0) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(kind, store, sock, parent))
-
-
-async def _serve(kind: str, store: Path, sock: socket.socket, parent: Connection) -> None:
-    engine = Engine.open(store, writer_process=True) if kind.startswith("rank") else None
-    app = bare if kind == "bare" else plain_fastapi()
-    try:
-        if engine is not None:
-            app = create_app(engine, keys=Keys(store), limits=LIMITS)
-        server = Server(app, sock, LIMITS)
-        stop_on_signals(server.stop)
-        parent.send(sock.getsockname()[1])
-        began = _cpu_seconds()
-        await server.serve()
-    finally:
-        if engine is not None:
-            await engine.close()
-    parent.send(_cpu_seconds() - began)
-
-
-def _cpu_seconds() -> float:
-    """Return what this process has used, and those that it has waited for: the writer, once it has ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-
-class Served:
-    """A server in a process of its own; ``cpu_seconds`` is what serving took, once it has ended."""
-
-    def __init__(self, port: int) -> None:
-        self.port, self.cpu_seconds = port, 0.0
-
-
-@contextmanager
-def serving(kind: str, store: Path) -> Iterator[Served]:
-    """Lend a server."""
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=_run_server, args=(kind, store, there))
+def windows(load: Load) -> Generator[Window, None, None]:
+    """Run the load generator in a process of its own and yield its windows: one or more, then the requests drained."""
+    here, there = _spawn.Pipe(duplex=False)
+    process = _spawn.Process(target=_generate, args=(load, there))
     process.start()
     there.close()
-    served = Served(here.recv())
     try:
-        yield served
+        last = False
+        while not last:
+            window: Window = here.recv()
+            last = window.last
+            yield window
+    except EOFError:
+        raise OSError("the load generator ended early") from None
     finally:
-        process.terminate()
-        served.cpu_seconds = here.recv()
+        here.close()
         process.join()
 
 
-def load(
-    port: int,
-    n_users: int = 1_000,
-    n_connections: int = CONNECTIONS,
-    seconds: float = SECONDS,
-    n_lists: int = N_LISTS["rank"],
-) -> Outcome:
-    """Return what the generator measured, in a process of its own."""
-    with _spawn.Pool(1) as pool:
-        return pool.apply(generate, (Load(port, PATH, rank_bodies(n_lists), n_users, n_connections, seconds),))
+def _generate(load: Load, parent: Connection) -> None:
+    generate(load, parent.send)
 
 
-def measure_one(kind: str, store: Path, seconds: float) -> Row:
-    """Return what one server did under load, and the processor time that a request took it, in microseconds."""
-    with serving(kind, store) as served:
-        n_lists = N_LISTS[kind]
-        first = load(served.port, seconds=WARM_UP, n_lists=n_lists)  # what is made once is made now, like users' places
-        outcome = load(served.port, seconds=seconds, n_lists=n_lists)
-    return {**outcome._asdict(), "server_cpu": served.cpu_seconds / (first.n + outcome.n) * 1e6}
+def catch_up(target: Target) -> bool:
+    """Wait until the learner has caught up; return whether it has."""
+    deadline = time.monotonic() + bench_processes.CATCH_UP_SECONDS
+    while target.lag_records():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(bench_processes.POLL_SECONDS)
+    return True
 
 
-def measure_speed(rounds: int = ROUNDS, seconds: float = SECONDS, progress: Progress | None = None) -> list[Row]:
-    """Return a row for each server: medians over rounds in which they take turns, and ratios of the same round."""
-    found: dict[str, list[Row]] = {kind: [] for kind in N_LISTS}
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds):
-            for kind in N_LISTS:
-                found[kind].append(measure_one(kind, Path(folder) / f"{kind}-{turn}.db", seconds))
-                if progress is not None:
-                    progress(sum(map(len, found.values())), rounds * len(N_LISTS))
-    return [_row(kind, rows, found["bare"]) for kind, rows in found.items()]
-
-
-def _row(kind: str, rows: Sequence[Row], bare_rows: Sequence[Row]) -> Row:
-    def ratio(name: str) -> float:
-        return statistics.median(float(ours[name] / theirs[name]) for ours, theirs in zip(rows, bare_rows, strict=True))
-
+def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
+    """Return what the server did under a load: the generator's summary, learner lag, CPU and memory by role."""
+    for _ in windows(load._replace(seconds=warm_up)):
+        pass
+    catch_up(target)
+    roles = target.roles()
+    memory, cpu = memory_mb(roles), cpu_seconds(roles)
+    with closing(windows(load)) as measured:
+        window = next(measured)
+        stopped, lag = time.monotonic(), target.lag_records()
+        window.add_drained(next(measured))
+        at_stop = cpu_seconds(roles)
+        seconds = time.monotonic() - stopped if catch_up(target) else None
+        caught_up = cpu_seconds(roles)
+    row = window.summary()
+    ours = sum(at_stop.values()) - sum(cpu.values()) + window.cpu_seconds
+    n = max(1, row["requests"] + row["drained"])
     return {
-        "what": kind,
-        **{name: statistics.median(row[name] for row in rows) for name in rows[0]},
-        "throughput_ratio": ratio("per_second"),
-        "p99_ratio": ratio("p99"),
-        "server_cpu_ratio": ratio("server_cpu"),
+        **row,
+        "lag_records": lag,
+        "catch_up_seconds": seconds,
+        "per_second_with_catch_up": None if seconds is None else n / (row["seconds"] + seconds),
+        "cpu": per_request(cpu, at_stop, n),
+        "cpu_catch_up": per_request(at_stop, caught_up, n),
+        "other_cpu": max(0.0, window.machine_cpu_seconds - ours) / window.seconds,
+        "memory_before": memory,
+        "memory_after": memory_mb(roles),
     }
 
 
-def personal_model(n_features: int, seed: int = 0) -> PersonalModel:
-    """Return a model that has learned from as many features."""
-    rng = np.random.default_rng(seed)
-    model = PersonalModel()
-    keys = rng.choice(2**32, n_features, replace=False).astype(np.uint32)
-    model.learn((keys, np.ones(n_features, np.float32)), 1.0, 0.0, (0.0, 1.0))
-    return model
+def per_request(before: Mapping[str, float], after: Mapping[str, float], n: int) -> dict[str, float]:
+    """Return the CPU time between two readings in microseconds per request, by role."""
+    return {role: (seconds - before.get(role, 0.0)) / n * 1e6 for role, seconds in after.items()}
 
 
-def measure_memory(n_features: int = 100, n_models: int = 2_000) -> Row:
-    """Return the bytes that a personal model takes in memory, as allocated, and in the file."""
-    model = personal_model(n_features)
-    tracemalloc.start()
-    copies = [model.copy() for _ in range(n_models)]
-    in_memory, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return {"features": n_features, "memory": in_memory / len(copies), "file": len(model.to_bytes())}
+def load_for(target: Target, workload: Workload, seconds: float, n_connections: int = CONNECTIONS) -> Load:
+    """Return the closed-loop load of a workload."""
+    return Load(
+        port=target.port,
+        inline=workload.inline,
+        rewards=workload.rewards,
+        seconds=seconds,
+        n_connections=n_connections,
+        keys=target.keys,
+    )
 
 
-def fill(store: Path, n_users: int, n_features: int = 50, progress: Progress | None = None) -> None:
-    """Put personal models for as many users into the store's file of models."""
+def measure(
+    *,
+    rankers: Sequence[int] = (1,),
+    workloads: Sequence[Workload] = WORKLOADS,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    warm_up: float = WARM_UP,
+    n_connections: int = CONNECTIONS,
+    n_keys: int = 1,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Return a row for the bare application and one for each workload and number of rankers.
 
-    async def make() -> int:
-        engine = Engine.open(store)
-        since = engine.view(DEFAULT_LOOP).since
-        await engine.close()
-        return since
-
-    since, model = asyncio.run(make()), personal_model(n_features)
-    snapshots = Snapshots(store.with_name(store.name + "-models"))
-    state = snapshots.load()
-    assert state is not None
-    for first in range(0, n_users, CHUNK):
-        users = range(first, min(first + CHUNK, n_users))
-        snapshots.write(Changes(state, personal={(since, USER % user): model for user in users}))
-        if progress is not None:
-            progress(users.stop, n_users)
-    snapshots.close()
-
-
-def measure_users(n_users: int = 1_000_000, seconds: float = 5.0, progress: Progress | None = None) -> list[Row]:
-    """Return rank latencies with few and with many users stored, one request under way; takes minutes for a million."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for n in (1_000, n_users):
-            store = Path(folder) / f"{n}.db"
-            fill(store, n, progress=progress)
-            size = store.with_name(store.name + "-models").stat().st_size
-            began = time.perf_counter()
-            with serving("rank", store) as served:
-                opened = time.perf_counter() - began
-                load(served.port, n, 1, 0.5)
-                outcome = load(served.port, n, 1, seconds)
-            rows.append({"users": n, **outcome._asdict(), "open_seconds": opened, "file": size})
-    return rows
+    The service limits the rate of each key. Where that is below its speed, responses with status 429 are counted as
+    failures; then connections must share several keys.
+    """
+    kinds = [(BARE, 0), *((workload, n) for n in rankers for workload in workloads)]
+    found: dict[tuple[Workload, int], list[Row]] = {kind: [] for kind in kinds}
+    with tempfile.TemporaryDirectory(prefix="fedres-bench-") as folder:
+        for turn in range(rounds):
+            for k, (workload, n) in enumerate(kinds):
+                with _server(Path(folder) / f"{turn}-{k}", n, n_keys) as target:
+                    load = load_for(target, workload, seconds, n_connections)
+                    found[workload, n].append(measure_load(target, load, warm_up))
+                if progress is not None:
+                    progress(turn * len(kinds) + k + 1, rounds * len(kinds))
+    bare_rows = found[BARE, 0]
+    return [{"what": kind.name, "rankers": n, **summarise(rows, bare_rows)} for (kind, n), rows in found.items()]
 
 
-def measure_all(progress: Progress | None = None) -> list[Row]:
-    """Return the rows of ``measure_speed``, the last with the memory of a personal model added."""
-    rows = measure_speed(progress=progress)
-    rows[-1]["personal_model"] = measure_memory()
-    return rows
+def _server(folder: Path, rankers: int, n_keys: int) -> AbstractContextManager[Target]:
+    return service(folder, rankers=rankers, n_keys=n_keys) if rankers else bare_server()
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Return what ``measure_all`` returned, for people."""
-    memory = rows[-1]["personal_model"]
+def summarise(rows: Sequence[Row], bare_rows: Sequence[Row]) -> Row:
+    """Return medians over rounds, ratios to the bare application of the same round, and failures of all rounds."""
+    first = [row["first_failure"] for row in rows if row["first_failure"]]
+    return {
+        **{name: _median(row[name] for row in rows) for name, value in rows[0].items() if not isinstance(value, str)},
+        "throughput_ratio": ratio(rows, bare_rows, "per_second"),
+        "p99_ratio": ratio(rows, bare_rows, "p99"),
+        "cpu_ratio": ratio([_total_cpu(row) for row in rows], [_total_cpu(row) for row in bare_rows], "cpu"),
+        "failures": sum(row["failures"] for row in rows),
+        "failures_by_status": _sum(row["failures_by_status"] for row in rows),
+        "first_failure": first[0] if first else None,
+        "rounds": list(rows),
+    }
+
+
+def _total_cpu(row: Row) -> Row:
+    return {"cpu": sum(row["cpu"].values()) + sum(row["cpu_catch_up"].values())}
+
+
+def ratio(rows: Sequence[Row], bare_rows: Sequence[Row], name: str) -> float | None:
+    """Return the median over rounds of a value divided by that of the bare application; None if it is missing."""
+    pairs = [(ours[name], theirs[name]) for ours, theirs in zip(rows, bare_rows, strict=True)]
+    values = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+    return statistics.median(values) if values else None
+
+
+def _median(values: Iterable[Any]) -> Any:
+    """Return the median of numbers, or of each entry of dictionaries; None if any is None."""
+    found = list(values)
+    if isinstance(found[0], dict):
+        return {key: _median(value.get(key, 0.0) for value in found) for key in found[0]}
+    return None if any(value is None for value in found) else statistics.median(found)
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for key, value in count.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def table(rows: Sequence[Row]) -> Group:
+    """Return the rows as two tables: speed, then CPU and memory by role."""
+    return Group(_speed_table(rows), _process_table(rows))
+
+
+def _speed_table(rows: Sequence[Row]) -> Table:
+    n_rounds, seconds = len(rows[0]["rounds"]), rows[0]["seconds"]
     result = Table(
-        title=f"{CONNECTIONS} connections, 1 worker, 4 KB bodies: 10 actions × 20 features, 10 of the context",
-        caption=f"A personal model of {memory['features']} features takes {memory['memory']:,.0f} bytes in memory, "
-        f"{memory['file']:,} in the file.",
+        title=f"Closed loop, {seconds:.0f} s, medians of {n_rounds} rounds; ratios to bare ASGI in the same round",
+        caption="\n".join(_failures(rows)) or None,
+    )
+    result.add_column("", no_wrap=True)
+    headings = ("rankers", "requests/s", "with\ncatch-up", "p50 ms", "p99 ms", "rank\np99 ms", "reward\np99 ms")
+    for heading in (*headings, "throughput\nratio", "p99\nratio", "lag\nrecords", "catch-up\nseconds", "failures"):
+        result.add_column(heading, justify="right")
+    for row in rows:
+        speed = [_shown(row[name], ",.0f") for name in ("per_second", "per_second_with_catch_up")]
+        latency = [_shown(row[name], ".1f") for name in ("p50", "p99", "rank_p99", "reward_p99")]
+        ratios = [_shown(row[name], ".2f", "×") for name in ("throughput_ratio", "p99_ratio")]
+        lag = [_shown(row["lag_records"], ",.0f"), _shown(row["catch_up_seconds"], ".2f")]
+        result.add_row(row["what"], str(row["rankers"] or ""), *speed, *latency, *ratios, *lag, str(row["failures"]))
+    return result
+
+
+def _process_table(rows: Sequence[Row]) -> Table:
+    roles = list(dict.fromkeys(role for row in rows for role in row["cpu"]))
+    result = Table(
+        title="CPU µs per request by role, with the learner's catch-up; memory before and after the load",
+        caption="Generator and other processes: CPUs in use. Busy other processes make throughput and latency noisy; "
+        "CPU per request suffers less.",
     )
     result.add_column("")
-    for heading in ("a second", "p50 ms", "p99 ms", "CPU µs", "throughput", "p99", "CPU", "generator's CPU"):
+    for heading in ("rankers", *roles, "all roles", "ratio", "generator", "others", "MB before", "MB after"):
         result.add_column(heading, justify="right")
-    names = {
-        "bare": "bare ASGI",
-        "fastapi": "FastAPI + pydantic, does nothing",
-        "rank": "rank, durable",
-        "rank-new-lists": "rank, lists of actions that hardly repeat",
-    }
     for row in rows:
-        speed = [f"{row['per_second']:,.0f}", f"{row['p50']:.1f}", f"{row['p99']:.1f}", f"{row['server_cpu']:.0f}"]
-        ratios = [f"{row['throughput_ratio']:.2f}×", f"{row['p99_ratio']:.2f}×", f"{row['server_cpu_ratio']:.2f}×"]
-        result.add_row(names[row["what"]], *speed, *ratios, f"{row['cpu_share']:.0%}")
+        cpu = [row["cpu"][role] + row["cpu_catch_up"].get(role, 0.0) if role in row["cpu"] else None for role in roles]
+        memory = [sum(row[name].values()) for name in ("memory_before", "memory_after")]
+        cells = [_shown(value, ".0f") for value in (*cpu, _total_cpu(row)["cpu"])] + [
+            _shown(row["cpu_ratio"], ".2f", "×")
+        ]
+        cells += [_shown(row[name], ".2f") for name in ("generator_cpu", "other_cpu")]
+        result.add_row(row["what"], str(row["rankers"] or ""), *cells, *(_shown(value, ",.0f") for value in memory))
     return result
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    return [
+        f"FAILURES in {row['what']!r} ({row['rankers']} rankers): {row['failures_by_status']}; "
+        f"the first: {row['first_failure']}{RATE_LIMITED if '429' in row['failures_by_status'] else ''}"
+        for row in rows
+        if row["failures"]
+    ]
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"

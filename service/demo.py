@@ -142,7 +142,12 @@ def _paced(stop: threading.Event) -> Iterator[float | None]:
 def run(url: str, parent: int) -> None:
     """Simulate until the supervisor ends, at the other end of the pipe ``parent``, or says so."""
     stop = threading.Event()
-    threading.Thread(target=lambda: (select.select([parent], [], []), stop.set()), daemon=True).start()
+
+    def watch() -> None:
+        select.select([parent], [], [])
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
     while not stop.is_set() and not _is_up(url):
         time.sleep(0.1)
     simulate(url, lambda line: print(line, flush=True), stop)

@@ -79,7 +79,7 @@ class _Machine:
 def text(loops: Mapping[str, Mapping[str, float]], processes: Iterable[Mapping[str, object]] = ()) -> bytes:
     """Return all figures of the machine as Prometheus reads them."""
     registry = CollectorRegistry()
-    registry.register(_Machine(loops, processes))  # type: ignore[arg-type]
+    registry.register(_Machine(loops, processes))
     if FOLDER in os.environ:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)

@@ -63,6 +63,11 @@ def test_every_b_th_decision_is_uniform_and_all_others_greedy():
         assert probabilities(EXPLORE_EVERY, 4.0, [0.0, 0.5], [True, True], n).tolist() == expected
 
 
+def test_where_b_is_no_whole_number_the_decision_after_each_multiple_is_uniform():
+    uniform = [n for n in range(1, 13) if probabilities(EXPLORE_EVERY, 2.5, [0.0, 0.5], [True, True], n)[0] > 0]
+    assert uniform == [3, 5, 8, 10]
+
+
 @given(scored, st.sampled_from([EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY]), st.integers(1, 20))
 def test_probabilities_add_up_and_leave_out_what_is_not_allowed(actions, code, n):
     scores, allowed = zip(*actions, strict=True)

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from bandits.evaluation.estimators import BIASED_DR, ESTIMATORS, MODEL_FREE, Sample, doubly_robust, sample
-from bandits.evaluation.intervals import LEAST_EVENTS, Interval, effective_sample_size, interval, weight_warning
+from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
+from bandits.evaluation.intervals import Kind, interval
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
 from bandits.evaluation.table import Log, load_log
+from bandits.evaluation.terms import Cut, difference_terms, plain_rewards, seen_and_possible, value_terms, without_model
+from bandits.evaluation.weights import effective_sample_size, possible_weights, user_warning, weight_cap, weight_warning
 from fedres.checks import Array, one_of
+
+LEAST_EVENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One estimate. NaN where no logged action says anything about the policy."""
+    """One estimate. Its value is NaN where no logged action says anything about the policy."""
 
     policy: str
     estimator: str  # "mean" for the logging policy
@@ -45,6 +49,9 @@ class Evaluation:
     n_without_reward: int  # left out of the estimates, or given the default reward
     default_reward: float | None
     level: float
+    time_uniform: bool
+    n_users: int  # that intervals take to be independent; n where events are
+    reward_range: tuple[float, float]  # given, or taken from the log
 
     def to_json(self) -> dict[str, object]:
         """Return plain values for a JSON file; null where there is no number."""
@@ -61,14 +68,21 @@ def evaluate(
     default_reward: float | None = None,
     level: float = 0.95,
     n_folds: int = 5,
+    time_uniform: bool = False,
+    by_user: bool = True,
+    reward_range: tuple[float, float] | None = None,
 ) -> Evaluation:
     """Return a row for the logging policy, then one for every policy and estimator.
 
     A policy is a name (``POLICY_FORMS``) or a function from a ``LoggedEvent`` to the probabilities of its actions;
     ``log`` is a file or a ``Log``, ``default_reward`` is for the events of a file that have none. Names that learn
     (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model: what is
-    valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see. Switch-DR and DRos
-    have DR's intervals: theirs would leave out the bias that they trade for variance.
+    valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see.
+
+    Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together. They
+    take users to be independent, or with ``by_user=False`` events. ``reward_range`` is what a reward can be: taken
+    from the log unless given, as [0, 1] or [−1, 0] where all rewards lie in one of them. Switch-DR and DRos have DR's
+    intervals: theirs would leave out the bias that they trade for variance. See docs/evaluation-intervals.md.
     """
     for estimator in estimators:
         one_of("estimator", estimator, ESTIMATORS)
@@ -77,22 +91,38 @@ def evaluate(
     data = log if isinstance(log, Log) else load_log(log, default_reward)
     if len(data) < LEAST_EVENTS:
         raise ValueError(f"log must have at least {LEAST_EVENTS} events with a reward, got {len(data)}")
+    user = data.users() if by_user else np.arange(len(data))
+    kind = Kind(level, time_uniform, _reward_range(data.reward, reward_range), user)
     rewards = cache(lambda: crossfit_rewards(data, n_folds))
-    rows = [_logging_row(data, level)]
+    rows = [_logging_row(data, kind)]
     for policy in policies:
         if policy != "logging":
-            rows += _policy_rows(data, policy, estimators, level, rewards)
-    return Evaluation(tuple(rows), len(data), data.n_without_reward, data.default_reward, level)
+            rows += _policy_rows(data, policy, estimators, kind, rewards)
+    read = (len(data), data.n_without_reward, data.default_reward)
+    return Evaluation(tuple(rows), *read, level, time_uniform, kind.n_users, kind.reward_range)
 
 
-def _logging_row(log: Log, level: float) -> Row:
-    n = len(log)
-    return Row("logging", "mean", *interval(log.reward, level), 0.0, 0.0, 0.0, float(n), 1.0, n, "")
+def _reward_range(reward: Array, given: tuple[float, float] | None) -> tuple[float, float]:
+    """Return what was given, or else the smallest of [0, 1], [−1, 0] and [min, max] with 0 that holds all rewards."""
+    low, high = float(reward.min()), float(reward.max())
+    if given is not None:
+        if not given[0] <= low <= high <= given[1] or given[0] == given[1]:
+            raise ValueError(f"reward_range must have a width and hold all rewards, {low} to {high}, got {given}")
+        return given
+    if low >= 0 and high <= 1:
+        return 0.0, 1.0
+    return (-1.0, 0.0) if low >= -1 and high <= 0 else (min(low, 0.0), max(high, 0.0))
 
 
-def _policy_rows(
-    log: Log, policy: str | Policy, estimators: Sequence[str], level: float, rewards: Rewards
-) -> list[Row]:
+def _logging_row(log: Log, kind: Kind) -> Row:
+    n, ends = len(log), kind.reward_range
+    seen, could_be = plain_rewards(log.reward), plain_rewards(np.array(ends))
+    mean = float(log.reward.mean())
+    value = interval(lambda end: (value_terms(seen, end), value_terms(could_be, end)), mean, ends, kind)
+    return Row("logging", "mean", *value, 0.0, 0.0, 0.0, float(n), 1.0, n, user_warning(kind.n_users, n))
+
+
+def _policy_rows(log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, rewards: Rewards) -> list[Row]:
     target = target_probabilities(log, policy, rewards)
     predicted = np.zeros_like(target) if MODEL_FREE.issuperset(estimators) else rewards()
     s = sample(
@@ -104,34 +134,31 @@ def _policy_rows(
         target_all=target,
         predicted_all=predicted,
     )
-    warning = weight_warning(s.weight, unsupported(log, target))
-    return [_row(policy_name(policy), estimator, s, level, warning) for estimator in estimators]
+    weight = possible_weights(log, target)
+    unsupported = float(target[np.isinf(weight)].sum() / len(log))
+    found = (weight_warning(s.weight, unsupported), user_warning(kind.n_users, len(log)))
+    warning = "; ".join(filter(None, found))
+    cap = weight_cap(log, weight, 0.0 if kind.time_uniform else -math.log((1 - kind.level) / 2))
+    sides = seen_and_possible(log, s, target, predicted, weight, cap, kind.reward_range)
+    return [_row(policy_name(policy), estimator, s, sides, kind, warning) for estimator in estimators]
 
 
-def _row(policy: str, estimator: str, s: Sample, level: float, warning: str) -> Row:
-    contributions = ESTIMATORS[estimator](s)
-    spread = doubly_robust(s) if estimator in BIASED_DR else contributions
-    value = _around(contributions, interval(spread, level))
-    difference = _around(contributions - s.reward, interval(spread - s.reward, level))
+def _row(policy: str, estimator: str, s: Sample, sides: tuple[Cut, Cut], kind: Kind, warning: str) -> Row:
+    seen, could_be = map(without_model, sides) if estimator in MODEL_FREE else sides
+    estimate, ends = float(ESTIMATORS[estimator](s).mean()), kind.reward_range
+    centre = float(seen.baseline.mean()) if estimator in SELF_NORMALISED else None
+    shift = 0.0 if centre is None or math.isnan(estimate) else centre - estimate
+    value = interval(
+        lambda end: (value_terms(seen, end, centre), value_terms(could_be, end, centre)), estimate, ends, kind
+    )
+    difference = interval(
+        lambda end: (difference_terms(seen, end, shift), difference_terms(could_be, end, shift)),
+        estimate - float(s.reward.mean()),
+        (ends[0] - ends[1], ends[1] - ends[0]),
+        kind,
+    )
     ess, largest = effective_sample_size(s.weight), float(s.weight.max())
     return Row(policy, estimator, *value, *difference, ess, largest, s.reward.size, warning)
-
-
-def _around(contributions: Array, given: Interval) -> Interval:
-    """Return the mean with the given interval, widened where it does not hold the mean."""
-    mean = float(contributions.mean())
-    return Interval(mean, min(mean, given.low), max(mean, given.high))
-
-
-def unsupported(log: Log, target: Array) -> float:
-    """Return the share of the target's choices that the log could not hold.
-
-    Those are actions with logging probability 0 where the log says so, and else actions it never took.
-    """
-    taken = np.zeros(len(log.action_ids), dtype=bool)
-    taken[log.action[log.chosen]] = True
-    possible = np.where(np.isnan(log.logging), taken[log.action], log.logging > 0)
-    return float(target[~possible].sum() / len(log))
 
 
 def _plain(value: object) -> object:

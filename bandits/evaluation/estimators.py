@@ -174,4 +174,4 @@ ESTIMATORS: Mapping[str, Callable[[Sample], Array]] = MappingProxyType(
     }
 )
 MODEL_FREE = frozenset({"ips", "snips"})
-BIASED_DR = frozenset({"switch-dr", "dros"})  # their own spread leaves out the bias they accept
+SELF_NORMALISED = frozenset({"snips", "sndr"})

@@ -69,6 +69,12 @@ class Log:
             *self.about[i],
         )
 
+    def users(self) -> Array:
+        """Return a number for the user of each event, from 0 on; an event without one has a number of its own."""
+        number: dict[object, int] = {}
+        keys = (i if about[1] is None else about[1] for i, about in enumerate(self.about))
+        return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+
     @property
     def n_actions(self) -> Array:
         """The number of actions each event offers."""

@@ -34,6 +34,7 @@ from fedres.client.models import (
 )
 from fedres.client.offers import Offer, check_name
 from fedres.client.store import DeviceStore, Queued
+from fedres.local_learners.vw import vowpal_wabbit
 from fedres.scoring.model import expand
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class Device:
         check_name("client", client)
         check_name("loop", loop)
         checks.one_of("learner", learner, LEARNERS)
+        if learner == "vw":
+            vowpal_wabbit()  # an error without it, before the folder is made
         checks.one_of("timing", timing, TIMINGS)
         checks.whole("queue_limit", queue_limit)
         self.client, self.loop, self.download = client, loop, download

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from vowpalwabbit import Workspace
 
 from fedres import checks
 from fedres.local_learners.adagrad import valid
@@ -210,7 +209,8 @@ class VWLearner:
 
     def _ask(self) -> float:
         """Return VW's prediction for the example, which is not clamped."""
-        Workspace.__base__.predict(self._workspace, self._example)  # Workspace's own takes twice as long
+        base: Any = type(self._workspace).__base__  # Workspace's own predict takes twice as long
+        base.predict(self._workspace, self._example)
         return float(self._example.get_simplelabel_prediction())
 
     def _step(self, pairs: Pairs, error: float) -> None:
@@ -228,13 +228,25 @@ def bits_for(dim: int) -> int:
     return next(bits for bits in range(10, 31) if dim <= min(_CONSTANT & ((1 << bits) - 1), (1 << bits) - 1))
 
 
+def vowpal_wabbit() -> Any:
+    """Import Vowpal Wabbit, which is an extra, when the first learner is made."""
+    try:
+        import vowpalwabbit
+    except ModuleNotFoundError as error:
+        if error.name != "vowpalwabbit":
+            raise
+        hint = "pip install 'fedres[vw]', or use the learner \"linear\", which takes the same steps"
+        raise ModuleNotFoundError(f"Vowpal Wabbit is not installed: {hint}", name=error.name) from None
+    return vowpalwabbit
+
+
 def _exactly(number: float) -> str:
     return float(np.float32(number)).hex()
 
 
 def _workspace(options: list[str]) -> Any:
     try:
-        return Workspace(arg_list=options)
+        return vowpal_wabbit().Workspace(arg_list=options)
     except RuntimeError as error:
         raise ValueError(f"arguments must be understood by VW: {error}") from error
 

@@ -6,7 +6,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,11 +39,9 @@ class Prepared(NamedTuple):
 class Hashed(msgspec.Struct, frozen=True, gc=False):
     """The hashed features of a context or of an action."""
 
+    size: int  # how many there are
     hashes: bytes  # native uint32
     values: bytes  # native float32
-
-    def __len__(self) -> int:
-        return len(self.hashes) // 4
 
 
 class Named(NamedTuple):
@@ -77,8 +75,8 @@ class Preparer:
                 raise row
             rows.append(row)
         if self.crosses:
-            check_crosses(len(rows[0]), sum(map(len, rows[1:])), self.limits)
-        starts = np.cumsum([len(row) for row in rows], dtype=np.int64)
+            check_crosses(rows[0].size, sum([row.size for row in rows[1:]]), self.limits)
+        starts = np.cumsum([row.size for row in rows], dtype=np.int64)
         hashes = np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32)
         values = np.frombuffer(b"".join([row.values for row in rows]), np.float32)
         return Prepared(hashes, values, starts, self.crosses)
@@ -87,18 +85,20 @@ class Preparer:
         """Return each object's features hashed, or what is wrong with it; by one call of the compiled loop."""
         found: list[Hashed | FeatureError] = []
         for one, plain in zip(named, self._plain.hashed([one.features for one in named]), strict=True):
+            action = one.action
             if plain is None:
                 found.append(self._hash(one))
-            elif one.action is None:
-                found.append(Hashed(*plain))
-            elif not self._is_plain(one.action, len(plain[0]) // 4):
-                found.append(self._hash(one))
+                continue
+            hashes, values = plain
+            size = len(hashes) // 4
+            if action is None:
+                found.append(Hashed(size, hashes, values))
+            elif action.isascii() and size < self.limits.features and len(action) + 4 <= self.limits.name:
+                identity = zlib.crc32(b"_id=" + action.encode()).to_bytes(4, sys.byteorder)
+                found.append(Hashed(size + 1, identity + hashes, _ONE + values))
             else:
-                found.append(_with_id(one.action, *plain))
+                found.append(self._hash(one))
         return found
-
-    def _is_plain(self, action: str, n_features: int) -> bool:
-        return action.isascii() and n_features < self.limits.features and len(action) + 4 <= self.limits.name
 
     def _hash(self, one: Named) -> Hashed | FeatureError:
         """Return what the compiled loop leaves to Python: arrays, escapes, letters beyond ASCII, and errors."""
@@ -109,15 +109,7 @@ class Preparer:
         except FeatureError as error:
             return FeatureError(f"{one.place}: {error}")
         n = len(pairs)
-        return Hashed(struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in pairs]))
-
-
-def _with_id(action: str, hashes: bytes, values: bytes) -> Hashed:
-    """Return an action's features, the first of them its id."""
-    return Hashed(zlib.crc32(b"_id=" + action.encode()).to_bytes(4, _ORDER) + hashes, _ONE + values)
-
-
-_ORDER: Literal["little", "big"] = sys.byteorder
+        return Hashed(n, struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in pairs]))
 
 
 def check_crosses(n_context: int, n_actions: int, limits: Limits) -> None:

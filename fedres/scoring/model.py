@@ -229,12 +229,14 @@ class PersonalModel:
         return sealed(_PERSONAL_HEADER.pack(b"FRP1", len(self)) + body)
 
     @classmethod
-    def from_bytes(cls, state: bytes, learning_rate: float = LEARNING_RATE, max_slots: int = MAX_SLOTS) -> PersonalModel:
-        """Return the model that ``to_bytes`` wrote; it keeps all its features, even if ``max_slots`` is less now."""
+    def from_bytes(
+        cls, state: bytes, learning_rate: float = LEARNING_RATE, max_slots: int = MAX_SLOTS
+    ) -> PersonalModel:
+        """Return the model that ``to_bytes`` wrote; it keeps all its features."""
         (n,), body = unsealed(state, b"FRP1", _PERSONAL_HEADER)
         if len(body) != 12 * n + 8:
             raise ValueError(f"state must hold {n} features, got {len(body)} bytes for them")
-        model = cls(learning_rate, max_slots)
+        model = cls(learning_rate)
         keys = np.frombuffer(body, "<u4", n).astype(np.uint32)
         numbers = np.frombuffer(body, "<f4", offset=4 * n)
         model._fill(_slots_for(n), keys, numbers[: n + 1], numbers[n + 1 :])

@@ -116,6 +116,18 @@ def evaluate(
         float | None, typer.Option(help="Reward of decisions that have none; they are left out unless given.")
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
+    time_uniform: Annotated[
+        bool,
+        typer.Option("--time-uniform", help="Intervals that hold at all looks at a growing log together; wider."),
+    ] = False,
+    by_event: Annotated[
+        bool,
+        typer.Option("--by-event", help="Take events to be independent, and not only users."),
+    ] = False,
+    reward_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Least and largest reward there can be. [default: 0 1 if it holds all, or from the log]"),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Tell from logged decisions what other policies would have earned, with confidence intervals."""
@@ -124,14 +136,31 @@ def evaluate(
     from bandits.evaluation import evaluate as value
 
     chosen = tuple(estimator or ("snips", "dr"))
-    result = value(log, policy or ["uniform", "greedy"], estimators=chosen, default_reward=default_reward, level=level)
+    result = value(
+        log,
+        policy or ["uniform", "greedy"],
+        estimators=chosen,
+        default_reward=default_reward,
+        level=level,
+        time_uniform=time_uniform,
+        by_user=not by_event,
+        reward_range=reward_range,
+    )
+    independent = "" if result.n_users == result.n else f" of {result.n_users:,} users"
+    span = "{:g} to {:g}".format(*result.reward_range)
     table = Table(
-        title=f"{log.name}: {result.n:,} decisions with a reward, {result.n_without_reward:,} without",
+        title=f"{log.name}: {result.n:,} decisions{independent} with a reward, {result.n_without_reward:,} without;"
+        f" rewards in {span}",
         title_justify="left",
     )
     for column in ("policy", "estimator"):
         table.add_column(column)
-    for column in ("value", f"{level:.0%} interval", "vs logging", "effective n"):
+    for column in (
+        "value",
+        f"{level:.0%} {'time-uniform' if time_uniform else 'interval'}",
+        "vs logging",
+        "effective n",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("warning")
     for row in result.rows:

@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from service.cli.base import JsonFile, app, console, one_line_errors, progress_bar, write_json
 
-KINDS = ("engine", "learners", "bandit", "service")
+MODULES = {  # these need the extra bench, `service` the extra serve
+    "engine": "libsvm_tasks.bench_engine",
+    "learners": "libsvm_tasks.bench_learners",
+    "bandit": "libsvm_tasks.bench_bandit",
+}
+KINDS = (*MODULES, "service")
 
 
 @app.command()
 @one_line_errors
 def bench(
     what: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)} or all.")] = "all",
+    rankers: Annotated[str, typer.Option(help="Service: numbers of ranker processes, such as 1,2,3.")] = "1",
+    seconds: Annotated[float, typer.Option(help="Service: length of each run, in seconds.")] = 12.0,
+    rounds: Annotated[int, typer.Option(help="Service: rounds; results are medians over them.")] = 3,
+    soak: Annotated[
+        float, typer.Option(help="Service: run this many seconds below the limit instead, and check for growth.")
+    ] = 0.0,
+    share: Annotated[float, typer.Option(help="Service: load of the soak, as a share of the sustained limit.")] = 0.7,
+    keys: Annotated[
+        int, typer.Option(help="Service: API keys that clients share; each has a rate limit (0: an open service).")
+    ] = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure speed side by side in one run, on one core: ours and what one would use instead."""
+    """Measure speed side by side in one run: ours and what one would use instead."""
     from fedres import checks
-    from libsvm_tasks import bench_bandit, bench_engine, bench_learners
-    from service import bench as bench_service
 
     checks.one_of("what", what, (*KINDS, "all"))
-    modules = (bench_engine, bench_learners, bench_bandit, bench_service)
+    counts = ranker_counts(rankers)
+    checks.positive("seconds", seconds)
+    checks.whole("rounds", rounds)
+    checks.positive("share", share)
+    checks.whole("keys", keys, 0)
+    if soak < 0 or (soak and what != "service"):
+        raise ValueError(f"soak must be 0, or a number of seconds with `fedres bench service`, got {soak}")
     results: dict[str, Any] = {}
-    for name, module in zip(KINDS, modules, strict=True):
+    for name in MODULES:
         if what in (name, "all"):
+            module = import_module(MODULES[name])
             with progress_bar(f"measuring {name}") as progress:
                 rows = module.measure_all(progress)
             console().print(module.table(rows))
             results[name] = rows
+    if what in ("service", "all"):
+        results |= _soak(soak, share, counts, keys) if soak else _service(counts, rounds, seconds, keys)
     write_json(json_file, results)
+
+
+def ranker_counts(text: str) -> list[int]:
+    """Return the numbers of an option such as ``1,2,3``."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"rankers must be positive whole numbers such as 1,2,3, got {text!r}")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
+    from service import bench as bench_service
+
+    with progress_bar("measuring service") as progress:
+        rows = bench_service.measure(rankers=rankers, rounds=rounds, seconds=seconds, n_keys=n_keys, progress=progress)
+    console().print(bench_service.table(rows))
+    return {"service": rows}
+
+
+def _soak(seconds: float, share: float, rankers: list[int], n_keys: int) -> dict[str, Any]:
+    from service import bench_soak
+
+    results = []
+    for n in rankers:
+        with progress_bar(f"soaking with {n} ranker(s)") as progress:
+            results.append(bench_soak.soak(seconds, share=share, rankers=n, n_keys=n_keys, progress=progress))
+        console().print(bench_soak.table(results[-1]))
+    return {"soak": results}

@@ -49,19 +49,6 @@ class Buckets:
         self._levels[key] = (level - 1, now)
         return 0.0
 
-    def take_some(self, key: str, n: int) -> int:
-        """Return how many of ``n`` requests of the key may go on."""
-        now = self._clock()
-        level = self._level(key, now)
-        n_taken = min(n, int(level))
-        self._levels[key] = (level - n_taken, now)
-        return n_taken
-
-    def give_back(self, key: str, n: int) -> None:
-        """Undo what ``take_some`` took."""
-        level, since = self._levels[key]
-        self._levels[key] = (level + n, since)
-
     def _level(self, key: str, now: float) -> float:
         level, since = self._levels.get(key, (self._size, now))
         return min(self._size, level + (now - since) * self._rate)

@@ -45,16 +45,15 @@ def answer(learner: Learner, question: Question) -> Answer:
         return Answer(error=f"{type(error).__name__}: {error}")
 
 
-def _changed(learner: Learner, question: Question) -> list[int] | None:
-    """Return the indices of the weights that changed since a version, None where nobody knows."""
+def _changed(learner: Learner, question: Question) -> tuple[int, list[int]] | None:
+    """Return the version and the indices of the weights that changed since another, None where nobody knows."""
     history = learner.history(question.loop)
     version = learner.loops[question.loop].head.version
     if question.since == version:
-        return []
+        return version, []
     if history is None or not history.start <= question.since < version:
         return None
-    indices: list[int] = history.since(question.since).tolist()
-    return indices
+    return version, history.since(question.since).tolist()
 
 
 def _settle(learner: Learner, question: Question) -> None:
@@ -64,7 +63,7 @@ def _settle(learner: Learner, question: Question) -> None:
 
 _ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
     "settle": _settle,
-    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].shared),
+    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].models.shared),
     "digest": lambda learner, question: learner.digest(question.loop),
     "unmatched": lambda learner, question: [
         msgspec.to_builtins(one) for one in learner.loops[question.loop].join.unmatched

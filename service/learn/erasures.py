@@ -67,6 +67,6 @@ def _log_base(learner: Learner, state: LoopState, epoch: int) -> None:
         if len(records) == CHUNK:
             learner.writer.append([records], {name: epoch})
             records = []
-    shared = Base(state.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard)
+    shared = Base(state.models.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard)
     records.append(Record(name, BASE, body=_pack(shared)))
     learner.writer.append([records], {name: epoch})

@@ -6,15 +6,9 @@ import numpy as np
 
 from fedres.checks import Array
 
-Published = tuple[int, Array]  # a version and its weights
-
 
 class History:
-    """What changed since a version, for versions from ``start`` on.
-
-    The learner's thread adds while others read, without a lock: a reader may be told of weights that changed after the
-    version it holds too, which is more than it needs and nothing wrong.
-    """
+    """What changed since a version, for versions from ``start`` on."""
 
     def __init__(self, start: int, size: int) -> None:
         self.start = start
@@ -27,14 +21,3 @@ class History:
     def since(self, version: int) -> Array:
         """Return the indices of the weights that changed after a version."""
         return np.flatnonzero(self._changed_at > version)
-
-
-def followed(history: History | None, old: Published, new: Published) -> History | None:
-    """Return the history with one more version in it; None where that is not like the one before."""
-    (before, weights), (version, changed) = old, new
-    if weights.size != changed.size:
-        return None
-    history = history or History(before, weights.size)
-    if changed is not weights:
-        history.add(weights, version, changed)
-    return history

@@ -179,7 +179,7 @@ class Learner:
                 self.personal.put(head.id, entry.user, own.changed, PersonalModel.from_bytes(own.model))
                 continue
             known = msgspec.msgpack.decode(entry.body, type=Base)
-            state.replace_shared(read_model(head.settings, known.shared))
+            state.models.replace_shared(read_model(head.settings, known.shared))
             head.version, head.statistics, head.base = known.version, known.statistics, base
             head.clients, head.guard = known.clients, known.guard
 
@@ -321,8 +321,8 @@ class Learner:
             head.settings_version,
             head.statistics,
             state.join.n_waiting,
-            state.shared.reward_range,
-            state.shared.newest,
+            state.models.shared.reward_range,
+            state.models.shared.newest,
             head.catalogue_version,
             head.clients.joined * 2**20 + len(head.clients.numbers),
             head.erased,
@@ -334,7 +334,7 @@ class Learner:
             self.publisher.publish_clients(view, head.clients)
             state.clients_changed = False
         self._follow(state)
-        self.publisher.publish(view, state.shared.weights, state.changed)
+        self.publisher.publish(view, state.models.shared.weights, state.models.changed)
 
     def _follow(self, state: LoopState) -> None:
         """Note which weights changed, for devices that fetch only those."""
@@ -342,7 +342,7 @@ class Learner:
         if known is None or known[0] == state.head.version:
             return
         version, weights, history = known
-        now = state.shared.weights.copy()
+        now = state.models.shared.weights.copy()
         if weights.size == now.size and version >= state.head.since:
             history = history or History(version, now.size)
             history.add(weights, state.head.version, now)
@@ -354,14 +354,14 @@ class Learner:
         """Return which of a loop's weights changed when, from the first call on."""
         state = self.loops[loop]
         if loop not in self._followed:
-            self._followed[loop] = (state.head.version, state.shared.weights.copy(), None)
+            self._followed[loop] = (state.head.version, state.models.shared.weights.copy(), None)
         return self._followed[loop][2]
 
     def digest(self, loop: str) -> str:
         """Return the SHA-256 of a loop's models."""
         self.saver.flush(self.loops)
         models = ((user, model) for user, _, model in self.snapshots.personal(loop))
-        return digest(self.loops[loop].shared, models)
+        return digest(self.loops[loop].models.shared, models)
 
     def close(self) -> None:
         """Save what was learned."""

@@ -11,15 +11,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
-import numpy as np
 
-from fedres.checks import Array
-from fedres.scoring.batch import CHUNK_BITS, Events, Shared
-from fedres.scoring.federated import FederatedModel
-from fedres.scoring.model import PersonalModel, SharedModel
+from fedres.scoring.model import SharedModel
 from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Decided, Join, Rules, Settled
-from service.learn.shared_models import expanded_example, new_model, read_model
+from service.learn.loop_models import LearnedEvent, LoopModels
+from service.learn.shared_models import new_model, read_model
 from service.learn.uploads import learn_residual, learn_update
 from service.log.records import (
     ACTIONS,
@@ -53,7 +50,7 @@ class LoopState:
     """
 
     def __init__(self, head: LoopHead, shared: SharedModel, personal: PersonalModels, join: Join | None = None) -> None:
-        self.head, self.shared, self.personal, self.join = head, shared, personal, join or Join()
+        self.head, self.models, self.join = head, LoopModels(head.id, shared, personal), join or Join()
         self.position = head.since
         self.time = 0  # of the last record
         self.mark = 0  # of the last record: tells it from others at its position
@@ -64,16 +61,6 @@ class LoopState:
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
         self._settled: list[tuple[Settled, int]] = []  # to be learned from, with the position that settled each
         self._rules: dict[int, Rules] = {}
-        self._new_shared()
-
-    def _new_shared(self) -> None:
-        """Take note that every weight may have changed."""
-        self.changed: Array = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
-
-    def replace_shared(self, shared: SharedModel) -> None:
-        """Go on with another shared model."""
-        self.shared = shared
-        self._new_shared()
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Move on by records that follow each other."""
@@ -131,65 +118,21 @@ class LoopState:
 
     def _learn_run(self, settled: Sequence[tuple[Settled, int]], settings: Settings) -> None:
         statistics = self.head.statistics
-        learned: list[tuple[Decided, float, int]] = []
+        learned: list[LearnedEvent] = []
         for (_, decided, reward, delay), position in settled:
             if delay is not None:
                 statistics.rewarded += 1
                 statistics.delay += delay
             if reward is None:
                 continue
-            learned.append((decided, reward, position))
+            learned.append(LearnedEvent(decided, reward, position))
             statistics.settled += 1
             statistics.reward += reward
             statistics.baseline_weight += decided.baseline_weight
             statistics.baseline_reward += decided.baseline_weight * reward
-        if not learned:
-            return
-        self.head.version = learned[-1][2]
-        self.shared.learning_rate = settings.learning_rate
-        if isinstance(self.shared, FederatedModel):
-            self._learn_one_by_one(learned, settings)
-        else:
-            self._learn_batch(learned, settings)
-
-    def _learn_batch(self, learned: Sequence[tuple[Decided, float, int]], settings: Settings) -> None:
-        users: dict[str, int] = {}
-        changed: list[int] = []
-        places = np.full(len(learned), -1, np.int64)
-        for k, (decided, _, position) in enumerate(learned):
-            if decided.user is not None and settings.personal:
-                place = users.setdefault(decided.user, len(users))
-                if place == len(changed):
-                    changed.append(position)
-                changed[place], places[k] = position, place
-        features = [decided.features for decided, _, _ in learned]
-        sizes = [len(each.hashes) // 4 for each in features]
-        events = Events(
-            np.frombuffer(b"".join([each.hashes for each in features]), np.uint32),
-            np.frombuffer(b"".join([each.values for each in features]), np.float32),
-            np.cumsum([0, *sizes], dtype=np.int64),
-            np.array([each.n_context for each in features], np.int64),
-            np.array([reward for _, reward, _ in learned], np.float32),
-            places,
-        )
-        shared = Shared(*self.shared.arrays, 32 - self.shared.bits, self.changed)
-        rate = float(settings.learning_rate)
-        self.personal.learn(self.head.id, [*users], np.array(changed, np.int64), events, shared, settings.crosses, rate)
-
-    def _learn_one_by_one(self, learned: Iterable[tuple[Decided, float, int]], settings: Settings) -> None:
-        """Learn where every step changes every weight."""
-        loop = self.head.id
-        for decided, reward, position in learned:
-            example, user = expanded_example(decided.features, settings.crosses), decided.user
-            if user is None or not settings.personal:
-                self.shared.learn(example, reward, 0.0)
-                continue
-            own, offset = self.personal.get(loop, user) or PersonalModel(), self.shared.score(example)
-            own.learning_rate = settings.learning_rate
-            self.shared.learn(example, reward, own.score(example))
-            own.learn(example, reward, offset, self.shared.reward_range)
-            self.personal.put(loop, user, position, own)
-        self._new_shared()
+        if learned:
+            self.head.version = learned[-1].position
+            self.models.learn(learned, settings)
 
     # settings and rules
 
@@ -236,24 +179,18 @@ class LoopState:
 
     def _take_model(self, entry: Entry) -> None:
         if entry.position >= self.learn_from:
-            self.shared = read_model(self.head.settings, entry.body)
+            self.models.replace_shared(read_model(self.head.settings, entry.body))
             self.head.version = entry.position
-            self._new_shared()
 
-    def _take_residual(self, entry: Entry) -> None:
+    def _take_upload(self, entry: Entry) -> None:
+        """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
-            self._uploaded(learn_residual(entry, self.head, self.shared), entry.position)
-
-    def _take_update(self, entry: Entry) -> None:
-        if entry.position >= self.learn_from and entry.user not in self._ignored:
-            self._uploaded(learn_update(entry, self.head, self.shared), entry.position)
-
-    def _uploaded(self, learned: bool, position: int) -> None:
-        """Count an upload; the version moves either way, so that its device sees that it is covered."""
-        self.head.version = position
-        self.head.statistics.uploads += learned
-        self.head.statistics.passed_over += not learned
-        self._new_shared()
+            learn = learn_residual if entry.kind == RESIDUAL else learn_update
+            learned = learn(entry, self.head, self.models.shared)
+            self.head.version = entry.position
+            self.head.statistics.uploads += learned
+            self.head.statistics.passed_over += not learned
+            self.models.touch_all()
 
     def _take_client(self, entry: Entry) -> None:
         if entry.position >= self.learn_from and entry.user is not None and entry.user not in self._ignored:
@@ -273,12 +210,10 @@ class LoopState:
 
     def forget_models(self, user: str) -> None:
         """Leave nothing of a user but what the shared model learned."""
-        head, number = self.head, self.head.clients.numbers.get(user)
-        self.personal.remove(head.id, [user])
+        head = self.head
+        self.models.forget(user, head.clients.numbers.get(user))
         head.clients, self.clients_changed = head.clients.without(user), True
         head.guard.forget(user)
-        if number is not None and isinstance(self.shared, FederatedModel):
-            self.shared.forget(number)
 
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
@@ -308,8 +243,8 @@ _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
     SETTINGS: LoopState._take_settings,
     ACTIONS: LoopState._take_actions,
     MODEL: LoopState._take_model,
-    RESIDUAL: LoopState._take_residual,
-    UPDATE: LoopState._take_update,
+    RESIDUAL: LoopState._take_upload,
+    UPDATE: LoopState._take_upload,
     JOIN: LoopState._take_client,
     ERASE: LoopState._take_erase,
     ERASED: LoopState._take_erased,

@@ -106,7 +106,7 @@ class Saver:
             if self._saved.get(name) != state.position:
                 pending.loops[name] = _saved_loop(state)
                 if self._versions.get(name) != state.head.version:
-                    pending.shared[name] = (state.head.version, state.shared.to_bytes())
+                    pending.shared[name] = (state.head.version, state.models.shared.to_bytes())
         for loop, user in pending.unsaved:
             data = self._personal.data(loop, user) if loop in names else None
             if data is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, as_outcome, framed, read_reply
-from service.log.protocol import NO_EPOCHS, Group, Outcome, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
@@ -58,6 +58,7 @@ class WriterClient(asyncio.Protocol):
         """Return the outcome of each group, in the future, in ``futures`` if they are given.
 
         Raise ``StoreUnavailable`` where nothing was sent; a future raises it where it is not known what was stored.
+        A future's result is ``Refused`` where its group cannot be stored.
         """
         loop = asyncio.get_running_loop()
         if self._closed:
@@ -91,17 +92,28 @@ class WriterClient(asyncio.Protocol):
         if not groups:
             return
         n_records = sum(map(len, groups))
+        if self._transport is None:
+            self._settle(futures, n_records, [_gone() for _ in futures])
+            return
+        request = Append(next(self._ids), groups)  # type: ignore[arg-type]
         try:
-            if self._transport is None:
-                raise _gone()
-            request = Append(next(self._ids), groups)  # type: ignore[arg-type]
             frame = framed(request)
-        except (StoreUnavailable, UnicodeEncodeError) as error:
-            failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable("failed", str(error))
-            self._settle(futures, n_records, [failure for _ in futures])
+        except UnicodeEncodeError as error:
+            self._send_separately(groups, futures, error)
             return
         self._waiting[request.id] = (futures, n_records)
         self._transport.write(frame)
+
+    def _send_separately(
+        self, groups: list[Group], futures: list[asyncio.Future[Outcome]], error: UnicodeEncodeError
+    ) -> None:
+        """Refuse the group that no frame can hold, and send the others."""
+        if len(groups) == 1:
+            self._settle(futures, len(groups[0]), [Refused(f"a record must be valid Unicode: {error}")])
+            return
+        for group, future in zip(groups, futures, strict=True):
+            self._groups, self._futures = [group], [future]
+            self._send()
 
     def _settle(
         self, futures: Sequence[asyncio.Future[Outcome]], n_records: int, outcomes: Sequence[Outcome | StoreUnavailable]
@@ -142,10 +154,11 @@ class WriterClient(asyncio.Protocol):
             self._connecting = asyncio.ensure_future(self.connect())
 
     async def close(self) -> None:
-        """Wait for what is on its way, and close."""
+        """Take no more, wait for what is on its way, and close."""
+        self._closed = True
+        self._send()
         while self._waiting and self._transport is not None:
             await asyncio.wait([future for futures, _ in self._waiting.values() for future in futures], timeout=1)
-        self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._transport is not None:

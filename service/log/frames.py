@@ -43,7 +43,7 @@ class Ping(msgspec.Struct, tag=2, array_like=True):
 
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
     id: int
-    outcomes: list[int | tuple[str, int]]  # a position, or why not and the position of the first (0: no duplicate)
+    outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
 
 
 class Failed(msgspec.Struct, tag=1, array_like=True):
@@ -72,7 +72,7 @@ def framed(message: Any) -> bytearray:
 
 def as_reply(outcome: Outcome) -> int | tuple[str, int]:
     if isinstance(outcome, Refused):
-        return str(outcome), outcome.position if isinstance(outcome, Duplicate) else 0
+        return str(outcome), outcome.position if isinstance(outcome, Duplicate) else -1
     return outcome
 
 
@@ -80,7 +80,7 @@ def as_outcome(reply: int | tuple[str, int]) -> Outcome:
     if isinstance(reply, int):
         return reply
     message, first = reply
-    return Duplicate(message, first) if first else Refused(message)
+    return Duplicate(message, first) if first >= 0 else Refused(message)
 
 
 class Frames:

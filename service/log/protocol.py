@@ -28,7 +28,10 @@ class Refused(ValueError):  # noqa: N818
 
 
 class Duplicate(Refused):
-    """The loop already has a record of this kind for the event; ``position`` is the record that came first."""
+    """The loop already has a record of this kind for the event.
+
+    ``position`` is the record that came first, 0 where that is in the same group.
+    """
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)

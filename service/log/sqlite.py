@@ -18,13 +18,27 @@ from typing import Any
 
 from fedres.checks import whole
 from service.log.protocol import NO_EPOCHS, Duplicate, Group, Head, Outcome, Refused, StoreUnavailable
-from service.log.records import ACTIVATE, BASE, ERASED, RANK, REWARD, DamagedRecord, Entry, Record, check, checksum
+from service.log.records import (
+    ACTIVATE,
+    BASE,
+    ERASED,
+    ONCE,
+    RANK,
+    RARE,
+    REWARD,
+    DamagedRecord,
+    Entry,
+    Record,
+    check,
+    checksum,
+)
 from service.log.sqlite_schema import Connect, Connection, close, opened, quick_check
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 MORE_ROWS = ", (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 ROWS_PER_STATEMENT = 100
+NO_RECORDS = Head(0, 0, 0)
 NAMES = "loop, position, time, kind, event, user, checksum, example"
 BODIES = "CAST(body AS BLOB)"
 OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
@@ -35,9 +49,12 @@ ERASE = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
     UNION SELECT about.rowid FROM log AS rank JOIN log AS about ON about.loop = rank.loop AND about.event = rank.event
     WHERE rank.loop = ?1 AND rank.user = ?2 AND rank.kind = '{RANK}' AND about.kind IN ('{REWARD}', '{ACTIVATE}'))"""
-REPLACED_BASES = f"""DELETE FROM log WHERE loop = ?1 AND kind = '{BASE}' AND position < (
-    SELECT max(newer.position) FROM log AS newer
-    WHERE newer.loop = log.loop AND newer.kind = '{BASE}' AND newer.user IS log.user)"""
+IS_RARE = f"kind IN {RARE}"  # SQLite uses the index log_by_kind only where a query says so in the index's own words
+REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
+    SELECT base FROM (
+        SELECT rowid AS base, position, max(position) OVER (PARTITION BY user) AS newest
+        FROM log INDEXED BY log_by_kind WHERE loop = ?1 AND kind = '{BASE}' AND {IS_RARE})
+    WHERE position < newest)"""
 CODES = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
@@ -75,7 +92,7 @@ class SqliteLog:
         """Return the position of each group's first record once all are durable, or why that group was refused."""
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {str(record.loop) for group in groups for record in group})
             outcomes = batch.insert(groups)
             batch.update_heads()
             db.execute("COMMIT")
@@ -90,30 +107,31 @@ class SqliteLog:
         whole("limit", limit)
         return self._select(
             BODIES if bodies else OTHER_BODIES,
-            "loop = ? AND position > ? ORDER BY position LIMIT ?",
+            "WHERE loop = ? AND position > ? ORDER BY position LIMIT ?",
             loop,
             after,
             limit,
         )
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        where = "loop = ? AND event IN (SELECT value FROM json_each(?)) ORDER BY position"
-        return self._select(BODIES, where, loop, json.dumps(list(events)))
+        where = "loop = ? AND event IN (SELECT value FROM json_each(?))"
+        rows = f"INDEXED BY log_by_event WHERE {where} ORDER BY position"
+        return self._select(BODIES, rows, loop, json.dumps(list(events)))
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
-        return self._select(BODIES, f"loop = ? AND kind = '{kind}' ORDER BY position", loop)
+        return self._select(BODIES, f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} ORDER BY position", loop)
 
     def bases(self, loop: str, before: int) -> Iterator[Entry]:
         after = 0
-        where = f"loop = ? AND kind = '{BASE}' AND position > ? AND position < ? ORDER BY position LIMIT 500"
-        while entries := self._select(BODIES, where, loop, after, before):
+        where = f"WHERE loop = ? AND kind = '{BASE}' AND {IS_RARE} AND position > ? AND position < ?"
+        while entries := self._select(BODIES, f"{where} ORDER BY position LIMIT 500", loop, after, before):
             yield from entries
             after = entries[-1].position
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {loop})
             db.execute(ERASE, (loop, user))
             [(n_erased,)] = db.execute("SELECT changes()")
             db.execute(REPLACED_BASES, (loop,))
@@ -128,7 +146,7 @@ class SqliteLog:
     def drop(self, loop: str, position: int) -> None:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock)
+            batch = _Batch(db, self.clock, {loop})
             db.execute("DELETE FROM log WHERE loop = ? AND position = ?", (loop, position))
             [(n_dropped,)] = db.execute("SELECT changes()")
             batch.removed(loop, int(n_dropped))
@@ -155,15 +173,15 @@ class SqliteLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _select(self, body: str, where: str, *parameters: object) -> list[Entry]:
+    def _select(self, body: str, rows: str, *parameters: object) -> list[Entry]:
         with self._connection() as db:
             try:
-                rows = list(db.execute(f"SELECT {NAMES}, {body} FROM log WHERE {where}", parameters))
+                found = list(db.execute(f"SELECT {NAMES}, {body} FROM log {rows}", parameters))
             except sqlite3.OperationalError as error:
                 if "decode" in str(error):  # a text that is no UTF-8
-                    _raise_damaged(db, where, parameters)
+                    _raise_damaged(db, rows, parameters)
                 raise
-        return [entry_of(row, with_body=body is BODIES) for row in rows]
+        return [entry_of(row, with_body=body is BODIES) for row in found]
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -191,9 +209,9 @@ class SqliteLog:
 class _Batch:
     """One transaction: numbers records, and notes where each loop's log ends then."""
 
-    def __init__(self, db: Connection, clock: Callable[[], int]) -> None:
+    def __init__(self, db: Connection, clock: Callable[[], int], loops: set[str]) -> None:
         self._db = db
-        self._heads = _heads(db)
+        self._heads = _heads(db, loops)
         self._time = max([clock(), *(head.time for head in self._heads.values())])
         self._changed: set[str] = set()
 
@@ -211,6 +229,8 @@ class _Batch:
         return outcomes + self._insert_some(some) if some else outcomes
 
     def _insert_some(self, groups: Sequence[Group]) -> list[Outcome]:
+        if len(groups[0]) > ROWS_PER_STATEMENT:  # alone, and in several statements
+            return [self._insert_one(groups[0])]
         before = dict(self._heads)
         try:
             return self._insert_rows(groups)
@@ -224,11 +244,13 @@ class _Batch:
         values: list[Any] = []
         outcomes: list[Outcome] = []
         for group in groups:
-            outcomes.append(self._next(group[0].loop))
+            check_group(group)
+            outcomes.append(self._heads.get(group[0].loop, NO_RECORDS).last + 1)
             for record in group:
                 values += self._row(record)
-        db, n_rows = self._db, len(values) // 9
-        db.execute(_insertion(n_rows), tuple(values))
+        for start in range(0, len(values), 9 * ROWS_PER_STATEMENT):
+            some = values[start : start + 9 * ROWS_PER_STATEMENT]
+            self._db.execute(_insertion(len(some) // 9), tuple(some))
         return outcomes
 
     def _insert_one(self, group: Group) -> Outcome:
@@ -253,23 +275,24 @@ class _Batch:
         if _code(error) == sqlite3.SQLITE_TOOBIG:
             return Refused(f"body must be shorter than SQLite's limit, got {max(len(one.body) for one in group)} bytes")
         for record in group:
+            if record.kind not in ONCE:
+                continue
             for (first,) in list(self._db.execute(FIRST_OF, (record.loop, record.event, record.kind))):
                 return duplicate(record, int(first))
         return duplicate(group[-1], 0)  # of a record of the same group
 
-    def _next(self, loop: str) -> int:
-        return self._heads[loop].last + 1 if loop in self._heads else 1
-
-    def _row(self, record: Record) -> list[Any]:
+    def _row(self, record: Record) -> tuple[Any, ...]:
         loop, kind, event, user, example, body = checked(record)
-        position = self._next(loop)
-        removed = self._heads[loop].removed if loop in self._heads else 0
-        self._heads[loop] = Head(position, self._time, removed)
+        head, time = self._heads.get(loop, NO_RECORDS), self._time
+        position = head.last + 1
+        self._heads[loop] = Head(position, time, head.removed)
         self._changed.add(loop)
-        entry = Entry(loop, position, self._time, kind, event, user, example, body)
-        return [loop, position, self._time, kind, event, user, checksum(entry), example, readable(body)]
+        found = checksum(Entry(loop, position, time, kind, event, user, example, body))
+        return loop, position, time, kind, event, user, found, example, readable(body)
 
     def removed(self, loop: str, n: int) -> None:
+        if loop not in self._heads:
+            raise Refused(f"loop must be one that the log has, got {loop!r}")
         head = self._heads[loop]
         self._heads[loop] = head._replace(removed=head.removed + n)
         self._changed.add(loop)
@@ -279,8 +302,13 @@ class _Batch:
             self._db.execute(SET_HEAD, (loop, *self._heads[loop]))
 
 
-def _heads(db: Connection) -> dict[str, Head]:
-    rows = db.execute("SELECT loop, last, time, removed FROM head")
+def _heads(db: Connection, loops: set[str] | None = None) -> dict[str, Head]:
+    """Return where the logs of these loops end, or of all."""
+    if loops is None:
+        rows = db.execute("SELECT loop, last, time, removed FROM head")
+    else:
+        known = f"SELECT loop, last, time, removed FROM head WHERE loop IN ({', '.join('?' * len(loops))})"
+        rows = db.execute(known, tuple(loops))
     return {loop: Head(last, time, removed) for loop, last, time, removed in rows}
 
 
@@ -289,8 +317,28 @@ def _insertion(n_rows: int) -> str:
     return INSERT + MORE_ROWS * (n_rows - 1)
 
 
+def check_group(group: Group) -> None:
+    """Refuse a group that is empty or not of one loop."""
+    if not group:
+        raise Refused("a group must have at least one record, got none")
+    if len(group) > 1 and len(loops := {record.loop for record in group}) > 1:
+        raise Refused(f"the records of a group must be of one loop, got {len(loops)} loops")
+
+
 def checked(record: Record) -> Record:
     """Return the record, or refuse what is wrong with it: one caller's mistake must not fail the batch."""
+    loop, kind, event, user, example, body = record
+    if not (loop and kind and type(loop) is type(kind) is str and type(body) is bytes):
+        _refuse(record)
+    if not (type(event) in _TEXT and type(user) in _TEXT and type(example) in _BYTES):
+        _refuse(record)
+    return record
+
+
+_TEXT, _BYTES = {str, type(None)}, {bytes, type(None)}
+
+
+def _refuse(record: Record) -> None:
     for name, value in (("loop", record.loop), ("kind", record.kind)):
         if not isinstance(value, str) or not value:
             raise Refused(f"{name} must be a string that is not empty, got {value!r}")
@@ -299,7 +347,7 @@ def checked(record: Record) -> Record:
             raise Refused(f"{name} must be a string or None, got {given!r}")
     if not isinstance(record.body, bytes):
         raise Refused(f"body must be bytes, got {type(record.body).__name__}")
-    return record
+    raise Refused(f"example must be bytes or None, got {type(record.example).__name__}")
 
 
 def duplicate(record: Record, first: int) -> Duplicate:
@@ -324,10 +372,10 @@ def entry_of(row: tuple[Any, ...], *, with_body: bool) -> Entry:
     return entry
 
 
-def _raise_damaged(db: Connection, where: str, parameters: tuple[object, ...]) -> None:
+def _raise_damaged(db: Connection, rows: str, parameters: tuple[object, ...]) -> None:
     """Raise ``DamagedRecord`` for the first row whose texts cannot be read."""
     texts = "CAST(loop AS BLOB), position, CAST(kind AS BLOB), CAST(event AS BLOB), CAST(user AS BLOB)"
-    for loop, position, *others in db.execute(f"SELECT {texts} FROM log WHERE {where}", parameters):
+    for loop, position, *others in db.execute(f"SELECT {texts} FROM log {rows}", parameters):
         try:
             for text in (loop, *others):
                 text and text.decode()

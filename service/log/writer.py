@@ -97,7 +97,7 @@ class Writer:
             if not data:
                 self._drop(client)
             return [(client, read_request(frame)) for frame in frames]
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # not what our clients send
             self._drop(client)
             return []
 
@@ -111,7 +111,7 @@ class Writer:
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
             return
-        self._committed(len(groups))
+        self._committed(sum(map(len, groups)))
         first = 0
         for client, request in appends:
             last = first + len(request.groups)

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import struct
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -38,30 +39,33 @@ STEP_BYTES = 1 << 22  # of reserved room
 
 NOT_FOUND, TORN = -1, -2
 
+_TWO = struct.Struct("<QQ")
+
 Key = tuple[int, int]
 
 
-@intrinsic
-def fence(_: Any) -> Any:
+def _fence(_: Any) -> Any:
     """Order memory accesses before and after."""
 
-    def code(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+    def code(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("seq_cst")
-        return _context.get_dummy_value()
+        return context.get_dummy_value()
 
     return types.void(), code
 
 
-def key_of(*parts: str | int) -> Key:
+fence: Any = intrinsic(_fence)
+
+
+def key_of(name: str) -> Key:
     """Return the key of a block by its name: 125 bits of a hash, as two numbers that fit int64."""
-    named = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(named, digest_size=16).digest()
-    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    first, second = _TWO.unpack(digest)
     return first >> 1 | 1, second >> 1  # the first is never 0
 
 
 @kernel
-def find_block(words: Array, first: int, second: int) -> int:
+def find_block(words: Array, first: int, second: int) -> Any:
     """Return the offset of a key's block, ``NOT_FOUND`` where there is none."""
     key0, key1 = np.uint64(first), np.uint64(second)
     index = np.int64(words[INDEX_AT])
@@ -81,7 +85,7 @@ def find_block(words: Array, first: int, second: int) -> int:
 
 
 @kernel
-def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> int:
+def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -> Any:
     """Copy a block's data to ``out``; return its length in bytes, which may be more than fits, or what went wrong."""
     key0, key1 = np.uint64(first), np.uint64(second)
     for _ in range(RETRIES):
@@ -91,7 +95,7 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
             continue
         same = words[offset + 1] == key0 and words[offset + 2] == key1
         length = np.int64(words[offset + 4])
-        n_words = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
+        n_words: Any = min((length + 7) // 8, out.size, np.int64(words[offset + 3]))
         for k in range(n_words):
             out[k] = words[offset + HEAD + k]
         fence()
@@ -166,6 +170,10 @@ def capacity_for(n_words: int) -> int:
     return size
 
 
+class TornRead(Exception):  # noqa: N818
+    """A block is half written, and stays so: its writer was stopped."""
+
+
 class MemoryReader:
     """A published file, as a ranker sees it."""
 
@@ -186,11 +194,13 @@ class MemoryReader:
         return int(self.words[PUBLISHED_AT])
 
     def read(self, key: Key) -> bytes | None:
-        """Return a block's data, None where there is no such block or it is not to be had undamaged."""
+        """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
         offset = find_block(self.words, *key)
         while offset >= 0:
             out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
             length = copy_block(self.words, offset, *key, out)
+            if length == TORN:
+                raise TornRead(f"a block of {self.path.name} is half written")
             if length < 0:
                 return None
             if length <= 8 * out.size:
@@ -235,19 +245,24 @@ class MemoryWriter:
     def write(self, key: Key, data: bytes) -> None:
         """Put data into the key's block, a larger one if need be."""
         padded = np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
-        write_block(self.words, self.block(key, padded.size), *key, padded, len(data))
+        offset = self.room_for(key, padded.size)
+        write_block(self.words, offset, *key, padded, len(data))
+        self.show(key, offset)
 
-    def block(self, key: Key, n_words: int) -> int:
-        """Return the offset of the key's block with room for ``n_words``; what it held before may be gone."""
+    def room_for(self, key: Key, n_words: int) -> int:
+        """Return the offset of the key's block, or of a new one where that is too small: to be filled, then shown."""
         offset = self.find(key)
         if offset >= 0 and int(self.words[offset + 3]) >= n_words:
             return offset
-        made = self.allocate(n_words)
-        write_block(self.words, made, *key, self.words[:0], 0)
-        if offset >= 0:
-            self._release(offset)
-        self._put(key, made)
-        return made
+        return self.allocate(n_words)
+
+    def show(self, key: Key, offset: int) -> None:
+        """Let readers find a block that was filled, in place of the one before."""
+        before = self.find(key)
+        if before != offset:
+            self._put(key, offset)
+            if before >= 0:
+                self._release(before)
 
     def free(self, key: Key) -> None:
         """Remove a key's block, and what it held."""

@@ -21,6 +21,7 @@ from service.models.memory import (
     Key,
     MemoryReader,
     MemoryWriter,
+    TornRead,
     begin_change,
     end_change,
     find_block,
@@ -32,7 +33,7 @@ DATA = HEAD + 2  # words of a block before the table
 
 def personal_key(loop: str, user: str) -> Key:
     """Return the key of a user's block; ``loop`` is the loop's ``id``."""
-    return key_of("personal", loop, user)
+    return key_of(f"personal\0{loop}\0{user}")
 
 
 @kernel
@@ -120,9 +121,12 @@ class PersonalModels:
         _load_all(memory.words, offsets, n_slots, workspace)
         learn_batch(events, shared, workspace, crosses, rate)
         slots = _compact(workspace.counts)
-        for u in np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist():
-            offsets[u] = memory.block((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
+        grown = np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist()
+        for u in grown:
+            offsets[u] = memory.room_for((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
         _store_all(memory.words, offsets, keys, workspace, slots, changed)
+        for u in grown:
+            memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
         self.unsaved.update((loop, user) for user in users)
 
     def get(self, loop: str, user: str) -> PersonalModel | None:
@@ -158,8 +162,8 @@ class PersonalModels:
 def read_model(data: Array) -> tuple[int, PersonalModel]:
     """Return the position of the last event learned from, and the model, from a block's data."""
     head, changed = int(data[0]), int(data[1])
-    arrays = views(data, 2, head & 0xFFFFFFFF)
-    return changed, PersonalModel.of_arrays(*arrays, head >> 32)
+    table, weights, squares = views(data, 2, head & 0xFFFFFFFF)
+    return changed, PersonalModel.of_arrays(table, weights, squares, head >> 32)
 
 
 def written_model(changed: int, model: PersonalModel) -> bytes:
@@ -172,6 +176,9 @@ def written_model(changed: int, model: PersonalModel) -> bytes:
 
 
 def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
-    """Return a user's model as published."""
-    data = memory.read(personal_key(loop, user))
+    """Return a user's model as published, None where there is none or it is half written."""
+    try:
+        data = memory.read(personal_key(loop, user))
+    except TornRead:
+        return None
     return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]

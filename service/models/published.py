@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from service.models.memory import (
     Key,
     MemoryReader,
     MemoryWriter,
+    TornRead,
     begin_change,
     end_change,
     fence,
@@ -84,16 +84,17 @@ _unpack_names = msgspec.msgpack.Decoder(list[str]).decode
 
 
 def weights_key(loop: str) -> Key:
-    return key_of("weights", loop)
+    return key_of(f"weights\0{loop}")
 
 
 # The data of a block of weights: how many there are, a word for each chunk that says when it changed, the weights.
 
 
 @kernel
-def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, publication: int) -> None:
+def _publish_weights(words: Array, offset: int, key: Key, weights: Array, changed: Array, publication: int) -> None:
     """Copy the chunks that changed."""
     begin_change(words, offset)
+    words[offset + 1], words[offset + 2] = np.uint64(key[0]), np.uint64(key[1])
     data = offset + HEAD
     words[data] = np.uint64(weights.size)
     into, first = words.view(np.float32), 2 * (data + 1 + changed.size)
@@ -107,14 +108,14 @@ def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, 
 
 
 @kernel
-def _copy_weights(words: Array, offset: int, weights: Array, seen: Array) -> int:
+def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Array) -> int:
     """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
     data = offset + HEAD
     source, first = words.view(np.float32), 2 * (data + 1 + seen.size)
     for _ in range(RETRIES):
         before = words[offset]
         fence()
-        if before & np.uint64(1):
+        if before & np.uint64(1) or words[offset + 1] != np.uint64(key[0]) or words[offset + 2] != np.uint64(key[1]):
             continue
         for chunk in range(seen.size):
             at = words[data + 1 + chunk]
@@ -145,22 +146,28 @@ class Publisher:
             key, n_words = weights_key(view.id), 1 + changed.size + (weights.size + 1) // 2
             if self.memory.find(key) < 0:
                 changed[:] = 1
-            offset = self.memory.block(key, n_words)
-            _publish_weights(self.memory.words, offset, weights, changed, self._publications)
-        self.memory.write(key_of("view", view.name), _pack(view))
+            offset = self.memory.room_for(key, n_words)
+            _publish_weights(self.memory.words, offset, key, weights, changed, self._publications)
+            self.memory.show(key, offset)
+        self.memory.write(key_of(f"view\0{view.name}"), _pack(view))
 
     def publish_catalogue(self, view: LoopView, catalogue: Mapping[str, CatalogueAction]) -> None:
-        self.memory.write(key_of("catalogue", view.id), _pack(catalogue))
+        self.memory.write(key_of(f"catalogue\0{view.id}"), _pack(catalogue))
 
     def publish_clients(self, view: LoopView, clients: Clients) -> None:
-        self.memory.write(key_of("clients", view.id), _pack(clients))
+        self.memory.write(key_of(f"clients\0{view.id}"), _pack(clients))
 
     def publish_names(self, names: list[str]) -> None:
         self.memory.write(LOOPS, _pack(names))
 
     def drop(self, name: str, loop: str) -> None:
         """Take a loop away, which has this ``id``."""
-        for key in (key_of("view", name), weights_key(loop), key_of("catalogue", loop), key_of("clients", loop)):
+        for key in (
+            key_of(f"view\0{name}"),
+            weights_key(loop),
+            key_of(f"catalogue\0{loop}"),
+            key_of(f"clients\0{loop}"),
+        ):
             self.memory.free(key)
 
     def publish_learner(self, view: LearnerView) -> None:
@@ -192,6 +199,10 @@ def make_current(folder: Path) -> None:
         file.write(bytes(8))
 
 
+class NotPublished(Exception):  # noqa: N818
+    """There are no models yet, or not whole ones: the learner was stopped while it wrote them."""
+
+
 class Loop:
     """A loop as a ranker has it: its view, and copies of its weights and its catalogue."""
 
@@ -217,6 +228,7 @@ class Models:
         self._generation = 0
         self._published = -1
         self._loops: dict[str, Loop] = {}
+        self._names: list[str] = []
         self._fresh: set[str] = set()  # loops that were looked at since the last publication
         self.memory: MemoryReader | None = None
 
@@ -239,65 +251,68 @@ class Models:
     def names(self) -> list[str]:
         """Return the names of all loops."""
         memory = self._look()
-        data = None if memory is None else memory.read(LOOPS)
-        return [] if data is None else sorted(_unpack_names(data))
+        with contextlib.suppress(TornRead):
+            data = None if memory is None else memory.read(LOOPS)
+            self._names = [] if data is None else sorted(_unpack_names(data))
+        return self._names
 
     def loop(self, name: str) -> Loop | None:
         """Return a loop as it is published, None where there is none."""
         memory = self._look()
         if memory is None:
-            return None
+            raise NotPublished("no models are published yet")
         loop = self._loops.get(name)
         if name in self._fresh:
             return loop
-        data = memory.read(key_of("view", name))
-        if data is None:
-            self._loops.pop(name, None)
-            return None
-        view = _unpack_view(data)
-        if loop is None or loop.view.since != view.since:
-            loop = Loop(view)
-        if self._refresh(memory, loop, view):
-            self._loops[name] = loop
-            self._fresh.add(name)
-        return self._loops.get(name)
+        try:
+            data = memory.read(key_of(f"view\0{name}"))
+            if data is None:
+                self._loops.pop(name, None)
+                return None
+            view = _unpack_view(data)
+            if loop is None or loop.view.since != view.since:
+                loop = Loop(view)
+            self._refresh(memory, loop, view)
+        except TornRead as torn:  # what was read before is good enough until the learner is back
+            if name not in self._loops:
+                raise NotPublished(str(torn)) from None
+            return self._loops[name]
+        self._loops[name] = loop
+        self._fresh.add(name)
+        return loop
 
-    def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
-        """Copy what is new; return False where that is not to be had whole."""
+    def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
+        """Copy what is new."""
         if view.catalogue_version != loop.catalogue_version:
-            data = memory.read(key_of("catalogue", view.id))
-            if data is None:
-                return False
-            loop.catalogue, loop.catalogue_version, loop.prepared = _unpack_catalogue(data), view.catalogue_version, {}
+            catalogue = _unpack_catalogue(_found(memory, f"catalogue\0{view.id}"))
+            loop.catalogue, loop.catalogue_version, loop.prepared = catalogue, view.catalogue_version, {}
         if view.clients_version != loop.clients_version:
-            data = memory.read(key_of("clients", view.id))
-            if data is None:
-                return False
-            loop.clients, loop.clients_version = _unpack_clients(data), view.clients_version
-        is_new = view.version != loop.view.version or not loop.weights.size
-        if is_new and not self._refresh_weights(memory, loop, view):
-            return False
+            loop.clients = _unpack_clients(_found(memory, f"clients\0{view.id}"))
+            loop.clients_version = view.clients_version
+        if view.version != loop.view.version or not loop.weights.size:
+            self._refresh_weights(memory, loop, view)
         loop.view = view
-        return True
 
-    def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
-        offset = find_block(memory.words, *weights_key(view.id))
+    def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
+        key = weights_key(view.id)
+        offset = find_block(memory.words, *key)
         if offset < 0:
-            return False
+            raise TornRead(f"the weights of loop {view.name!r} are not published yet")
         size = int(memory.words[offset + HEAD])
         if loop.spare.size != size:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
-        if _copy_weights(memory.words, offset, loop.spare, loop.spare_seen) != 0:
-            return False
+        if _copy_weights(memory.words, offset, key, loop.spare, loop.spare_seen) != 0:
+            raise TornRead(f"the weights of loop {view.name!r} are half written")
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
-        return True
 
     def learner(self) -> LearnerView | None:
         memory = self._look()
-        data = None if memory is None else memory.read(LEARNER)
-        return None if data is None else _unpack_learner(data)
+        with contextlib.suppress(TornRead):
+            data = None if memory is None else memory.read(LEARNER)
+            return None if data is None else _unpack_learner(data)
+        return None
 
     def staleness(self) -> float:
         """Return the seconds since the learner was last heard of."""
@@ -307,18 +322,15 @@ class Models:
         return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
 
 
+def _found(memory: MemoryReader, name: str) -> bytes:
+    data = memory.read(key_of(name))
+    if data is None:
+        raise TornRead(f"{name!r} is not published yet")
+    return data
+
+
 def new_generation(folder: Path) -> int:
     """Return a number for the next published file."""
     taken = [int(path.name.partition("-")[2]) for path in folder.glob("models-*")]
     current = int.from_bytes((folder / CURRENT).read_bytes(), "little") if (folder / CURRENT).exists() else 0
     return max([current, *taken]) + 1
-
-
-def run_folder_for(store: Path) -> Path:
-    """Return a place for shared memory: the system's own if there is room, else beside the store."""
-    shm = Path("/dev/shm")
-    with contextlib.suppress(OSError):
-        room = os.statvfs(shm)
-        if os.access(shm, os.W_OK) and room.f_bavail * room.f_frsize > 1 << 30:
-            return shm
-    return store.parent

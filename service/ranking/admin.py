@@ -58,7 +58,7 @@ class Admin:
         self._machine.check_follows(name)
         body = encode(read_settings(settings or {}))
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
-        if self._machine.models.loop(name) is not None:
+        if name in self.loops():
             raise exists
         deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
@@ -75,8 +75,10 @@ class Admin:
         await self._machine.append(Record(name, DELETED))
 
         def gone() -> bool:
-            loop = self._machine.models.loop(name)
-            return loop is None or loop.view.since != since
+            try:
+                return self._machine.loop(name).view.since != since
+            except ApiError as error:
+                return error.status == 404
 
         await self._machine.until(gone)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +11,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.exploration import epsilon_greedy, pick, squarecb
 from fedres.local_learners.adagrad import kernel
-from fedres.scoring.batch import MAX_SLOTS
 from fedres.scoring.features import Hashed, Prepared
-from fedres.scoring.model import shift_of
+from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
 from service.models.memory import Key, copy_block, find_block
 from service.models.personal import views, words_for
@@ -43,7 +43,7 @@ class Question(NamedTuple):
     """What is asked of the models for one request."""
 
     rows: Sequence[Hashed]  # the context's features, then those of each action
-    allowed: Sequence[bool]  # which actions are not excluded; empty where all are allowed
+    allowed: Sequence[bool]  # which actions are not excluded; nothing where all are allowed
     draw: float  # the event's uniform number
     key: Key  # of the user's model
 
@@ -62,20 +62,23 @@ def choose(
     """Return a choice for each question; ``memory`` is where users' models are."""
     rows = [row for question in questions for row in question.rows]
     n_actions = [len(question.rows) - 1 for question in questions]
-    allowed = [one for question, n in zip(questions, n_actions, strict=True) for one in question.allowed or [True] * n]
     n = sum(n_actions)
+    allowed = _all_allowed(n)
+    if any(question.allowed for question in questions):
+        each = zip(questions, n_actions, strict=True)
+        allowed = np.array([one for question, size in each for one in question.allowed or [True] * size], np.bool_)
     actions, numbers = np.empty(len(questions), np.int64), np.empty((2, n))
     _choose_all(
         np.array(n_actions, np.int64),
-        np.array([len(row.hashes) // 4 for row in rows], np.int64),
+        np.array([row.size for row in rows], np.int64),
         np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32),
         np.frombuffer(b"".join([row.values for row in rows]), np.float32),
         weights,
         shift_of(weights),
         crosses,
         memory,
-        np.array([question.key for question in questions], np.int64),
-        np.array(allowed, np.bool_),
+        np.array([word for question in questions for word in question.key], np.int64).reshape(-1, 2),
+        allowed,
         policy,
         np.array([question.draw for question in questions]),
         actions,
@@ -88,6 +91,11 @@ def choose(
         found.append(Choice(action, probabilities[first:last], scores[first:last]))
         first = last
     return found
+
+
+@lru_cache(maxsize=10_000)
+def _all_allowed(n: int) -> Array:
+    return np.ones(n, np.bool_)
 
 
 @kernel
@@ -131,7 +139,7 @@ def _choose_all(
 
 
 @kernel
-def _read_own(memory: Array, key0: int, key1: int, own: Array) -> int:
+def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
     """Copy a user's model; return how many slots it has, 0 where there is none or it is being written for too long."""
     if key0 == 0:
         return 0

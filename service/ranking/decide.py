@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from fedres.event_ids import draws, new_event_ids
 from fedres.scoring.explaining import explain
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
+from service.learn.heads import CatalogueAction
 from service.log.records import (
     RANK,
     CatalogueReference,
@@ -29,9 +29,8 @@ from service.models.personal import personal_key, read_personal
 from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
 from service.ranking.requests import Action, Explained, Ranked, RankRequest, RankResult, Strongest, check_request
-from service.settings import Settings
 
-MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one explained request
+MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 
 
 class Prepared(NamedTuple):
@@ -40,7 +39,6 @@ class Prepared(NamedTuple):
     request: RankRequest
     event_id: str
     rows: list[Hashed]  # the context, then each action
-    features: list[bytes]  # of each action, as JSON
 
 
 class Decision(NamedTuple):
@@ -79,7 +77,7 @@ class Decision(NamedTuple):
     def _example(self) -> bytes:
         request, rows, action = self.prepared.request, self.prepared.rows, self.action
         context, taken = rows[0], rows[1 + action]
-        features = Example(context.hashes + taken.hashes, context.values + taken.values, len(context.hashes) // 4)
+        features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size)
         baseline = _allowed(request).index(True) if request.exclude else 0
         weight = 1 / self.probabilities[action] if action == baseline else 0.0
         agreed = None if self.policy_action is None else self.policy_action == action
@@ -90,21 +88,22 @@ def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer)
     """Hash all features that come with requests by one call; those of the catalogue are hashed once."""
     found: list[Prepared | ApiError] = []
     named: list[Named] = []
+    known = loop.prepared
     for request, event_id in zip(requests, new_event_ids(len(requests)), strict=True):
         try:
             check_request(request)
-            features = features_of(request.actions, loop.catalogue)
+            rows = [None, *[None if action.features else known.get(action.id) for action in request.actions]]
+            new = [
+                Named(f"actions[{k}]", action.id, features_of(action, loop.catalogue))
+                for k, action in enumerate(request.actions)
+                if rows[k + 1] is None
+            ]
         except ApiError as error:
             found.append(error)
             continue
-        rows: list[Hashed | None] = [None]
         named.append(Named("context", None, _context(request)))
-        for k, action in enumerate(request.actions):
-            row = None if action.features else loop.prepared.get(action.id)
-            if row is None:
-                named.append(Named(f"actions[{k}]", action.id, features[k]))
-            rows.append(row)
-        found.append(Prepared(request, request.event_id or event_id, rows, features))  # type: ignore[arg-type]
+        named += new
+        found.append(Prepared(request, request.event_id or event_id, rows))  # type: ignore[arg-type]
     hashed = iter(preparer.hash_all(named))
     return [one if isinstance(one, ApiError) else _fill(one, hashed, loop) for one in found]
 
@@ -162,7 +161,8 @@ def decide(
 def _checked(prepared: Prepared | ApiError, preparer: Preparer) -> Prepared | ApiError:
     if isinstance(prepared, Prepared):
         try:
-            check_crosses(len(prepared.rows[0]), sum(map(len, prepared.rows[1:])), preparer.limits)
+            n_context = prepared.rows[0].size
+            check_crosses(n_context, sum([row.size for row in prepared.rows]) - n_context, preparer.limits)
         except FeatureError as error:
             return invalid_features(error)
     return prepared
@@ -186,18 +186,14 @@ def _allowed(request: RankRequest) -> list[bool]:
     return [action.id not in excluded for action in request.actions]
 
 
-def features_of(actions: Sequence[Action], catalogue: Mapping[str, object]) -> list[bytes]:
-    """Return the features of actions as JSON, those that came without as the catalogue has them."""
-    found = []
-    for action in actions:
-        features = bytes(action.features)
-        if not features:
-            known = catalogue.get(action.id)
-            if known is None:
-                raise invalid(f"actions must have features or be registered, got {action.id!r} with neither", "actions")
-            features = known.features  # type: ignore[attr-defined]
-        found.append(features)
-    return found
+def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> bytes:
+    """Return the features of an action as JSON, as the catalogue has them where it came without."""
+    if action.features:
+        return bytes(action.features)
+    known = catalogue.get(action.id)
+    if known is None:
+        raise invalid(f"actions must have features or be registered, got {action.id!r} with neither", "actions")
+    return known.features
 
 
 def invalid_features(error: FeatureError) -> ApiError:
@@ -241,31 +237,20 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
     return answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
 
 
-def explanations(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:
-    """Return why each action scores as it does."""
+def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
+    """Return why each action scores as it does; refuse where that takes a look at more than ``most`` pairs."""
     request, rows = prepared.request, prepared.rows
     crosses = loop.view.settings.crosses
-    n_pairs = sum((len(rows[0]) + 1) * (len(row) + 1) for row in rows[1:]) if crosses else 0
-    if n_pairs > MOST_EXPLAINED:
-        message = f"explain must look at no more than {MOST_EXPLAINED} pairs of features, got {n_pairs}"
+    n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
+    if n_pairs > most:
+        message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
         raise ApiError(422, "too_much_to_explain", message, "explain")
     personal = None
     if request.user is not None and loop.view.settings.personal and models.memory is not None:
         personal = read_personal(models.memory, loop.view.id, request.user)
     found = []
-    for action, features in zip(request.actions, prepared.features, strict=True):
+    for action in request.actions:
+        features = features_of(action, loop.catalogue)
         why = explain(_context(request), (action.id, features), loop.weights, personal, crosses=crosses)
         found.append(Explained(action.id, why.shared, why.personal, [Strongest(*pair) for pair in why.strongest]))
     return found
-
-
-def warm_up() -> None:
-    """Compile what a decision needs, so that no request waits for it."""
-    memory = np.zeros(8, np.uint64)
-    memory.flags.writeable = False
-    rows = [Hashed(b"", b"")] * 2
-    for words in (memory, NO_MEMORY):
-        choose(
-            [Question(rows, [], 0.5, NO_KEY)], np.zeros(3, np.float32), words, policy_of(Settings(), 0), crosses=True
-        )
-    Preparer().prepare(b'{"a": 1}', [("a", b"{}")])

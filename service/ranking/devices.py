@@ -74,12 +74,14 @@ class Devices:
 
     async def federated_model(self, loop: str, since: int | None = None) -> Published:
         """Return the published weights, or what changed of them ``since`` a version."""
+        self._machine.loop(loop)
         changed = None
-        if since:
-            with contextlib.suppress(ApiError):  # without the learner all weights are sent
-                changed = await self._machine.ask("changed", loop, since)
+        with contextlib.suppress(ApiError):  # without the learner all weights are sent
+            changed = await self._machine.ask("changed", loop, since or 0)  # from the first call on it notes changes
         found = self._machine.loop(loop)
-        indices = None if changed is None else np.array(changed, np.int64)
+        indices = None
+        if since and changed is not None and since <= found.view.version <= changed[0]:
+            indices = np.array(changed[1], np.int64)
         body = model_bytes(found.view, found.weights, since, indices)
         return Published(found.view.version, body, model_tag(found.view.version, found.weights))
 
@@ -120,14 +122,19 @@ class Devices:
                 del waiting[loop, client]
 
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
-        """Return what is to be logged; other requests get their turn meanwhile."""
-        records, hold_until = [], time.perf_counter() + LONGEST_HOLD
-        for record in check(self._machine.loop(loop)):
-            records.append(record)
-            if time.perf_counter() > hold_until:
-                await asyncio.sleep(0)
-                hold_until = time.perf_counter() + LONGEST_HOLD
-        return records
+        """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
+        while True:
+            found = self._machine.loop(loop)
+            version, records, hold_until = found.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
+            for record in check(found):
+                records.append(record)
+                if time.perf_counter() > hold_until:
+                    await asyncio.sleep(0)
+                    if self._machine.loop(loop).view.settings_version != version:
+                        break
+                    hold_until = time.perf_counter() + LONGEST_HOLD
+            else:
+                return records
 
     async def _upload(self, records: Sequence[Record]) -> list[int]:
         """Return the positions of records, of a repeat that of the first, once all are stored."""

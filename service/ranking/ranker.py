@@ -16,8 +16,8 @@ from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
-from service.models.published import Loop, Models
-from service.ranking.decide import Decision, decide, explanations, repeated
+from service.models.published import Loop, Models, NotPublished
+from service.ranking.decide import MOST_EXPLAINED, Decision, decide, explanations, repeated
 from service.ranking.exporting import Exporter
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
@@ -69,10 +69,11 @@ class Machine:
         """Return a loop as it is published."""
         if self.closed:
             raise ApiError(503, "store_closed", "the service is shutting down")
-        loop = self.models.loop(name)
+        try:
+            loop = self.models.loop(name)
+        except NotPublished as error:
+            raise ApiError(503, "starting", f"{error}; ask again") from None
         if loop is None:
-            if not self.models.ready:
-                raise ApiError(503, "starting", "no models are published yet; ask again")
             self.check_follows(name)
             raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
         return loop
@@ -126,8 +127,10 @@ class Machine:
         return position
 
     def _position(self, name: str) -> int:
-        loop = self.models.loop(name)
-        return 0 if loop is None else loop.view.position
+        try:
+            return self.loop(name).view.position
+        except ApiError:  # not there, or not whole
+            return 0
 
     async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
         """Return what the learner says."""
@@ -172,7 +175,9 @@ class Ranker:
         """Return the same for each of many requests, or why that one was refused; one commit for all."""
         asked = [_Asked(loop, request) for request in requests]
         self._decide(asked)
-        return await asyncio.gather(*[self._answered_or_refused(one) for one in asked])
+        n_explained = sum(request.explain for request in requests)
+        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
+        return await asyncio.gather(*[self._answered_or_refused(one, most) for one in asked])
 
     async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
         """Return an action for each slot of a page, none of them twice; all are stored together or none is."""
@@ -237,7 +242,7 @@ class Ranker:
                     if not one.future.done():
                         one.future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
 
-    async def _answered(self, asked: _Asked) -> RankResult:
+    async def _answered(self, asked: _Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
         try:
             outcome = await asked.future
         except StoreUnavailable as error:
@@ -250,12 +255,14 @@ class Ranker:
             raise invalid(str(outcome))
         result = decision.result()
         if asked.request.explain:
-            result.explanations = explanations(decision.prepared, machine.loop(asked.loop), machine.models)
+            result.explanations = explanations(
+                decision.prepared, machine.loop(asked.loop), machine.models, most_explained
+            )
         return result
 
-    async def _answered_or_refused(self, asked: _Asked) -> RankResult | ApiError:
+    async def _answered_or_refused(self, asked: _Asked, most_explained: int) -> RankResult | ApiError:
         try:
-            return await self._answered(asked)
+            return await self._answered(asked, most_explained)
         except ApiError as error:
             return error
 

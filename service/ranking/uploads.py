@@ -173,7 +173,7 @@ def _check_prediction(name: str, value: float | None) -> None:
 
 def _looked_up(loop: Loop, action: Action, at: str) -> bytes:
     try:
-        [features] = features_of([action], loop.catalogue)
+        features = features_of(action, loop.catalogue)
     except ApiError as error:
         raise invalid(f"{at}.action: {error}", f"{at}.action.features") from None
     return features
@@ -188,18 +188,18 @@ def _hashed(preparer: Preparer, context: bytes, action: tuple[str, bytes], at: s
     shared, own = rows
     if crosses:
         try:
-            check_crosses(len(shared), len(own), preparer.limits)
+            check_crosses(shared.size, own.size, preparer.limits)
         except FeatureError as error:
             raise ApiError(422, "invalid_features", f"{at}: {error}", at) from None
-    return Example(shared.hashes + own.hashes, shared.values + own.values, len(shared))
+    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size)
 
 
 def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], preparer: Preparer) -> list[float]:
     """Return the shared part of each action's score."""
     check_actions(actions)
-    pairs = zip([action.id for action in actions], features_of(actions, loop.catalogue), strict=True)
+    pairs = [(action.id, features_of(action, loop.catalogue)) for action in actions]
     try:
-        prepared = preparer.prepare(bytes(context) or b"{}", list(pairs))
+        prepared = preparer.prepare(bytes(context) or b"{}", pairs)
     except FeatureError as error:
         raise invalid_features(error) from None
     scores: list[float] = score(prepared._replace(crosses=loop.view.settings.crosses), loop.weights)[0].tolist()

@@ -10,6 +10,7 @@ from service.http.server import Tls
 from service.log.opening import Store
 
 LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment before prometheus_client is imported, which reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,13 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
     server = Server(create_app(machine, status, keys=keys, limits=limits), sock, limits, config.tls)
-    loop.add_signal_handler(signal.SIGTERM, server.stop)
-    loop.add_reader(parent, server.stop)
+
+    def stop() -> None:
+        loop.remove_reader(parent)  # else its end would be told again and again
+        server.stop()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_reader(parent, stop)
     try:
         await server.serve()
     finally:

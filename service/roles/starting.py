@@ -69,6 +69,7 @@ def _run(config: Config, sock: socket.socket) -> None:
 
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def serve() -> None:
         server = Server(_not_ready, sock.dup(), config.limits, config.tls)

@@ -24,8 +24,7 @@ from pathlib import Path
 from fedres import checks
 from fedres.lease import Lease
 from service.http.server import bind, shown
-from service.metrics import FOLDER
-from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, Config
+from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, Config
 from service.roles.starting import compiling, serve_starting
 
 BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
@@ -186,20 +185,22 @@ class Supervisor:
 def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
     """Serve until SIGTERM or SIGINT; then drain, save and return."""
     checks.whole("rankers", config.rankers)
+    signal.signal(signal.SIGTERM, _end_start)
     lease = Lease(config.store.path)
     lease.acquire()
     with contextlib.ExitStack() as undo:
         undo.callback(lease.release)
-        first = undo.enter_context(bind(config.host, config.port, shared=True))
-        port = first.getsockname()[1]
-        sockets = [first]
-        for _ in range(config.rankers - 1):
-            sockets.append(undo.enter_context(bind(config.host, port, shared=True)))
+        with bind(config.host, config.port):
+            pass  # a port that others share already is an error; the system would spread requests over both services
+        first = undo.enter_context(bind(config.host, config.port, shared=config.rankers > 1))
         url = f"{'https' if config.tls else 'http'}://{shown(first)}"
+        config = replace(config, run=undo.enter_context(_run_folder(config)))
+        os.environ[METRICS_FOLDER] = str(config.run / METRICS)
         with serve_starting(config, first), compiling(say):
             prepare(config)
-        config = replace(config, run=undo.enter_context(_run_folder(config)))
-        os.environ[FOLDER] = str(config.run / METRICS)
+        sockets = [first]
+        for _ in range(config.rankers - 1):  # only now: nobody would have accepted their connections
+            sockets.append(undo.enter_context(bind(config.host, first.getsockname()[1], shared=True)))
         supervisor = Supervisor(config.run, _children(config, sockets, os.dup(lease.file), url, demo, undo))
         supervisor.start_all()
         try:
@@ -208,16 +209,23 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
             supervisor.stop_all()
 
 
+def _end_start(*_: object) -> None:
+    """End a service that is starting, and leave nothing behind."""
+    raise SystemExit(0)
+
+
 def prepare(config: Config) -> None:
-    """Import and compile all that children need, and make the store if it is not there."""
+    """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
     from service.learn.warm_up import warm_up
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
+    from service.models.published import make_current
     from service.ranking.admin import DEFAULT_LOOP
     from service.roles import learner, ranker, writer
     from service.settings import Settings
 
     _ = (learner, ranker, writer)
+    make_current(config.run)
     warm_up()
     log = open_log(config.store, verify=True)
     try:
@@ -271,19 +279,26 @@ def _is_ready(config: Config) -> bool:
 @contextlib.contextmanager
 def _run_folder(config: Config) -> Iterator[Path]:
     """Lend a folder for sockets, figures and shared memory; one that a power cut or a kill left behind goes first."""
-    from service.models.published import make_current, run_folder_for
-
     note = config.store.beside(STALE_RUN)
     if note.exists():
         left = Path(note.read_text().strip())
         if left.name.startswith("fedres-"):
             shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="fedres-", dir=run_folder_for(config.store.path.resolve())))
+    folder = Path(tempfile.mkdtemp(prefix="fedres-", dir=_room_for_models(config.store.path.resolve())))
     try:
         note.write_text(f"{folder}\n")
         (folder / METRICS).mkdir()
-        make_current(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         note.unlink(missing_ok=True)
+
+
+def _room_for_models(store: Path) -> Path:
+    """Return a place for shared memory: the system's own if there is room, else beside the store."""
+    shm = Path("/dev/shm")
+    with contextlib.suppress(OSError):
+        room = os.statvfs(shm)
+        if os.access(shm, os.W_OK) and room.f_bavail * room.f_frsize > 1 << 30:
+            return shm
+    return store.parent

@@ -410,6 +410,13 @@ def test_bad_settings_are_refused_by_name(options, message):
         FederatedBandit(**options)
 
 
+def test_with_the_defaults_any_number_of_clients_may_join():
+    bandit = FederatedBandit()
+    for client in range(250):
+        bandit.reward(bandit.decide(client, arms([1.0, 0.5], 3)).id, 1.0)
+    assert len(bandit.clients) == 250
+
+
 @pytest.mark.parametrize("local_learner", ["linear", "vw"])
 def test_hyperparameters_reach_the_shared_model(local_learner):
     def later(**hyperparameters):

@@ -1,5 +1,8 @@
 """Policies by name, and what they refuse."""
 
+import math
+
+import numpy as np
 import pytest
 
 from bandits import EpsilonGreedy, ExploreEvery, LinUCB, SquareCB, policy
@@ -21,6 +24,15 @@ def test_options_reach_the_policy():
 def test_only_explore_every_learns_from_some_rounds():
     assert [n for n in range(1, 13) if ExploreEvery(0.25).learns(n)] == [4, 8, 12]
     assert all(policy(name).learns(n) for name in POLICIES if name != "explore-every" for n in range(1, 5))
+
+
+@pytest.mark.parametrize("epsilon", [0.4, 0.3, 0.7, 1 / 49, 1.0])
+def test_explore_every_explores_a_share_epsilon_of_all_decisions(epsilon):
+    learned = [n for n in range(1, 10_001) if ExploreEvery(epsilon).learns(n)]
+    assert abs(len(learned) - 10_000 * epsilon) <= 1
+    assert max(np.diff(learned)) <= math.ceil(1 / epsilon - 1e-9)
+    if epsilon == 1 / 49:
+        assert learned[:3] == [49, 98, 147]
 
 
 def test_explore_every_with_epsilon_one_always_explores():

@@ -11,7 +11,7 @@ import pytest
 from network import MENU, Network
 
 from fedres.client import AsyncDeviceClient, DeviceClient
-from service.store import LeaseHeld
+from fedres.lease import LeaseHeld
 
 
 class Watched(Network):
@@ -78,7 +78,7 @@ def test_many_threads_share_a_device_and_never_sync_twice_at_a_time(live, tmp_pa
             thread.join()
         assert device.status().queued == 0
         assert network.most == 1
-    sent = [entry for entry in live.engine._log.read() if entry.loop == "threads" and entry.kind == "residual"]
+    sent = [entry for entry in live.engine.logged("threads") if entry.kind == "residual"]
     assert len(sent) == 40
 
 

@@ -11,13 +11,12 @@ import pytest
 from fedres.client.choosing import Round, choose, probabilities
 from fedres.client.device import Device
 from fedres.event_ids import draw
-from fedres.scoring.features import Preparer
+from fedres.lease import LeaseHeld
+from fedres.scoring.features import Named, Preparer
 from fedres.scoring.model import SharedModel, learn, score
-from service.engine.deciding import View
-from service.engine.deciding import choose as service_choose
-from service.engine.heads import Clients, Statistics
-from service.engine.settings import Settings
-from service.store import LeaseHeld
+from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, policy_of
+from service.ranking.choosing import choose as service_choose
+from service.settings import Settings
 
 from network import MENU, Driven, payload  # isort: skip
 
@@ -72,20 +71,14 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         prepared = Preparer().prepare(context, actions)
         allowed = rng.random(4) < 0.7
         allowed[k % 4] = True
-        statistics = Statistics(settled=40)
-        fields = {"name": "", "since": 1, "settings": settings, "settings_version": 1, "catalogue": {}}
-        fields |= {"weights": shared.weights, "version": 1, "statistics": statistics, "n_waiting": 0}
-        action, _, chances = service_choose(prepared, allowed, _view(**fields), None, draw(f"e{k}"))
+        rows = Preparer().hash_all([Named("", None, context), *(Named("", *action) for action in actions)])
+        asked = Question(rows, allowed.tolist(), draw(f"e{k}"), NO_KEY)
+        policy = policy_of(settings, n_learned=40)
+        [(action, chances, _)] = service_choose([asked], shared.weights, NO_MEMORY, policy, crosses=True)
         own = probabilities(score(prepared, shared.weights)[0].astype(np.float64), allowed, mine)
         assert own.tolist() == chances
         assert choose(f"e{k}", own) == action
         learn(prepared, int(rng.integers(4)), rng.uniform(-0.5, 0.5), shared)
-
-
-def _view(**fields):
-    named = {"clients": Clients(), "seen_range": (0.0, 0.0), "newest": 0, "history": None}
-    wanted = View.__dataclass_fields__
-    return View(**{name: value for name, value in {**named, **fields}.items() if name in wanted})
 
 
 def test_excluded_actions_are_scored_but_never_taken(device):

@@ -29,7 +29,7 @@ def client(live):
 
 def uploads(live, loop):
     """Return the residuals in the service's log, as (client, body)."""
-    entries = [entry for entry in live.engine._log.read() if entry.loop == loop and entry.kind == "residual"]
+    entries = [entry for entry in live.engine.logged(loop) if entry.kind == "residual"]
     return [(entry.user, msgspec.json.decode(entry.body)) for entry in entries]
 
 
@@ -44,7 +44,7 @@ def test_a_device_fetches_settings_and_model_then_uploads_and_fetches_what_chang
         assert device.sync().version == version == device.decide({}).model_version
         assert device.network.routes() == {"round": 1, "model": 3, "residuals": 1}
         weights = device.device._models.side.weights
-        assert weights.tolist() == live.engine.view(loop).weights.tolist()
+        assert weights.tolist() == live.weights(loop).tolist()
         assert np.count_nonzero(weights) > 3
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_sent_when_there_is_nothing_new(live, loop, tmp_path):
         n_sent = len(device.network.sent)
         device.sync()
         [request] = device.network.sent[n_sent:]
-        assert request.headers["if-none-match"] == f'"{live.engine.model_tag(loop)}"'
+        assert request.headers["if-none-match"] == f'"{live.run(live.engine.model_tag, loop)}"'
 
 
 @pytest.mark.parametrize("fault", ["lost", "unanswered", 503, 500, 429])
@@ -107,7 +107,7 @@ def test_the_service_says_how_long_to_wait(live, loop, tmp_path):
 
 
 def test_a_wrong_key_stops_the_sync_and_keeps_the_queue(start_service, tmp_path):
-    with start_service(tmp_path / "store.db") as live:
+    with start_service(tmp_path) as live:
         key = live.keys.add("device")
         key = getattr(key, "secret", key)
         with Driven(live.url, tmp_path / "phone", key="wrong") as device:
@@ -262,7 +262,7 @@ def test_a_service_restored_from_a_backup_takes_a_device_back_with_it(start_serv
     store, backup = tmp_path / "store.db", tmp_path / "backup.db"
     with Driven("http://127.0.0.1:1", tmp_path / "phone") as device:
         for last, copy in ((10, True), (20, False)):
-            with start_service(store) as live:
+            with start_service(tmp_path) as live:
                 device.http.base_url = live.url
                 device.play(last - 10, last)
                 device.sync()
@@ -273,35 +273,36 @@ def test_a_service_restored_from_a_backup_takes_a_device_back_with_it(start_serv
         for file in tmp_path.glob("store.db*"):
             file.unlink()
         shutil.copy(backup, store)
-        with start_service(store) as live:
+        with start_service(tmp_path) as live:
             device.http.base_url = live.url
             device.play(20, 25)
             synced = device.sync()
             assert (synced.sent, synced.trouble) == (5, None)
             live.settle()
             assert device.sync().version == live.settle() < newest
-            assert device.device._models.side.weights.tolist() == live.engine.view("default").weights.tolist()
+            assert device.device._models.side.weights.tolist() == live.weights().tolist()
 
 
 def test_a_device_of_another_services_model_notices_and_fetches_this_ones(start_service, tmp_path):
     with Driven("http://127.0.0.1:1", tmp_path / "phone") as device:
-        for store in ("one.db", "two.db"):
+        for store in ("one", "two"):
+            (tmp_path / store).mkdir()
             with (
                 start_service(tmp_path / store) as live,
-                Driven(live.url, tmp_path / store[:3], client="other") as other,
+                Driven(live.url, tmp_path / f"{store}-other", client="other") as other,
             ):
-                other.play(0, 30, likes="tea" if store == "one.db" else "milk")
+                other.play(0, 30, likes="tea" if store == "one" else "milk")
                 other.sync()  # so that the service knows what changed since versions before
                 live.settle()
                 device.http.base_url = live.url
-                if store == "one.db":
+                if store == "one":
                     device.sync()
                 other.play(30, 45)
                 other.sync()
                 live.settle()
                 synced = device.sync()
                 assert synced.trouble is None
-                assert device.device._models.side.weights.tolist() == live.engine.view("default").weights.tolist()
+                assert device.device._models.side.weights.tolist() == live.weights().tolist()
 
 
 def test_a_sync_fetches_a_model_however_fast_rewards_come(live, loop, tmp_path):
@@ -402,7 +403,7 @@ def test_devices_learn_with_every_global_learner_and_resume_to_the_bit(live, loo
         assert device.sync().version == live.settle(name)
         scores = device.scores()
         assert sum(max(each, key=each.get) == "tea" for each in scores) > len(scores) / 2
-        assert np.count_nonzero(live.engine.view(name).weights) > 5
+        assert np.count_nonzero(live.weights(name)) > 5
         assert device.device.status().dropped == 0
     with Driven(live.url, tmp_path / "a", loop=name) as device:
         assert device.scores() == scores

@@ -33,8 +33,9 @@ def traffic(start_service, folder, private, settings=(), **options):
     """Return all bytes that a device sends in a life with restarts, lost answers and syncs."""
     sent = []
     folder.mkdir(exist_ok=True)
-    with start_service(folder / "store.db") as live:
-        live.make_loop("other", update_interval=60, **dict(settings))  # publishes when it is settled
+    with start_service(folder) as live:
+        live.engine.paused = True  # it learns when it is settled
+        live.make_loop("other", **dict(settings))
         for life in range(2):
             faults = [None, None, "unanswered", None, "lost"]
             made = Driven(live.url, folder / "phone", faults, loop="other", clock=lambda: 1e9, **options)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedres.scoring.features import Given, Made, Preparer
+from fedres.scoring.features import Named, Preparer
 from fedres.scoring.flattening import FeatureError, Limits, _each_once, action_features, feature_hash, flatten
 from fedres.scoring.kernels import pair_key
 from fedres.scoring.model import expand
@@ -171,35 +171,23 @@ def test_a_request_decoded_into_raw_slices_is_prepared_action_by_action():
     assert prepared.n_actions == 2
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 2_000, 1_000_000])
-def test_the_cache_changes_no_result_and_stays_within_its_bytes(cache_bytes):
-    preparer, rng = Preparer(cache_bytes=cache_bytes), np.random.default_rng(0)
-    for _ in range(200):
-        context = json.dumps({"n": [int(rng.integers(3))]}).encode()  # an array: kept as actions are
-        actions = [(f"a{k}", json.dumps({"f": int(k)}).encode()) for k in rng.integers(9, size=4)]
-        kept, fresh = preparer.prepare(context, actions), Preparer().prepare(context, actions)
-        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(kept, fresh, strict=True))
-    assert len(preparer._cache) == {0: 0, 2_000: 3, 1_000_000: 12}[cache_bytes]
-
-
-def test_the_cache_forgets_what_was_not_used_for_longest():
-    preparer = Preparer(cache_bytes=1_700)
-    for name in ("a", "b", "a", "c"):
-        preparer.prepare(b"null", [(name, b"{}")])
-    assert [key[0] for key in preparer._cache] == ["a", None, "c"]
-
-
-def test_what_was_made_of_an_action_serves_other_lists_and_preparers_of_the_same_limits():
-    actions, each, limits = [("a", b'{"x": 1, "y": 2}'), ("b", b"{}")], [Made(), Made()], Limits()
-    first, second = Preparer(limits=limits), Preparer(limits=limits, crosses=False)
-    whole = first.prepare(b"{}", Given.of(actions, each))
-    turned = second.prepare(b"{}", Given.of(actions[::-1], each[::-1]))
-    assert whole.values.tolist() == [1, 1, 2, 1]
-    assert turned.values.tolist() == [1, 1, 1, 2]
-    assert turned.starts.tolist() == [0, 1, 4]
-    assert not second._cache
-    with pytest.raises(FeatureError, match=r"actions\[0\]"):
-        Preparer(limits=Limits(features=1)).prepare(b"{}", Given.of(actions, each))
+def test_many_objects_are_hashed_by_one_call_and_what_is_wrong_with_one_is_its_own():
+    named = [
+        Named("context", None, b'{"hour": 9}'),
+        Named("actions[0]", "a", b'{"x": [[]]}'),
+        Named("actions[1]", "b", b'{"\xc3\xbc": 2, "list": [1, 2]}'),
+        Named("context", None, b'{"x": 1e16}'),
+        Named("actions[2]", "a", b"{}"),
+    ]
+    context, wrong, own, large, bare = Preparer().hash_all(named)
+    assert str(wrong).startswith("actions[0]: x must hold numbers alone or strings alone")
+    assert str(large) == "context: x must be within ±1e+15, got 1e+16"
+    assert [len(context), len(own), len(bare)] == [1, 4, 1]
+    for row, place in ((context, 0), (own, 2), (bare, 4)):
+        assert row == Preparer().hash_all([named[place]])[0]
+    together = Preparer().prepare(named[0].features, [("b", named[2].features), ("a", b"{}")])
+    assert together.hashes.tobytes() == context.hashes + own.hashes + bare.hashes
+    assert together.values.tobytes() == context.values + own.values + bare.values
 
 
 def table(heading):

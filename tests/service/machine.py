@@ -1,4 +1,4 @@
-"""A machine in one process, for tests: a ranker, a learner that steps when it is told to, and a real log between them."""
+"""A machine in one process, for tests: a ranker, a learner that steps when told to, and a real log between them."""
 
 import asyncio
 import contextlib

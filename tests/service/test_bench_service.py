@@ -1,57 +1,258 @@
-"""The benchmark measures what it says."""
+"""The service benchmark measures what it says; no test here looks at how fast anything is."""
 
-import asyncio
+import json
+import os
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typer.testing import CliRunner
 
-from service import bench
-from service.engine import Engine
-from service.load_generator import USER, Load, generate, rank_bodies
+from service import bench, bench_processes, bench_soak
+from service.cli import app
+from service.cli.bench import ranker_counts
+from service.load_generator import Load, Window, catalogue, generate, is_complete, percentiles, rank_bodies, template
+
+RANKED = b'{"event_id":"e1","action":"article-1"}'
 
 
-def test_every_server_answers_the_load_and_is_compared_with_the_bare_one(monkeypatch):
-    monkeypatch.setattr(bench, "WARM_UP", 0.3)
-    monkeypatch.setitem(bench.N_LISTS, "rank-new-lists", 200)
-    rows = bench.measure_speed(rounds=1, seconds=0.3)
-    assert [row["what"] for row in rows] == ["bare", "fastapi", "rank", "rank-new-lists"]
-    assert rows[0]["throughput_ratio"] == rows[0]["p99_ratio"] == 1
-    for row in rows:
-        assert row["throughput_ratio"] == row["per_second"] / rows[0]["per_second"]
+@contextmanager
+def stub(respond):
+    """Run a server on which ``respond(path, body)`` returns a status and a body, or None to drop the connection."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, body, self.headers.get("Authorization")))
+            answer = respond(self.path, body)
+            if answer is None:
+                self.close_connection = True
+                return
+            self.send_response(answer[0])
+            if answer[1]:
+                self.send_header("content-length", str(len(answer[1])))
+            self.end_headers()
+            self.wfile.write(answer[1])
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server.server_port, seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run(port, **options):
+    windows = []
+    options = {"seconds": 0.3, "n_connections": 2, "n_lists": 5} | options
+    generate(Load(port, **options), windows.append)
+    *windows, drain = windows
+    assert drain.last
+    windows[-1].add_drained(drain)
+    return windows
+
+
+def ranked(path, body):
+    return (200, RANKED) if path == "/v1/rank" else (204, b"")
+
+
+def test_every_rank_is_followed_by_the_reward_for_its_event():
+    with stub(ranked) as (port, seen):
+        (window,) = run(port, n_connections=1, keys=["k0", "k1"])
+    assert [path for path, _, _ in seen] == ["/v1/rank", "/v1/events/e1/reward"] * (len(seen) // 2)
+    assert {json.loads(body)["value"] for _, body, _ in seen[1::2]} <= {0, 1}
+    assert {key for _, _, key in seen} == {"Bearer k0"}
+    assert len(window.ranks) + len(window.rewards) + window.drained == len(seen)
+    contexts = [json.loads(body)["context"] for _, body, _ in seen[::2]]
+    assert all(len(context) == 10 for context in contexts)
+
+
+def test_a_burst_has_no_rewards():
+    with stub(ranked) as (port, seen):
+        (window,) = run(port, rewards=False)
+    assert {path for path, _, _ in seen} == {"/v1/rank"}
+    assert window.summary()["reward_p99"] is None
+    assert window.summary()["ranks"] == window.summary()["requests"] > 0
+
+
+def test_failures_are_counted_by_status_and_the_first_body_is_kept():
+    with stub(lambda path, _: (200, RANKED) if path == "/v1/rank" else (503, b'{"code":"busy"}')) as (port, _):
+        (window,) = run(port)
+    row = window.summary()
+    assert row["failures"] == row["failures_by_status"]["503"] > 0
+    assert row["first_failure"].endswith('{"code":"busy"}')
+    assert row["rewards"] == 0
+    assert row["requests"] == row["ranks"]
+
+
+def test_a_lost_connection_is_a_failure_and_is_opened_again():
+    answers = iter([None, None])
+    with stub(lambda *request: next(answers, ranked(*request))) as (port, _):
+        (window,) = run(port, n_connections=1)
+    assert window.failures == {"connection": 2}
+    assert window.rewards
+
+
+def test_an_open_loop_sends_no_more_than_its_schedule_in_windows():
+    with stub(ranked) as (port, seen):
+        windows = run(port, seconds=0.6, pairs_per_second=50, window=0.2)
+    assert [window.last for window in windows] == [False, False, False]
+    assert 0 < sum(path == "/v1/rank" for path, _, _ in seen) <= 30
+    assert len(seen) == sum(len(window.ranks) + len(window.rewards) + window.drained for window in windows)
+
+
+@pytest.mark.parametrize(
+    ("data", "complete"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n", False),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ndate: now\r\n\r\nabc", True),
+    ],
+)
+def test_a_response_is_complete_with_its_body(data, complete):
+    assert is_complete(data) is complete
+
+
+def test_percentiles_are_in_milliseconds_and_missing_without_values():
+    assert percentiles([0.001] * 99) == (1.0, 1.0)
+    assert percentiles([]) == (None, None)
+
+
+def test_inline_bodies_have_4_kb_and_bodies_by_id_name_catalogue_actions():
+    actions = {action["id"]: action for action in catalogue()}
+    for inline, by_id in zip(rank_bodies(5, inline=True), rank_bodies(5, inline=False), strict=True):
+        assert 3_900 < len(inline) < 4_400
+        chosen = json.loads(inline)["actions"]
+        assert all(action == actions[action["id"]] and len(action["features"]) == 20 for action in chosen)
+        assert json.loads(by_id)["actions"] == [{"id": action["id"]} for action in chosen]
+        assert len({action["id"] for action in chosen}) == len(json.loads(by_id)["context"]) == 10
+        assert sum(map(len, template(by_id))) < len(by_id) + len("Content-Length: 1000\r\n\r\n")
+
+
+def test_roles_come_from_the_status():
+    status = {"processes": [{"role": "ranker", "pid": 2}, {"role": "ranker", "pid": 3}, {"role": "learner", "pid": 4}]}
+    listed = bench_processes.roles_of(1, [1, 2, 3, 4, 5], status)
+    assert listed == {1: "supervisor", 2: "ranker", 3: "ranker", 4: "learner", 5: "other"}
+    assert (
+        bench_processes.lag_records({"loops": {"a": {"learner_lag_records": 2}, "b": {"learner_lag_records": 3}}}) == 5
+    )
+
+
+def test_cpu_and_memory_of_this_process_are_found_by_role():
+    roles = {os.getpid(): "test", 2**30: "ended"}
+    assert bench_processes.cpu_seconds(roles).keys() == bench_processes.memory_mb(roles).keys() == {"test"}
+    assert bench_processes.memory_mb(roles)["test"] > 1
+    assert os.getpid() in bench_processes.process_tree(os.getppid())
+    assert bench.per_request({"a": 1.0}, {"a": 1.5, "b": 0.1}, 1_000) == pytest.approx({"a": 500, "b": 100})
+
+
+def measured(per_second, p99=1.0, failures=0, **more):
+    window = Window()
+    window.close()
+    row = window.summary() | {"per_second": per_second, "p99": p99, "failures": failures}
+    cpu = {"cpu": {"ranker": 5.0}, "cpu_catch_up": {"ranker": 1.0}, "memory_before": {}, "memory_after": {}}
+    lag = {"lag_records": 0, "catch_up_seconds": 0.0, "per_second_with_catch_up": per_second, "other_cpu": 0.0}
+    return row | cpu | lag | more
+
+
+def test_ratios_are_medians_of_ratios_within_a_round():
+    rows, bare = [measured(50), measured(10), measured(40)], [measured(100), measured(100), measured(50)]
+    found = bench.summarise(rows, bare)
+    assert (found["throughput_ratio"], found["per_second"], found["cpu"]) == (0.5, 40, {"ranker": 5.0})
+    assert bench.ratio([{"p99": None}], [{"p99": 1.0}], "p99") is None
+
+
+def test_failures_of_all_rounds_are_added_and_shown():
+    busy = measured(1, failures=2, failures_by_status={"503": 1, "429": 1}, first_failure="busy")
+    lost = measured(1, failures=1, failures_by_status={"connection": 1}, first_failure="lost", catch_up_seconds=None)
+    row = bench.summarise([busy, lost], [measured(1), measured(1)])
+    assert (row["failures"], row["failures_by_status"]) == (3, {"503": 1, "429": 1, "connection": 1})
+    assert row["first_failure"] == "busy"
+    assert row["catch_up_seconds"] is None
+    speed, processes = bench.table([{"what": "sustained by id", "rankers": 1, **row}]).renderables
+    assert "FAILURES" in speed.caption
+    assert "busy (the limit of a key's rate: use --keys)" in speed.caption
+    assert speed.row_count == processes.row_count == 1
+
+
+@pytest.mark.parametrize(("grows", "flat"), [(0, True), (1_000, False)])
+def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
+    samples = [
+        {"memory_mb": 200.0 + grows * k, "lag_records": grows * k, "p99": 5.0 + grows * k, "failures": 0}
+        | {"first_failure": None, "at": 10.0 * (k + 1)}
+        for k in range(9)
+    ]
+    found = bench_soak.judge(samples)["flat"]
+    assert [verdict["flat"] for verdict in found.values()] == [flat] * 3
+    assert found["memory_mb"]["first"] == 200.0 + grows
+    assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
+
+
+def test_one_run_measures_the_real_service_beside_the_bare_application():
+    workloads = [bench.SUSTAINED, bench.WORKLOADS[2]]
+    rows = bench.measure(workloads=workloads, rounds=1, seconds=1.0, warm_up=0.3, n_connections=4)
+    assert [row["what"] for row in rows] == ["bare ASGI", "sustained by id", "burst of ranks by id"]
+    bare, sustained, burst = json.loads(json.dumps(rows))
+    assert bare["throughput_ratio"] == bare["p99_ratio"] == 1
+    assert [row["failures"] for row in rows] == [0, 0, 0]
+    assert 0 <= sustained["ranks"] - sustained["rewards"] <= 4
+    assert burst["rewards"] == 0
+    assert sustained["catch_up_seconds"] >= 0
+    assert set(bare["cpu"]) == {"bare"}
+    for row in (sustained, burst):
+        assert set(row["cpu"]) == {"supervisor", "log", "learner", "ranker"}
+        assert set(row["cpu"]) <= set(row["memory_after"])
         assert 0 < row["p50"] <= row["p99"]
-        assert 0 < row["cpu_share"] <= 1.1
-        assert row["server_cpu"] > 0
-    rows[-1]["personal_model"] = bench.measure_memory(n_models=10)
-    assert bench.table(rows).row_count == 4
+        assert row["throughput_ratio"] == row["per_second"] / bare["per_second"]
 
 
-def test_a_refusal_ends_the_load_with_its_reason(tmp_path):
-    with (
-        bench.serving("rank", tmp_path / "s.db") as served,
-        pytest.raises(RuntimeError, match="unknown_loop"),
-    ):
-        generate(Load(served.port, "/v1/loops/none/rank", rank_bodies(1), 1, 1, 30.0))
+def test_a_soak_samples_the_real_service_below_its_limit():
+    result = bench_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
+    assert len(result["samples"]) == bench_soak.FEWEST_SAMPLES
+    assert result["failures"] == 0
+    assert set(result["flat"]) == {"memory_mb", "lag_records", "p99"}
+    scheduled = result["scheduled_per_second"] * 1.5
+    assert 0 < sum(row["requests"] for row in result["samples"]) <= scheduled + 8
+    assert len(bench_soak.table(json.loads(json.dumps(result))).renderables) == 2
 
 
-def test_bodies_have_4_kb_and_ten_actions_with_twenty_features():
-    for body in rank_bodies(5):
-        assert 3_900 < len(body) < 4_400
-        assert body.count(b'"id"') == 10
-        assert body.count(b'"feature') == 10 * 20 + 9 + 10  # names, and "features" of each action
-        assert body.count(b'"moment":0.000000') == 1
+def test_a_service_that_does_not_start_is_reported_with_its_output(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_processes, "COMMAND", ("sh", "-c", "echo no such option; exit 2"))
+    with pytest.raises(OSError, match="no such option"), bench_processes.service(tmp_path / "s", rankers=2):
+        pass
 
 
-def test_models_put_into_a_store_are_served_and_take_the_bytes_measured(tmp_path):
-    bench.fill(tmp_path / "s.db", n_users=120, n_features=50)
+def test_the_command_passes_its_options_on_and_writes_json(tmp_path, monkeypatch):
+    asked = []
 
-    async def look():
-        engine = Engine.open(tmp_path / "s.db")
-        try:
-            return engine.user_model("default", USER % 119), engine.status()["rebuilt"]
-        finally:
-            await engine.close()
+    def measure(**options):
+        asked.append(options)
+        return [{"what": "bare ASGI", "rankers": 0, **bench.summarise([measured(1)], [measured(1)])}]
 
-    model, rebuilt = asyncio.run(look())
-    assert (len(model["weights"]), rebuilt) == (50, 0)
-    sizes = bench.measure_memory(n_features=100, n_models=50)
-    assert sizes["file"] == 20 + 12 * 100
-    assert 1_500 < sizes["memory"] <= 2_048
+    monkeypatch.setattr(bench, "measure", measure)
+    file = tmp_path / "bench.json"
+    command = ["bench", "service", "--rankers", "1,2", "--seconds", "3", "--rounds", "2", "--keys", "3"]
+    assert CliRunner().invoke(app, [*command, "--json", str(file)]).exit_code == 0
+    del asked[0]["progress"]
+    assert asked == [{"rankers": [1, 2], "seconds": 3.0, "rounds": 2, "n_keys": 3}]
+    assert json.loads(file.read_text())["service"][0]["what"] == "bare ASGI"
+
+
+def test_numbers_of_rankers_are_checked():
+    assert ranker_counts("1,2, 3,2") == [1, 2, 3]
+    for wrong in ("", "0", "1,x", "-1"):
+        with pytest.raises(ValueError, match="rankers must be positive whole numbers"):
+            ranker_counts(wrong)
+    assert CliRunner().invoke(app, ["bench", "engine", "--soak", "5"]).exit_code == 2

@@ -46,6 +46,23 @@ def test_the_decisions_of_a_bandit_can_be_evaluated(tmp_path):
     assert rows["logging"]["estimator"] == "mean"
 
 
+def test_intervals_can_be_time_uniform_by_event_or_for_a_range_that_is_known(tmp_path):
+    log, widths = tmp_path / "log.jsonl", []
+    assert fedres("bandit", "digits", *SMALL, "--epsilon", 0.5, "--log", log).exit_code == 0
+    for words in ([], ["--time-uniform"], ["--reward-range", -1, 2]):
+        result = fedres(
+            "evaluate", log, "--policy", "uniform", "--estimator", "ips", "--by-event", *words, "--json", tmp_path / "o"
+        )
+        assert result.exit_code == 0, result.output
+        document = json.loads((tmp_path / "o").read_text())
+        widths.append(document["rows"][1]["high"] - document["rows"][1]["low"])
+        assert document["n_users"] == document["n"] == 600
+        assert document["time_uniform"] == (words == ["--time-uniform"])
+    assert widths[0] < min(widths[1:])
+    assert "3 users" in fedres("evaluate", log, "--policy", "uniform", "--estimator", "ips").output
+    assert fedres("evaluate", log, "--reward-range", 0, 0.5).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,4 +1,8 @@
-"""``python tests/service/faults --kills 100``: kill the service that often under load, and print what came of it."""
+"""``python tests/service/faults --kills 300 --pauses 50``: kill and pause the service's processes under load.
+
+Prints what became of it. The exit status is 1 if anything acknowledged was lost, changed or counted twice, if models
+differ from those of the log, or if clients saw failures that they should not.
+"""
 
 import argparse
 import asyncio
@@ -7,70 +11,49 @@ import tempfile
 import time
 from pathlib import Path
 
-from fault_run import (
-    Service,
-    digests_after_every_way_to_start,
-    judge,
-    kill_often,
-    kill_workers_often,
-    kill_writers_often,
-)
+from fault_campaign import Campaign
+from fault_run import Service
 from fault_server import Nursery
 
 
-async def kill_servers(nursery, store, n_kills, seed, database=None):
-    service, began = Service(nursery, store, database), time.monotonic()
-    ledger, productive = await kill_often(service, n_kills, seed)
-    print(f"{n_kills} kills of the server in {time.monotonic() - began:.0f} s, {productive} after acknowledgements")
-    return await verdict(service, ledger)
+def progress(began):
+    def say(text):
+        print(f"\r{time.monotonic() - began:6.0f} s  {text}  ", end="", file=sys.stderr, flush=True)
+
+    return say
 
 
-async def kill_workers(nursery, store, n_kills, seed):
-    service, began = Service(nursery, store), time.monotonic()
-    ledger = await kill_workers_often(service, n_kills, seed)
-    print(f"{n_kills} kills of a worker and 1 of their engine in {time.monotonic() - began:.0f} s")
-    return await verdict(service, ledger)
-
-
-async def kill_writers(nursery, store, n_kills, seed):
-    service, began = Service(nursery, store), time.monotonic()
-    ledger = await kill_writers_often(service, n_kills, seed)
-    print(f"{n_kills} kills of the writer in {time.monotonic() - began:.0f} s")
-    return await verdict(service, ledger)
-
-
-async def verdict(service, ledger):
-    """Print and return all that went wrong."""
-    found = await judge(service, ledger)
-    live, *others = await digests_after_every_way_to_start(service)
-    service.whereabouts.hang_up()
-    await service.kill()
-    if others != [live] * 3:
-        found.append("the models differ: live, made from the log, restarted with and without a snapshot")
-    print(f"  {ledger.n_acknowledged()} decisions and rewards acknowledged; wrong: {len(found)}")
-    for contradiction in found[:20]:
-        print(f"    {contradiction}")
-    return found
-
-
-async def run(n_kills, n_others, seed, folder, database):
+async def run(options, folder):
+    began = time.monotonic()
     async with Nursery() as nursery:
-        if database is not None:
-            return await kill_servers(nursery, Path(folder, "servers"), n_kills, seed, database)
-        found = await kill_servers(nursery, Path(folder, "servers.db"), n_kills, seed)
-        found += await kill_writers(nursery, Path(folder, "writers.db"), n_others, seed)
-        return found + await kill_workers(nursery, Path(folder, "workers.db"), n_others, seed)
+        service = Service(nursery, Path(folder, "store.db"), options.database)
+        campaign = Campaign(service, rankers=options.rankers, seed=options.seed, say=progress(began))
+        try:
+            await campaign.run(options.kills, options.pauses)
+        except BaseException as error:
+            campaign.found.append(f"the campaign ended early: {error!r}")
+            raise
+        finally:
+            print(f"\n{time.monotonic() - began:.0f} s", *campaign.table(), sep="\n", flush=True)
+            if options.errors:
+                print(service.server.errors()[-options.errors :], file=sys.stderr)
+            service.whereabouts.hang_up()
+    return campaign.found
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python tests/service/faults", description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--other-kills", type=int, default=10, help="of the writer, and of workers")
+    parser = argparse.ArgumentParser(
+        prog="python tests/service/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=300, help="of all processes together")
+    parser.add_argument("--pauses", type=int, default=0, help="of each role")
+    parser.add_argument("--rankers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--database", help="an empty one in PostgreSQL, to kill the server alone on that")
+    parser.add_argument("--database", help="an empty one in PostgreSQL")
+    parser.add_argument("--errors", type=int, default=0, help="characters of the service's standard error to show")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(bool(asyncio.run(run(options.kills, options.other_kills, options.seed, folder, options.database))))
+        sys.exit(bool(asyncio.run(run(options, folder))))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Clients that outlive the server: they ask again until they are answered, and write down what was acknowledged."""
+"""Clients that outlive the service: they ask again until they are answered, and write down what was acknowledged."""
 
 import asyncio
 import json
 import random
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 ACTIONS = [{"id": name, "features": {"kind": name, "size": len(name)}} for name in ("tea", "coffee", "water", "juice")]
+CATALOGUE = ("milk", "cocoa", "soda")  # actions that are named by id
 EARLIEST, SUMS = "default", "sums"  # two loops: one learns from the first reward of an event, one from their sum
+PATIENCE = 90.0  # seconds that a request may take, repeats included
+
+LOST = "connection lost"
 
 
 class Answer(NamedTuple):
@@ -27,10 +32,12 @@ class Answer(NamedTuple):
 
 
 class Whereabouts:
-    """Where the server is at the moment."""
+    """Where the service is at the moment, and how asking it went."""
 
     def __init__(self):
         self.connections = []
+        self.phase = "none"  # the fault that is going on
+        self.failures = Counter()  # by phase, kind of request and status
         self._address, self._up = None, asyncio.Event()
 
     def set(self, url):
@@ -50,12 +57,19 @@ class Whereabouts:
         await self._up.wait()
         return self._address
 
+    async def all_answered(self):
+        """Return once every request that is under way has been acknowledged."""
+        waiting = [(connection, connection.n_insisted) for connection in self.connections if connection.insisting]
+        while any(connection.insisting and connection.n_insisted == n for connection, n in waiting):
+            await asyncio.sleep(0.005)
+
 
 class Connection:
     """A client's connection: HTTP/1.1 as far as the service speaks it."""
 
     def __init__(self, whereabouts):
         self._whereabouts, self._streams = whereabouts, None
+        self.insisting, self.n_insisted, self.n_failed, self.n_lost = False, 0, 0, 0
         whereabouts.connections.append(self)
 
     async def ask(self, method, path, body=None):
@@ -78,23 +92,36 @@ class Connection:
     async def receive(self):
         return await _read_answer(self._streams[0])
 
-    async def insist(self, method, path, body=None):
-        """Return the answer to a request that is made again until it is acknowledged."""
-        while True:
-            try:
-                answer = await self.ask(method, path, body)
-            except (OSError, EOFError):
-                await asyncio.sleep(0.005)  # a dead server's port may still be believed in
-                continue
-            if answer.status in (200, 201, 204):
-                return answer
-            assert answer.status == 503, answer
-            await asyncio.sleep(0.02)
+    async def insist(self, method, path, body=None, kind="change"):
+        """Return the answer to a request that is made again until it is acknowledged as a whole."""
+        self.insisting, deadline = True, time.monotonic() + PATIENCE
+        try:
+            while True:
+                failure = LOST
+                try:
+                    answer = await self.ask(method, path, body)
+                    if is_acknowledged(answer):
+                        return answer
+                    failure = answer.status
+                    assert failure in (200, 503), (method, path, answer)  # 200: a batch of which some are refused
+                except (OSError, EOFError):
+                    pass  # a dead service's port may still be believed in
+                self.n_failed, self.n_lost = self.n_failed + 1, self.n_lost + (failure == LOST)
+                self._whereabouts.failures[self._whereabouts.phase, kind, failure] += 1
+                assert time.monotonic() < deadline, f"{method} {path} was refused for {PATIENCE} s: {failure}"
+                await asyncio.sleep(0.005 if failure == LOST else 0.02)
+        finally:
+            self.insisting, self.n_insisted = False, self.n_insisted + 1
 
     def close(self):
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
+
+
+def is_acknowledged(answer):
+    """Return whether all that was asked for was done."""
+    return answer.status in (201, 204) or (answer.status == 200 and b'"error"' not in answer.body)
 
 
 async def _read_answer(reader):
@@ -123,17 +150,23 @@ def request_for(event, user=0, hour=12):
 
 @dataclass
 class Ledger:
-    """All that the server has acknowledged, as its clients remember it."""
+    """All that the service has acknowledged, as its clients remember it."""
 
     ranks: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))  # loop -> event -> answer
+    requests: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))  # loop -> event -> request
     rewards: dict[str, dict] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))  # -> id -> value
+    changes: list[tuple[str, int, dict]] = field(default_factory=list)  # settings: loop, version, what was put
+    catalogue: dict[str, dict] = field(default_factory=dict)  # id -> features of the default loop
+    erased: list[str] = field(default_factory=list)  # users; two events of each were ranked, one got the reward 1
     refused: list[dict] = field(default_factory=list)  # requests to rank of which it is not known if they are stored
     contradictions: list[str] = field(default_factory=list)
 
-    def ranked(self, loop, answer):
+    def ranked(self, loop, answer, request=None):
         known = self.ranks[loop].setdefault(answer["event_id"], answer)
         if known != answer:
             self.contradictions.append(f"{answer} after {known}")
+        if request is not None:
+            self.requests[loop][answer["event_id"]] = request
 
     def rewarded(self, loop, event, reward):
         self.rewards[loop][event].setdefault(reward.get("id"), reward["value"])
@@ -145,9 +178,9 @@ class Ledger:
             await asyncio.sleep(0.005)
 
     def n_acknowledged(self):
-        return sum(map(len, self.ranks.values())) + sum(
-            len(of_event) for of_loop in self.rewards.values() for of_event in of_loop.values()
-        )
+        """Return how many decisions, rewards and changes were acknowledged."""
+        ranked = sum(map(len, self.ranks.values())) + len(self.changes) + 4 * len(self.erased)
+        return ranked + sum(len(of_event) for of_loop in self.rewards.values() for of_event in of_loop.values())
 
 
 class Client:
@@ -163,7 +196,7 @@ class Client:
         for i in count():
             if self.stopped:
                 break
-            [play] = self._rng.choices([self._earliest, self._sum, self._page], [6, 3, 1])
+            [play] = self._rng.choices([self._earliest, self._sum, self._page, self._batch], [6, 3, 1, 1])
             await play(f"{self._name}-{i}")
         self._connection.close()
 
@@ -189,21 +222,37 @@ class Client:
         """Fill two slots, each of them an event, and reward the second."""
         page = {**request_for(call, self._rng.randrange(20)), "slots": [{"id": "top"}, {"id": "side"}]}
         for _ in self._times():
-            answer = (await self._connection.insist("POST", path_of(EARLIEST, "rank/slots"), page)).json()
-            for slot in answer["slots"]:
-                self._ledger.ranked(EARLIEST, {**slot, "model_version": answer["model_version"]})
+            answer = await self._connection.insist("POST", path_of(EARLIEST, "rank/slots"), page, "slots")
+            filled = answer.json()
+            for slot in filled["slots"]:
+                self._ledger.ranked(EARLIEST, {**slot, "model_version": filled["model_version"]})
         await self._reward(EARLIEST, f"{call}~2", round(self._rng.random(), 3))
 
-    async def _rank(self, loop, event):
-        request = request_for(event, self._rng.randrange(20), self._rng.randrange(24))
+    async def _batch(self, call):
+        """Rank three events at once, and reward the last."""
+        requests = [self._request(f"{call}.{i}") for i in range(3)]
         for _ in self._times():
-            answer = await self._connection.insist("POST", path_of(loop, "rank"), request)
-            self._ledger.ranked(loop, answer.json())
+            path = path_of(EARLIEST, "rank/batch")
+            answer = await self._connection.insist("POST", path, {"requests": requests}, "batch")
+            for request, result in zip(requests, answer.json()["results"], strict=True):
+                self._ledger.ranked(EARLIEST, result, request)
+        await self._reward(EARLIEST, f"{call}.2", round(self._rng.random(), 3))
+
+    async def _rank(self, loop, event):
+        request = self._request(event)
+        if loop == EARLIEST and self._ledger.catalogue and self._chance(0.3):
+            request["actions"] = [{"id": name} for name in CATALOGUE]
+        for _ in self._times():
+            answer = await self._connection.insist("POST", path_of(loop, "rank"), request, "rank")
+            self._ledger.ranked(loop, answer.json(), request)
+
+    def _request(self, event):
+        return request_for(event, self._rng.randrange(20), self._rng.randrange(24))
 
     async def _reward(self, loop, event, value, name=None):
         reward = {"value": value} if name is None else {"value": value, "id": name}
         for _ in self._times():
-            await self._connection.insist("POST", path_of(loop, f"events/{event}/reward"), reward)
+            await self._connection.insist("POST", path_of(loop, f"events/{event}/reward"), reward, "reward")
             self._ledger.rewarded(loop, event, reward)
 
     def _chance(self, probability):

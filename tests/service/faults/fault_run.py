@@ -1,25 +1,26 @@
-"""A service under load that is killed again and again, and the judgement: the ledger against what is stored."""
+"""A service under load, and the judgement: the clients' ledger against what is stored and learned."""
 
 import asyncio
+import json
 import math
-import os
-import random
-import signal
+import tempfile
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from fault_clients import EARLIEST, SUMS, Client, Connection, Ledger, Whereabouts, path_of
+from fault_changers import SETTINGS
+from fault_clients import EARLIEST, SUMS, Client, Connection, Whereabouts, path_of
 
-from service.engine.learner import digest_of, replay
-from service.store import Log, sqlite_file
-from service.store.postgres import PostgresLog
+from service.learn.learner import replay
+from service.log.opening import Store, open_log
+from service.log.records import RANK, REWARD, decode_rank, decode_reward
 
 N_CLIENTS = 16
-WAIT_SECONDS = 1.0  # of the loop that sums
+LOOPS = (EARLIEST, SUMS)
 
 
 class Service:
-    """One store, and whichever server runs on it at the moment."""
+    """One store, and whichever supervisor runs on it at the moment."""
 
     def __init__(self, nursery, store, database=None):
         self.store, self.database, self.whereabouts = store, database, Whereabouts()
@@ -32,7 +33,7 @@ class Service:
         await self.wait_until_up()
 
     async def begin(self, **options):
-        """Start a server and do not wait for it."""
+        """Start a service and do not wait for it."""
         self._connection.close()
         self.server = await self._nursery.start(self.store, database=self.database, **options)
 
@@ -40,11 +41,12 @@ class Service:
         self.whereabouts.set(await self.server.url())
 
     def moved_to(self, url):
-        """Let everybody ask another server from now on."""
+        """Let everybody ask another service from now on."""
         self._connection.close()
         self.whereabouts.set(url)
 
     async def kill(self):
+        """End all processes of the service this very moment."""
         self.whereabouts.unset()
         await self.server.kill()
 
@@ -55,12 +57,12 @@ class Service:
         return await self.server.ended()
 
     async def ask(self, method, path, body=None):
+        self._connection.close()  # one that was idle for long may be closed at the other end
         return await self._connection.ask(method, path, body)
 
     async def make_loops(self):
         """Make the loops that the clients use."""
-        settings = {"aggregation": "sum", "wait_time": WAIT_SECONDS, "reward_range": [0, 1]}
-        made = await self.ask("POST", "/v1/loops", {"name": SUMS, "settings": settings})
+        made = await self.ask("POST", "/v1/loops", {"name": SUMS, "settings": SETTINGS[SUMS]})
         assert made.status == 201, made
 
     async def settle(self):
@@ -71,17 +73,27 @@ class Service:
                 return status
             await asyncio.sleep(0.05)
 
+    async def digests(self):
+        """Return the SHA-256 of each loop's models in the running service."""
+        loops = (await self.ask("GET", "/v1/loops")).json()["loops"]
+        return {loop: await self.server.digest(loop) for loop in loops}
+
+    def log(self):
+        return open_log(Store(self.store, self.database))
+
     def rebuilt_digests(self):
         """Return the SHA-256 of each loop's models, made from the log alone."""
-        with Log(sqlite_file(self.store)) if self.database is None else PostgresLog(self.database) as log:
-            return {name: digest_of(state) for name, state in replay(_entries(log)).loops.items()}
+        log = self.log()
+        try:
+            with tempfile.TemporaryDirectory(dir=self.store.parent) as folder:
+                return replay(log, Path(folder))
+        finally:
+            log.close()
 
-
-def _entries(log):
-    after = 0
-    while entries := log.read(after):
-        yield from entries
-        after = entries[-1].seq
+    def files(self):
+        """Return the files beside the store in which records or models are."""
+        names = ("", "-wal", "-models", "-models-wal")
+        return [file for name in names if (file := self.store.with_name(self.store.name + name)).exists()]
 
 
 @asynccontextmanager
@@ -96,109 +108,92 @@ async def load(service, ledger, seed, *others, n_clients=N_CLIENTS):
             client.stopped = True
 
 
-async def kill_often(service, n_kills, seed, beside=None):
-    """Kill the server under load, one time in four while it starts; return the ledger and how often it had grown."""
-    rng, ledger, productive = random.Random(seed), Ledger(), 0
-    await service.start()
-    await service.make_loops()
-    async with load(service, ledger, seed, *([] if beside is None else [beside])):
-        for _ in range(n_kills):
-            before = ledger.n_acknowledged()
-            await _a_moment(service, rng)
-            await service.kill()
-            productive += ledger.n_acknowledged() > before
-            await service.begin(snapshot_seconds=rng.choice([0.0, 0.1, 10.0]))
-        await service.wait_until_up()
-    return ledger, productive
-
-
-async def _a_moment(service, rng):
-    if rng.random() < 0.25:
-        await asyncio.sleep(rng.uniform(0.0, 0.2))
-        return
-    await service.wait_until_up()
-    await asyncio.sleep(rng.uniform(0.01, 0.5))
-
-
-async def kill_workers_often(service, n_kills, seed):
-    """Kill one of two workers under load, and once their engine's process in between; return the ledger."""
-    rng, ledger = random.Random(seed), Ledger()
-    await service.start(workers=2)
-    await service.make_loops()
-    async with load(service, ledger, seed):
-        for i in range(n_kills):
-            await ledger.grows()
-            await asyncio.sleep(rng.uniform(0.0, 0.2))
-            pid = rng.choice(await service.server.workers())
-            os.kill(pid, signal.SIGKILL)
-            await ledger.grows()
-            await _replaced(service, pid)
-            if i == n_kills // 2:
-                await _restart(service, workers=2)
-    return ledger
-
-
-async def kill_writers_often(service, n_kills, seed):
-    """Kill the process that writes for the server under load; return the ledger."""
-    rng, ledger = random.Random(seed), Ledger()
-    await service.start()
-    await service.make_loops()
-    async with load(service, ledger, seed):
-        for _ in range(n_kills):
-            await ledger.grows()
-            await asyncio.sleep(rng.uniform(0.0, 0.2))
-            os.kill(await service.server.writer(), signal.SIGKILL)
-            await ledger.grows()
-    service.whereabouts.hang_up()  # one that was idle for so long may be closed
-    return ledger
-
-
-async def _replaced(service, pid):
-    """Return once another worker has come for one that was killed."""
-    workers = await service.server.workers()
-    while len(workers) < 2 or pid in workers:
-        await asyncio.sleep(0.05)
-        workers = await service.server.workers()
-
-
-async def _restart(service, **options):
-    """Kill the engine's process, wait until its workers have noticed, and start another."""
-    url = await service.server.url()
-    await service.kill()
-    await nobody_at(url)
-    await service.start(**options)
-
-
-async def nobody_at(url):
-    """Return once nobody listens there any more."""
-    host, port = url.removeprefix("http://").split(":")
-    while True:
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-        except ConnectionRefusedError:
-            return
-        writer.close()
-        await asyncio.sleep(0.02)
+# The judgement
 
 
 async def judge(service, ledger):
     """Return all that contradicts the ledger, none if nothing does."""
     status = await service.settle()
-    found = await judge_events(service, ledger)
+    found = list(ledger.contradictions)
     if status["rebuilt"]:
         found.append("a snapshot was found damaged")
-    for loop in (EARLIEST, SUMS):
-        found += _judge_sums(status["loops"][loop], await _expected(service, loop, ledger), loop)
+    found += await judge_changes(service, ledger)
+    stored = await asyncio.to_thread(read_log, service)
+    for loop in LOOPS:
+        expected = await _expected(service, loop, ledger)
+        events = (await service.ask("GET", path_of(loop, "events"))).lines()
+        found += _judge_events(loop, ledger, events, expected)
+        found += judge_log(loop, ledger, stored[loop])
+        n_erased = len(ledger.erased) if loop == EARLIEST else 0
+        found += _judge_sums(status["loops"][loop], expected, loop, n_erased)
     return found
 
 
-async def judge_events(service, ledger):
-    """Return what in the export contradicts the ledger."""
-    await service.settle()
-    found = list(ledger.contradictions)
-    for loop in (EARLIEST, SUMS):
-        events = (await service.ask("GET", path_of(loop, "events"))).lines()
-        found += _judge_events(loop, ledger, events, await _expected(service, loop, ledger))
+def read_log(service):
+    """Return all records by loop, bodies too; reading checks their checksums."""
+    log, stored = service.log(), {}
+    try:
+        for loop, head in log.heads().items():
+            entries = stored[loop] = []
+            while more := log.read(loop, entries[-1].position if entries else 0):
+                entries += more
+            assert len(entries) == head.last - head.removed, f"{loop}: {len(entries)} records of {head}"
+    finally:
+        log.close()
+    return stored
+
+
+def judge_log(loop, ledger, entries):
+    """Return what is acknowledged and not in the log once and unchanged."""
+    found, erased = [], set(ledger.erased)
+    ranks = defaultdict(list)
+    rewards = set()
+    for entry in entries:
+        if entry.user in erased or (entry.event or "")[:-1] in erased:
+            found.append(f"{loop}: record {entry.position} is of the erased {entry.user or entry.event}")
+        if entry.kind == RANK:
+            ranks[entry.event].append(entry)
+        elif entry.kind == REWARD:
+            reward = decode_reward(entry.body)
+            rewards.add((entry.event, reward.id, reward.value))
+    for event, answer in ledger.ranks[loop].items():
+        if len(ranks[event]) != 1:
+            found.append(f"{loop}: {event} is logged {len(ranks[event])} times")
+        elif not _is_logged(answer, ledger.requests[loop].get(event), ranks[event][0]):
+            found.append(f"{loop}: {event} is logged as {ranks[event][0]}, and {answer} was told")
+    for event, of_event in ledger.rewards[loop].items():
+        missing = [(event, name, value) for name, value in of_event.items() if (event, name, value) not in rewards]
+        found += [f"{loop}: the reward {reward} is not in the log" for reward in missing]
+    return found
+
+
+def _is_logged(answer, request, entry):
+    body = decode_rank(entry.body)
+    ids = [action.id for action in body.actions]
+    told = {one["id"]: (one["probability"], one["score"]) for one in answer["ranking"]}
+    same = {name: (body.probabilities[k], body.scores[k]) for k, name in enumerate(ids) if name in told} == told
+    same &= (ids[body.action], body.version) == (answer["action"], answer["model_version"])
+    if request is None:
+        return same
+    features = [json.loads(bytes(action.features) or b"null") for action in body.actions]
+    same &= [action.get("features") for action in request["actions"]] == features
+    same &= [action["id"] for action in request["actions"]] == ids
+    return same and (entry.user, json.loads(bytes(body.context))) == (request["user"], request["context"])
+
+
+async def judge_changes(service, ledger):
+    """Return what of settings and catalogue is not as it was acknowledged."""
+    found, changes = [], {}
+    for loop, version, settings in ledger.changes:
+        changes[loop] = version, settings
+    for loop, (version, settings) in changes.items():
+        known = (await service.ask("GET", path_of(loop, "settings"))).json()
+        same = all(known["settings"][name] == value for name, value in settings.items())
+        if not same or known["version"] < version:
+            found.append(f"{loop}: the settings are {known}, and {settings} were acknowledged as {version}")
+    actions = (await service.ask("GET", path_of(EARLIEST, "actions"))).json()["actions"]
+    if {action["id"]: action["features"] for action in actions} != ledger.catalogue:
+        found.append(f"the catalogue is {actions}, and {ledger.catalogue} was acknowledged")
     return found
 
 
@@ -206,7 +201,8 @@ async def _expected(service, loop, ledger):
     """Return the reward that each event must have, None where none counts; what was late counts no more."""
     late = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
     is_late = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in late)
-    assert max(is_late.values(), default=1) == 1, "a reward is listed twice"
+    twice = [reward for reward, n in is_late.items() if n > 1]
+    assert not twice, f"rewards are listed twice: {twice[:3]}"
     counted = defaultdict(list)
     for event, rewards in ledger.rewards[loop].items():
         counted[event] = [value for name, value in rewards.items() if not is_late[event, name, value]]
@@ -238,11 +234,12 @@ def _same(left, right):
     return left == right if left is None or right is None else math.isclose(left, right, abs_tol=1e-9)
 
 
-def _judge_sums(gauges, expected, loop):
+def _judge_sums(gauges, expected, loop, n_erased):
     """The model has learned from each event once, if numbers and sums of what it learned are those of the ledger."""
-    rewards = [reward for reward in expected.values() if reward is not None]
-    n_learned = len(expected) if loop == SUMS else len(rewards)
-    wanted = {"ranks": len(expected), "rewarded_events": len(rewards), "learned_events": n_learned}
+    rewards = [reward for reward in expected.values() if reward is not None] + [1.0] * n_erased
+    n_ranks = len(expected) + 2 * n_erased
+    n_learned = n_ranks if loop == SUMS else len(rewards)
+    wanted = {"ranks": n_ranks, "rewarded_events": len(rewards), "learned_events": n_learned}
     found = [f"{loop}: {gauges[name]} {name}, not {n}" for name, n in wanted.items() if gauges[name] != n]
     if not math.isclose(gauges["reward_sum"], math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-9):
         found.append(f"{loop}: rewards of {gauges['reward_sum']} were learned, not {math.fsum(rewards)}")
@@ -250,14 +247,24 @@ def _judge_sums(gauges, expected, loop):
 
 
 async def digests_after_every_way_to_start(service):
-    """Return the models' SHA-256 of the live server, of the log, and of servers with and without a snapshot."""
-    live = await service.server.digests()
+    """Return the models' SHA-256 of the live service, of the log, and of services with and without a snapshot."""
+    live = await service.digests()
     await service.kill()
-    rebuilt = service.rebuilt_digests()
+    rebuilt = await asyncio.to_thread(service.rebuilt_digests)
     await service.start()
-    restored = await service.server.digests()
+    restored = await service.digests()
     await service.kill()
     for path in service.store.parent.glob(service.store.name + "-models*"):
         path.unlink()
     await service.start()
-    return live, rebuilt, restored, await service.server.digests()
+    return live, rebuilt, restored, await service.digests()
+
+
+def judge_files(service, ledger):
+    """Return in which files there is something of an erased user; for a service that has ended."""
+    found = []
+    for file in service.files():
+        content = file.read_bytes()
+        if b"leaver-" in content:
+            found += [f"{file.name} has the erased {user}" for user in ledger.erased if user.encode() in content]
+    return found

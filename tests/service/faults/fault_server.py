@@ -1,13 +1,14 @@
-"""Servers in processes of their own that may be killed, and the process that they are forked from.
+"""Services in processes of their own that may be killed, and the process that their supervisors are forked from.
 
-That one has imported and compiled everything, so that a server takes a tenth of a second to start and not two. It runs
-one server at a time. Run as a script this file is that process; what it does is said in lines on its output.
+That one has imported and compiled everything, so that a service takes a tenth of a second to start and not two. It runs
+one supervisor at a time, in a process group of its own. Run as a script this file is that process; it reports in lines
+on its output.
 """
 
 import asyncio
 import json
-import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,15 +17,20 @@ from collections import defaultdict
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import obedient
 
-import service.serve
-from service.engine import Engine, erasing
-from service.engine.clock import steady_clock
-from service.engine.deciding import warm_up
-from service.store.log import system_clock
+from service.learn.control import LearnerClient
+from service.learn.learner import Learner
+from service.learn.warm_up import warm_up
+from service.log import opening
+from service.log.clock import steady_clock
+from service.log.opening import Store
+from service.log.sqlite import system_clock
+from service.roles import learner, ranker, supervisor, writer
+from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, Config
+
+ROLES = ("ranker", "log", "learner", "supervisor")
 
 
 def tell(kind, value=None):
@@ -32,73 +38,61 @@ def tell(kind, value=None):
 
 
 def main():
+    assert ranker.run
+    assert writer.run
     warm_up()
-    erasing.PIECE = 3  # personal models: the few that there are take several pieces
     tell("ready")
-    while order := next_order():
+    while order := os.read(0, 65_536):  # the next is given once this one is carried out
         options = json.loads(order)
         pid = os.fork()
         if pid == 0:
             os._exit(run(**options))
+        os.setpgid(pid, pid)
         tell("started", pid)
         _, status = os.waitpid(pid, 0)
         tell("ended", os.waitstatus_to_exitcode(status))
 
 
-def next_order():
-    """Return one order, empty at the end: the next is given once this one is carried out."""
-    os.set_blocking(0, True)  # a server that reads orders too has set it otherwise
-    return os.read(0, 65_536)
-
-
-def run(store, errors, workers=1, database=None, **options):
+def run(store, errors, rankers=1, database=None, **faults):
     """Serve until told to stop; return the exit status."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     try:
-        service.serve.Engine = SimpleNamespace(open=partial(open_engine, **options))
-        service.serve.serve(Path(store), port=0, workers=workers, database=database, beside=obey, say=lambda text: None)
+        install(Path(store), **faults)
+        config = Config(store=Store(Path(store), database), port=0, rankers=rankers)
+        supervisor.serve(config, say=listening, welcome=lambda url: url)
         return 0
     except Exception as error:
         os.write(2, f"{error!r}\n".encode())
         return 1
 
 
-async def obey(engine, url):
-    """Say where the server listens; then, when asked, what its models hash to or who works for it. Unasked, end."""
-    running, orders = asyncio.get_running_loop(), asyncio.Queue()
-    running.add_reader(0, lambda: orders.put_nowait(os.read(0, 100)))
-    tell("listening", url)
-    while order := await orders.get():
-        if json.loads(order) == "digests":
-            tell("digests", {loop: await asyncio.to_thread(engine.digest, loop) for loop in engine.loops()})
-        elif json.loads(order) == "writer":
-            tell("writer", engine._commits.pid)
-        else:
-            tell("workers", [process.pid for process in multiprocessing.active_children()])
-    os._exit(1)
+def listening(text):
+    if text.startswith("http"):
+        tell("listening", text)
 
 
-def open_engine(store, *, busy_seconds=5.0, **options):
-    """Open an engine whose connections do what ``<store>-pragmas`` says; the wall clock is ``<store>-ahead`` off."""
+def install(store, busy_seconds=5.0, snapshot_seconds=10.0):
+    """Let connections to the log do what ``<store>-pragmas`` says, and the wall clock be ``<store>-ahead`` off."""
     pragmas, ahead = store.with_name(store.name + "-pragmas"), store.with_name(store.name + "-ahead")
-    return Engine.open(
-        store,
-        connect=partial(obedient.connect, store, busy_seconds, pragmas),
-        clock=steady_clock(lambda: system_clock() + int(ahead.read_text() if ahead.exists() else 0)),
-        **options,
-    )
+
+    def wall():
+        return system_clock() + int(ahead.read_text() if ahead.exists() else 0)
+
+    opening.sqlite_file = lambda path: partial(obedient.connect, path, busy_seconds, pragmas)
+    opening.steady_clock = lambda: steady_clock(wall)
+    learner.Learner = partial(Learner, snapshot_seconds=snapshot_seconds)
 
 
 class Nursery:
-    """``async with``: the process that servers are forked from."""
+    """``async with``: the process that services are forked from."""
 
     async def __aenter__(self):
         self._folder = tempfile.TemporaryDirectory()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__),
+            *(sys.executable, "-P", __file__),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "TMPDIR": self._folder.name},
+            env={**os.environ, "TMPDIR": self._folder.name, "PYTHONPATH": _python_path()},
         )
         self._told = defaultdict(asyncio.Future)
         self._reading = asyncio.create_task(self._read())
@@ -114,37 +108,26 @@ class Nursery:
         self._folder.cleanup()
 
     async def start(self, store, **options):
-        """Return a server on its way up."""
+        """Return a service on its way up."""
         for kind in ("started", "listening", "ended"):
             self._told.pop(kind, None)
-        self.order({"store": str(store), "errors": f"{store}-errors", **options})
-        self._server = RunningServer(self, await self.told("started"), Path(f"{store}-errors"))
+        order = {"store": str(store), "errors": f"{store}-errors", **options}
+        self._process.stdin.write(json.dumps(order).encode())
+        self._server = RunningServer(self, await self.told("started"), Path(store))
         return self._server
 
     async def clear(self):
-        """End the server that runs, if one does."""
+        """End the service that runs, if one does."""
         if self._server is not None:
             await self._server.kill()
+            self._server.clean_up()
 
     def is_empty(self):
-        """Return whether it is known that no server runs."""
+        """Return whether it is known that no supervisor runs."""
         return self._told["ended"].done()
 
-    def temporary_files(self):
-        """Return what servers have put in the folder for temporary files."""
-        return sorted(path.name for path in Path(self._folder.name).iterdir())
-
-    def order(self, order):
-        self._process.stdin.write(json.dumps(order).encode())
-
-    async def asked(self, kind):
-        """Return what the server answers to an order."""
-        self._told.pop(kind, None)
-        self.order(kind)
-        return await self.told(kind)
-
     async def told(self, kind):
-        """Return what was said, or raise if the server ended and never said it."""
+        """Return what was said, or raise if the supervisor ended and never said it."""
         told, ended = self._told[kind], self._told["ended"]
         await asyncio.wait([told, ended, self._reading], return_when=asyncio.FIRST_COMPLETED)
         if not told.done():
@@ -157,42 +140,62 @@ class Nursery:
             self._told[kind].set_result(value)
 
 
+def _python_path():
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+
+
 class RunningServer:
-    def __init__(self, nursery, pid, errors):
-        self.pid, self._nursery, self._errors = pid, nursery, errors
+    """A supervisor and its processes; ``pid`` is the supervisor."""
+
+    def __init__(self, nursery, pid, store):
+        self.pid, self._nursery, self._store = pid, nursery, store
 
     async def url(self):
         """Return where it listens, once it does."""
         return await self._nursery.told("listening")
 
-    async def digests(self):
-        """Return the SHA-256 of each loop's models."""
-        return await self._nursery.asked("digests")
+    def folder(self):
+        """Return the folder of its sockets and shared memory."""
+        return Path(self._store.with_name(self._store.name + "-run").read_text().strip())
 
-    async def writer(self):
-        """Return the id of the process that writes for it."""
-        return await self._nursery.asked("writer")
+    def processes(self):
+        """Return the processes, as the supervisor knows them; a pid of 0 is one that is being restarted."""
+        return json.loads((self.folder() / "processes.json").read_bytes())
 
-    async def workers(self):
-        """Return the ids of the processes that answer requests in front of it."""
-        return await self._nursery.asked("workers")
+    def pids(self, role):
+        return {one["number"]: one["pid"] for one in self.processes() if one["role"] == role}
+
+    def socket(self, role):
+        return self.folder() / {"log": LOG_SOCKET, "learner": LEARNER_SOCKET}[role]
+
+    async def digest(self, loop):
+        """Return the SHA-256 of a loop's models, with all that is logged learned."""
+        return await self.ask_learner("digest", loop)
+
+    async def ask_learner(self, what, loop=""):
+        return await LearnerClient(self.socket("learner")).ask(what, loop)
 
     def signal(self, number):
         with suppress(ProcessLookupError):  # it has ended this moment
             os.kill(self.pid, number)
 
     async def ended(self):
-        """Return its exit status, once it has ended."""
+        """Return the supervisor's exit status, once it has ended."""
         return await self._nursery.told("ended")
 
     async def kill(self):
-        """End it this very moment."""
-        if not self._nursery.is_empty():
-            self.signal(signal.SIGKILL)
+        """End all its processes this very moment, as a power cut would."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         return await self.ended()
 
+    def clean_up(self):
+        """Remove what the next service on the store would."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.folder(), ignore_errors=True)
+
     def errors(self):
-        return self._errors.read_text()
+        return self._store.with_name(self._store.name + "-errors").read_text()
 
 
 HOLDER = """

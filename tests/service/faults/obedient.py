@@ -1,6 +1,6 @@
 """Connections that a test can steer from outside, in whatever process they are."""
 
-from service.store import sqlite_file
+from service.log.sqlite_schema import sqlite_file
 
 
 def connect(store, busy_seconds, pragmas):

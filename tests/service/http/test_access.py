@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from service.http.table import ROUTES
+from service.app import declared_routes, fastapi_routes
+from service.http.limits import Limits
 
 OPEN_TO = {  # what each role may do; admin may do everything
     "rank": {
@@ -39,7 +40,8 @@ ADMIN_OF_A_LOOP = {
 ADMIN_OF_THE_SERVICE = {"GET /v1/loops", "POST /v1/loops", "GET /v1/status", "GET /metrics"}
 ADMIN_OF_ITSELF = {"DELETE /v1/loops/{loop}"}
 
-OPERATIONS = [(method, path) for path, methods in ROUTES.items() for method in methods]
+ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
+OPERATIONS = [(route.method, route.path) for route in ROUTES]
 WHO = ["none", *(f"{role} of {loops}" for role in ("rank", "device", "admin") for loops in ("all", "this", "other"))]
 
 

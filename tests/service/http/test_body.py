@@ -9,8 +9,8 @@ import pytest
 
 from service.errors import ApiError
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.devices import Updates
 from service.http.strict import decode_msgpack, decode_strictly
-from service.http.wire import Updates
 
 
 def receiving(*chunks):

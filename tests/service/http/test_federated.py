@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.http.federated import _colons, names
+from service.http.devices import Residuals, _colons, names
 from service.http.strict import refuse_repeats
-from service.http.wire import Residuals
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 FEDOGD = {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3, "step_size": 0.1}}
@@ -152,6 +151,21 @@ def test_a_version_that_is_not_remembered_gets_the_whole_model(client):
     for since in (version_of(client) + 1_000_000, 2**62):
         reply = client.get("/v1/federated/model", params={"since": since})
         assert weights(reply).shape == (2**18 + 1,)
+
+
+def test_changes_are_not_sent_with_weights_that_are_newer(client, live, monkeypatch):
+    since = at_rest(client, "phone-10")
+    version = learned(client, upload(client, "phone-10", residual(client, 2, label=0)).json()["positions"][0])
+
+    async def told_before_it_was_published(what, loop, since):
+        return [since, []]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.engine.machine, "ask", told_before_it_was_published)
+        stale = client.get("/v1/federated/model", params={"since": since})
+    assert weights(stale).shape == (2**18 + 1,)
+    assert len(load(client.get("/v1/federated/model", params={"since": since}).content)["indices"]) > 0
+    assert version > since
 
 
 def test_head_of_a_model_has_its_tag(client):

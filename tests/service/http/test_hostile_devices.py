@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -246,14 +247,14 @@ def test_a_replay_is_answered_as_the_first_in_one_request_too(client):
     assert upload(client, {**one, "local": 0.5}, name="replaying").json()["positions"] == first[:1]
 
 
-def test_a_flood_is_told_to_come_back_and_others_are_not(start):
+def test_a_flood_is_told_to_come_back_and_others_are_not(start, monkeypatch):
     with start() as live, live.client() as client, ThreadPoolExecutor(2) as senders:
         one, sent = residual(version_of(client)), []
-        with holding(live):
+        with holding(live, monkeypatch) as held:
             for batch in range(2):
                 flood = [{**one, "seq": 500 * batch + seq} for seq in range(1, 501)]
                 sent.append(senders.submit(upload, client, *flood, name="flood"))
-            on_the_loop(live, arrived(live.engine, 1000))
+            held.wait_for(1000)
             refused = upload(client, {**one, "seq": 1001}, name="flood")
             assert error(refused) == (429, "too_many_uploads")
             assert refused.headers["retry-after"] == "1"
@@ -262,24 +263,36 @@ def test_a_flood_is_told_to_come_back_and_others_are_not(start):
         assert upload(client, {**one, "seq": 1001}, name="flood").status_code == 200
 
 
-def on_the_loop(live, coroutine):
-    return asyncio.run_coroutine_threadsafe(coroutine, live.loop).result(timeout=60)
+class Held:
+    """A log that stores nothing of what comes in until it is let go."""
+
+    def __init__(self, log):
+        self._append, self._waiting, self._changed = log.append, [], threading.Condition()
+
+    def append(self, groups, futures=None):
+        futures = futures or [asyncio.get_running_loop().create_future() for _ in groups]
+        with self._changed:
+            self._waiting.append((groups, futures))
+            self._changed.notify()
+        return futures
+
+    def wait_for(self, n):
+        with self._changed:
+            assert self._changed.wait_for(lambda: sum(len(groups) for groups, _ in self._waiting) >= n, timeout=60)
+
+    def let_go(self):
+        for groups, futures in self._waiting:
+            self._append(groups, futures)
 
 
 @contextmanager
-def holding(live):
-    """Keep the engine from storing what comes in, as a change of settings does."""
-    change = live.engine._change()
-    on_the_loop(live, change.__aenter__())
-    try:
-        yield
-    finally:
-        on_the_loop(live, change.__aexit__(None, None, None))
-
-
-async def arrived(engine, n):
-    while engine._uploading.total() < n:
-        await asyncio.sleep(0)
+def holding(live, monkeypatch):
+    """Keep the log from storing what comes in."""
+    held = Held(live.engine.machine.log)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.engine.machine.log, "append", held.append)
+        yield held
+    live.loop.call_soon_threadsafe(held.let_go)
 
 
 def test_a_key_of_one_device_speaks_for_no_other(start):

@@ -40,13 +40,3 @@ def test_limits_name_what_is_wrong_with_them():
         Limits(actions=0)
     with pytest.raises(ValueError, match="request_seconds must be positive and finite, got -1"):
         Limits(request_seconds=-1)
-
-
-def test_several_tokens_are_taken_at_once_as_far_as_there_are_any_and_can_be_given_back():
-    clock = Clock()
-    buckets = Buckets(10.0, clock)
-    assert (buckets.take_some("a", 15), buckets.take_some("a", 15), buckets.take_some("a", 1)) == (15, 5, 0)
-    buckets.give_back("a", 3)
-    clock.now = 0.25
-    assert buckets.take_some("a", 9) == 5
-    assert buckets.take("a") == pytest.approx(0.05)

@@ -1,5 +1,6 @@
 """Whatever is wrong with a request, the answer is a 4xx in the one shape of all failures."""
 
+import asyncio
 import gzip
 import json
 
@@ -7,6 +8,9 @@ import httpx
 import pytest
 
 from service.http.limits import Limits
+from service.log.client import WriterClient
+from service.ranking.admin import Admin
+from service.ranking.ranker import Ranker
 
 JSON = {"Content-Type": "application/json"}
 ONE = b'{"id": "a", "features": {}}'
@@ -114,6 +118,9 @@ def test_other_types_and_encodings_are_refused(client):
 def test_unknown_paths_and_methods_are_refused(client):
     assert error(client.get("/v1/nowhere")) == (404, "unknown_path")
     assert error(client.get("/v1/rank/")) == (404, "unknown_path")
+    for path in ("/rank", "/v1/nowhere/rank", "/v1/loops/rank", "/v1/loops/a/b/rank", "/v1/rank/rank", "//v1/rank"):
+        wrong = client.post(path, content=rank_with(), headers=JSON)
+        assert error(wrong) == ((404, "unknown_path") if path != "/v1/loops/rank" else (405, "method_not_allowed"))
     wrong = client.delete("/v1/rank")
     assert error(wrong) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST, OPTIONS"
@@ -146,13 +153,13 @@ def test_limits_can_be_set(start):
         two = {"requests": [{"actions": [{"id": "a"}]}] * 2}
         assert error(client.post("/v1/rank/batch", json=two)) == (422, "too_many_requests_in_batch")
         document = client.get("/openapi.json").json()["components"]["schemas"]
-        assert document["Rank"]["properties"]["actions"]["maxItems"] == 2
+        assert document["RankRequest"]["properties"]["actions"]["maxItems"] == 2
 
 
 def test_what_nobody_foresaw_is_logged_and_not_shown(start, monkeypatch, caplog):
     with start() as live, live.client() as client:
-        for name in ("activate", "loops"):
-            monkeypatch.setattr(live.engine, name, lambda *_: 1 / 0)
+        monkeypatch.setattr(Ranker, "activate", lambda *_: 1 / 0)
+        monkeypatch.setattr(Admin, "loops", lambda *_: 1 / 0)
         for reply in (client.post("/v1/events/e/activate"), client.get("/v1/loops")):
             assert error(reply) == (500, "internal")
             assert "ZeroDivision" not in reply.text
@@ -160,20 +167,33 @@ def test_what_nobody_foresaw_is_logged_and_not_shown(start, monkeypatch, caplog)
 
 
 def test_an_export_that_breaks_off_is_no_whole_reply(start, monkeypatch, caplog):
-    def events(*_):
+    def lines():
         yield {"event_id": "first"}
         raise ZeroDivisionError
 
-    monkeypatch.setattr("service.http.admin.LINES_AT_ONCE", 1)
-    with start() as live, live.client() as client:
-        monkeypatch.setattr(live.engine, "events", events)
-        with pytest.raises(httpx.RemoteProtocolError):
-            client.get("/v1/events")
+    async def events(*_):
+        return lines()
+
+    monkeypatch.setattr("service.http.admin.LINES_PER_CHUNK", 1)
+    monkeypatch.setattr(Admin, "events", events)
+    with start() as live, live.client() as client, pytest.raises(httpx.RemoteProtocolError):
+        client.get("/v1/events")
     assert "a reply broke off" in caplog.text
 
 
 def test_a_store_that_is_closed_answers_503(start):
     with start() as live, live.client() as client:
-        live.engine._commits.close()
-        reply = client.post("/v1/rank", content=rank_with(), headers=JSON)
-        assert error(reply) == (503, "store_closed")
+        live.engine.machine.closed = True
+        for path in ("/v1/rank", "/v1/loops/default/rank"):
+            assert error(client.post(path, content=rank_with(), headers=JSON)) == (503, "store_closed")
+
+
+def test_what_the_log_does_not_take_is_answered_503(start, tmp_path):
+    client = WriterClient(tmp_path / "no socket")
+    with start() as live, live.client() as http:
+        live.engine.machine.log = client
+        for path, body in (("/v1/rank", rank_with()), ("/v1/events/e/reward", b'{"value": 1}')):
+            assert error(http.post(path, content=body, headers=JSON)) == (503, "store_gone")
+        assert error(http.get("/readyz")) == (503, "not_ready")
+        asyncio.run(client.close())
+        assert error(http.post("/v1/rank", content=rank_with(), headers=JSON)) == (503, "store_closed")

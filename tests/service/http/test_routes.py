@@ -165,8 +165,8 @@ def test_figures_for_prometheus_count_what_happened(client):
     client.get("/nowhere")
     text = client.get("/metrics").text
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(figures['fedres_requests_total{path="/v1/rank",method="POST",status="200"}']) >= 1
-    assert float(figures['fedres_requests_total{path="unknown",method="any",status="404"}']) >= 1
+    assert float(figures['fedres_requests_total{method="POST",path="/v1/rank",status="200"}']) >= 1
+    assert float(figures['fedres_requests_total{method="any",path="unknown",status="404"}']) >= 1
     assert float(figures['fedres_request_seconds_count{path="/v1/rank"}']) >= 1
     for name in ("waiting_events", "reward_lag_seconds", "learner_lag_seconds", "model_version"):
         assert f'fedres_{name}{{loop="default"}}' in figures

@@ -18,10 +18,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from service.app import declared_routes
 from service.errors import ApiError
+from service.http.devices import Residuals, Scoring, Updates
+from service.http.hot import Batch, Reward
+from service.http.limits import Limits
 from service.http.strict import decode_strictly
-from service.http.table import ROUTES
-from service.http.wire import Batch, Rank, RankSlots, Residuals, Reward, Scoring, Updates
+from service.ranking.requests import RankRequest
+from service.ranking.slots import SlotsRequest
 
 CHECKS = [
     not_a_server_error,
@@ -30,7 +34,6 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-NOT_DESCRIBED = ("/docs", "/openapi.json")
 TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a request
 RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
@@ -38,7 +41,7 @@ RARELY_RIGHT = (  # it takes more than the type
 )
 DONE = {200, 201, 204}
 RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-OPERATIONS = [(method, path) for path, methods in ROUTES.items() for method in methods if path not in NOT_DESCRIBED]
+OPERATIONS = [(route.method, route.path) for route in declared_routes(None, None, Limits())]
 
 
 @schemathesis.serializer("application/msgpack")
@@ -137,14 +140,14 @@ REWARDS = st.fixed_dictionaries({}, optional={"value": ANYTHING, "id": ANYTHING,
 @pytest.mark.parametrize(
     ("kind", "bodies"),
     [
-        (Rank, RANKS | RIGHT_RANKS),
+        (RankRequest, RANKS | RIGHT_RANKS),
         (Batch, BATCHES),
-        (RankSlots, RANKS | RIGHT_SLOTS),
+        (SlotsRequest, RANKS | RIGHT_SLOTS),
         (Reward, REWARDS),
         (Scoring, RANKS | RIGHT_SCORINGS),
         (Residuals, UPLOADS),
     ],
-    ids=["Rank", "Batch", "RankSlots", "Reward", "Scoring", "Residuals"],
+    ids=["RankRequest", "Batch", "SlotsRequest", "Reward", "Scoring", "Residuals"],
 )
 def test_the_document_allows_exactly_what_is_read(client, kind, bodies):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
@@ -174,9 +177,9 @@ def is_read(decoder, body):
 
 
 HOT = {
-    "/rank": Rank,
+    "/rank": RankRequest,
     "/rank/batch": Batch,
-    "/rank/slots": RankSlots,
+    "/rank/slots": SlotsRequest,
     "/events/{event_id}/reward": Reward,
     "/federated/residuals": Residuals,
 }

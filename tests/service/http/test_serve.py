@@ -15,14 +15,14 @@ from functools import partial
 import httpx
 import numba
 import pytest
+from service.engine import Engine
+from service.serve import check_exposure, is_loopback, serve
+from service.starting import opened, telling
 
 from service.app import create_app
-from service.engine import Engine
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, Tls, bound, shown
-from service.serve import check_exposure, is_loopback, serve
-from service.starting import opened, telling
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----

@@ -2,18 +2,22 @@
 
 import pytest
 
+from service.app import declared_routes, fastapi_routes
 from service.errors import ApiError
-from service.http.table import ROUTES, Table
+from service.http.limits import Limits
+from service.http.router import Table
 
-TABLE = Table()
+ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
+TABLE = Table(ROUTES)
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_every_route_is_found_by_its_own_path(path):
-    raw = path.replace("{", "").replace("}", "").encode()
-    route, parameters = TABLE.find(raw)
-    assert route.path == path
-    assert parameters == {name: name for name in route.names}
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_every_route_is_found_by_its_own_path(route):
+    raw = route.path.replace("{", "").replace("}", "").encode()
+    found, parameters = TABLE.find(raw)
+    assert found.path == route.path
+    assert found.routes[route.method] is route
+    assert parameters == {name: name for name in found.names}
 
 
 @pytest.mark.parametrize(
@@ -28,8 +32,8 @@ def test_every_route_is_found_by_its_own_path(path):
     ],
 )
 def test_quoted_characters_belong_to_the_id(quoted, event_id):
-    route, parameters = TABLE.find(f"/v1/events/{quoted}/reward".encode())
-    assert route.path == "/v1/events/{event_id}/reward"
+    found, parameters = TABLE.find(f"/v1/events/{quoted}/reward".encode())
+    assert found.path == "/v1/events/{event_id}/reward"
     assert parameters == {"event_id": event_id}
 
 
@@ -47,10 +51,10 @@ def test_an_id_that_is_no_unicode_is_refused():
 
 
 def test_a_route_belongs_to_a_loop_or_to_the_service():
-    assert TABLE.find(b"/v1/rank")[0].loop({}) == "default"
-    assert TABLE.find(b"/v1/loops/x/rank")[0].loop({"loop": "x"}) == "x"
-    assert TABLE.find(b"/v1/loops/x")[0].loop({"loop": "x"}) == "x"
-    assert TABLE.find(b"/v1/loops")[0].loop({}) is None
+    loops = {b"/v1/rank": "default", b"/v1/loops/x/rank": "x", b"/v1/loops/x": "x", b"/v1/loops": None}
+    for path, loop in loops.items():
+        found, parameters = TABLE.find(path)
+        assert {route.loop(parameters) for route in found.routes.values()} == {loop}
 
 
 def test_allow_lists_what_can_be_asked():

@@ -1,0 +1,96 @@
+"""The models of one loop: the shared one, and those of users in shared memory. They learn from events in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.scoring.batch import CHUNK_BITS, Events, Shared
+from fedres.scoring.federated import FederatedModel
+from fedres.scoring.model import PersonalModel, SharedModel
+from service.learn.join import Decided
+from service.learn.shared_models import expanded_example
+from service.models.personal import PersonalModels
+from service.settings import Settings
+
+
+class LearnedEvent(NamedTuple):
+    """An event to learn from."""
+
+    decided: Decided
+    reward: float
+    position: int  # of the record that settled it
+
+
+class LoopModels:
+    """The models of the loop with this id; ``changed`` marks the chunks of shared weights that are not published."""
+
+    def __init__(self, loop: str, shared: SharedModel, personal: PersonalModels) -> None:
+        self._loop, self.shared, self.personal = loop, shared, personal
+        self.changed: Array = np.zeros(0, np.uint8)
+        self.touch_all()
+
+    def touch_all(self) -> None:
+        """Take note that every shared weight may have changed."""
+        self.changed = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
+
+    def replace_shared(self, shared: SharedModel) -> None:
+        """Go on with another shared model."""
+        self.shared = shared
+        self.touch_all()
+
+    def forget(self, user: str, number: int | None) -> None:
+        """Leave nothing of a user, who has this number as a device, but what the shared model learned."""
+        self.personal.remove(self._loop, [user])
+        if number is not None and isinstance(self.shared, FederatedModel):
+            self.shared.forget(number)
+
+    def learn(self, learned: Sequence[LearnedEvent], settings: Settings) -> None:
+        """Learn from events that were decided under the same settings, in this order."""
+        self.shared.learning_rate = settings.learning_rate
+        if isinstance(self.shared, FederatedModel):
+            self._learn_one_by_one(learned, settings)
+        else:
+            self._learn_batch(learned, settings)
+
+    def _learn_batch(self, learned: Sequence[LearnedEvent], settings: Settings) -> None:
+        users: dict[str, int] = {}
+        changed: list[int] = []
+        places = np.full(len(learned), -1, np.int64)
+        for k, (decided, _, position) in enumerate(learned):
+            if decided.user is not None and settings.personal:
+                place = users.setdefault(decided.user, len(users))
+                if place == len(changed):
+                    changed.append(position)
+                changed[place], places[k] = position, place
+        features = [decided.features for decided, _, _ in learned]
+        sizes = [len(each.hashes) // 4 for each in features]
+        events = Events(
+            np.frombuffer(b"".join([each.hashes for each in features]), np.uint32),
+            np.frombuffer(b"".join([each.values for each in features]), np.float32),
+            np.cumsum([0, *sizes], dtype=np.int64),
+            np.array([each.n_context for each in features], np.int64),
+            np.array([reward for _, reward, _ in learned], np.float32),
+            places,
+        )
+        shared = Shared(*self.shared.arrays, 32 - self.shared.bits, self.changed)
+        rate = float(settings.learning_rate)
+        self.personal.learn(self._loop, [*users], np.array(changed, np.int64), events, shared, settings.crosses, rate)
+
+    def _learn_one_by_one(self, learned: Iterable[LearnedEvent], settings: Settings) -> None:
+        """Learn where every step changes every weight."""
+        loop = self._loop
+        for decided, reward, position in learned:
+            example, user = expanded_example(decided.features, settings.crosses), decided.user
+            if user is None or not settings.personal:
+                self.shared.learn(example, reward, 0.0)
+                continue
+            own, offset = self.personal.get(loop, user) or PersonalModel(), self.shared.score(example)
+            own.learning_rate = settings.learning_rate
+            self.shared.learn(example, reward, own.score(example))
+            own.learn(example, reward, offset, self.shared.reward_range)
+            self.personal.put(loop, user, position, own)
+        self.touch_all()

@@ -1,0 +1,149 @@
+"""A real service in a thread, on a port of the system's choice and a store of its own; its learner steps in another."""
+
+import asyncio
+import contextlib
+import functools
+import threading
+from concurrent.futures import Future
+
+import httpx
+import uvloop
+from machine import Engine, InlineLearner
+
+from service.app import create_app
+from service.http.keys import Keys
+from service.http.limits import Limits
+from service.http.server import Server, bound
+from service.log.sqlite import system_clock
+from service.ranking.ranker import Machine
+from service.ranking.status import Status
+
+
+class LockedLearner(InlineLearner):
+    """Asks the learner between two of its steps."""
+
+    def __init__(self, learner, lock):
+        super().__init__(learner)
+        self.lock = lock
+
+    async def ask(self, what, loop="", since=0):
+        with self.lock:
+            return await super().ask(what, loop, since)
+
+
+class LiveEngine(Engine):
+    """The machine of a running service: the learner steps by itself, and one at a time have it.
+
+    While it is ``paused``, it steps only for those who settle, or who wait for a change of theirs to be published.
+    """
+
+    paused = False
+
+    def __init__(self, folder):
+        super().__init__(folder, clock=system_clock)
+        self.lock, self._stopping = threading.RLock(), threading.Event()
+        for name in ("step", "digest"):
+            setattr(self.learner, name, _locked(getattr(self.learner, name), self.lock))
+        self.machine.learner = LockedLearner(self.learner, self.lock)
+        self.machine.until = self._until
+        self._thread = threading.Thread(target=self._learn)
+        self._thread.start()
+
+    def _learn(self):
+        while not self._stopping.is_set():
+            if self.paused or not self.learner.step():
+                self._stopping.wait(self.learner.seconds_until_due())
+
+    async def _until(self, published, seconds=15.0):
+        while self.paused and not published():
+            self.learner.step()
+        await Machine.until(self.machine, published, seconds)
+
+    async def close(self):
+        self._stopping.set()
+        self._thread.join()
+        await super().close()
+
+
+class Live:
+    """What a test needs of a running service."""
+
+    def __init__(self, server, engine, keys):
+        self.server, self.engine, self.keys = server, engine, keys
+        self.loop = asyncio.get_running_loop()
+        self.url = server.url
+        host, port = self.url.split("://")[1].split(":")
+        self.address = (host, int(port))
+
+    def client(self, key=None):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=False)
+
+    def make_loop(self, name, **settings):
+        with self.client() as http:
+            http.post("/v1/loops", json={"name": name, "settings": settings}).raise_for_status()
+
+    def run(self, function, *arguments):
+        """Return what a function of the engine gives, on the engine's own thread."""
+
+        async def call():
+            result = function(*arguments)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+    def weights(self, loop="default"):
+        """Return the shared weights as they are published."""
+        return self.run(lambda: self.engine.machine.loop(loop).weights.copy())
+
+    def settle(self, loop="default"):
+        """Return once all that was stored is learned and published, and the published model's version."""
+        self.run(self.engine.settle)
+        return self.run(self.engine.view, loop).version
+
+
+def _locked(function, lock):
+    @functools.wraps(function)
+    def call(*arguments):
+        with lock:
+            return function(*arguments)
+
+    return call
+
+
+async def _run(folder, limits, tls, ready):
+    with bound("127.0.0.1", 0) as sock:
+        engine = LiveEngine(folder)
+        try:
+            keys = Keys(folder / "store.db")
+            app = create_app(engine.machine, Status(engine.machine, "store.db"), keys=keys, limits=limits)
+            server = Server(app, sock, limits, tls)
+            ready.set_result(Live(server, engine, keys))
+            await server.serve()
+        finally:
+            await engine.close()
+
+
+@contextlib.contextmanager
+def run_service(folder, limits=None, tls=None):
+    """Serve the store at ``folder / "store.db"`` meanwhile."""
+    ready = Future()
+
+    def run():
+        try:
+            uvloop.run(_run(folder, limits or Limits(), tls, ready))
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    live = None
+    try:
+        live = ready.result(timeout=60)
+        yield live
+    finally:
+        if live is not None:
+            live.server.stop()
+        thread.join()

@@ -1,0 +1,53 @@
+"""Lets the tests of this folder import the simulated disk beside them, and lends them each kind of log."""
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from service.log.sqlite import SqliteLog, system_clock
+from service.log.sqlite_schema import sqlite_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+class SqliteBackend:
+    """The log in a SQLite file."""
+
+    def __init__(self, folder):
+        self.file = folder / "log.db"
+
+    def open(self, clock=system_clock):
+        """Return a log; all that are opened are the same one."""
+        return SqliteLog(sqlite_file(self.file), clock=clock)
+
+    def execute(self, sql, *parameters):
+        """Change the database behind the log's back; ``?`` stands for a parameter."""
+        with closing(sqlite3.connect(self.file, isolation_level=None)) as db:
+            db.execute(sql, parameters)
+
+
+@pytest.fixture(params=["sqlite"])  # one name for each backend
+def backend(request, tmp_path):
+    return {"sqlite": lambda: SqliteBackend(tmp_path)}[request.param]()
+
+
+@pytest.fixture
+def log(backend):
+    with backend.open() as log:
+        yield log
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def writer(tmp_path):
+    from writers import running_writer  # the path is set above
+
+    with running_writer(tmp_path) as writer:
+        yield writer

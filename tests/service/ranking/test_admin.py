@@ -1,0 +1,132 @@
+"""Loops, the catalogue, and what is exported and evaluated."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from machine import running
+from playing import play, rebuilt, refused, request, weights
+
+import bandits
+from service.ranking.requests import Action, RankRequest
+
+
+def test_what_was_excluded_is_not_exported_since_no_policy_could_have_taken_it(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"apprentice": True})
+            await engine.rank("default", request(exclude=["a1"]))
+            [event] = await engine.events("default")
+            assert [action["id"] for action in event["actions"]] == ["a0", "a2"]
+            assert (event["action"], event["probabilities"]) == ("a0", [1.0, 0.0])
+
+    asyncio.run(story())
+
+
+def test_registered_actions_are_named_by_id_alone_and_exported_as_they_were(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            by_id = RankRequest(user="u", actions=[Action("a"), Action("b")])
+            assert await refused(engine.rank("default", by_id)) == (422, "invalid")
+            await engine.put_actions("default", [Action("a", msgspec.Raw(b'{"x":1}')), Action("b")])
+            first = await engine.rank("default", by_id)
+            await engine.put_actions("default", [Action("a", msgspec.Raw(b'{"x":2}'))])
+            await engine.rank("default", by_id)
+            await engine.reward("default", first.event_id, 1.0)
+            await engine.put_actions("default", retire=["b"])
+            assert [action.id for action in engine.actions("default")] == ["a"]
+            assert await refused(engine.rank("default", by_id)) == (422, "invalid")
+            assert [event["actions"][0]["features"] for event in await engine.events("default")] == [{"x": 1}, {"x": 2}]
+            assert engine.digest("default") == rebuilt(tmp_path)
+            wrong = Action("c", msgspec.Raw(b'{"x":[1,"a"]}'))
+            assert await refused(engine.put_actions("default", [wrong])) == (422, "invalid_features")
+
+    asyncio.run(story())
+
+
+def test_loops_are_made_listed_changed_and_deleted(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            version = await engine.create_loop("shop", {"epsilon": 0.5})
+            assert engine.loops() == ["default", "shop"]
+            assert engine.settings("shop")[0] == version
+            assert engine.settings("shop")[1].epsilon == 0.5
+            await play(engine, 20, loop="shop")
+            assert not np.any(weights(engine))
+            assert await engine.put_settings("shop", {"policy": "squarecb"}) > version
+            answer = await engine.rank("shop", request("user-1"))
+            assert sum(ranked.probability for ranked in answer.ranking) == pytest.approx(1)
+            await engine.delete_loop("shop")
+            assert await refused(engine.rank("shop", request())) == (404, "unknown_loop")
+            await engine.create_loop("shop")
+            assert list(await engine.events("shop")) == []
+            assert not np.any(weights(engine, "shop"))
+            answer = await engine.rank("shop", request("user-1"))
+            assert {ranked.score for ranked in answer.ranking} == {0.0}
+            assert await refused(engine.create_loop("shop")) == (409, "loop_exists")
+            assert await refused(engine.create_loop("a/b")) == (422, "invalid")
+            assert await refused(engine.delete_loop("default")) == (409, "default_loop")
+        async with running(tmp_path) as engine:
+            assert engine.loops() == ["default", "shop"]
+            assert not np.any(weights(engine, "shop"))
+
+    asyncio.run(story())
+
+
+MEANS = np.array([[0.2, 0.5, 0.8], [0.6, 0.1, 0.4]])  # of the reward, by context and action
+POLICIES = {
+    "first": [[1, 0, 0], [1, 0, 0]],
+    "second": [[0, 1, 0], [0, 1, 0]],
+    "uniform": [[1 / 3] * 3, [1 / 3] * 3],
+    "best": [[0, 0, 1], [1, 0, 0]],
+    "mixed": [[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]],
+}
+
+
+async def explore(engine, n, seed, batch=100):
+    """Let the engine learn ``MEANS`` in batches, so that it always decides with the same model."""
+    rng = np.random.default_rng(seed)
+    for start in range(0, n, batch):
+        contexts = rng.integers(2, size=batch)
+        asked = [request(None, {"kind": f"k{c}"}, event_id=f"{seed}-{start + k}") for k, c in enumerate(contexts)]
+        answers = await engine.rank_many("default", asked)
+        rewards = rng.random(batch) < [MEANS[c, int(a.action_id[1])] for c, a in zip(contexts, answers, strict=True)]
+        await asyncio.gather(*[
+            engine.reward("default", answer.event_id, float(reward))
+            for answer, reward in zip(answers, rewards, strict=True)
+        ])  # fmt: skip
+        await engine.settle()
+
+
+def test_five_known_policies_are_valued_from_exported_events_within_three_standard_errors(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"epsilon": 0.4})
+            await explore(engine, 3_000, seed=0)
+            events = list(await engine.events("default"))
+        assert len(events) == 3_000
+        for chances in POLICIES.values():
+            kinds = [int(event["context"]["kind"][1]) for event in events]
+            target = [chances[kind][int(event["action"][1])] for kind, event in zip(kinds, events, strict=True)]
+            values = [t * e["reward"] / e["probability"] for t, e in zip(target, events, strict=True)]
+            truth = np.mean([np.dot(chances[kind], MEANS[kind]) for kind in kinds])
+            assert abs(np.mean(values) - truth) < 3 * np.std(values) / np.sqrt(len(values))
+
+    asyncio.run(story())
+
+
+def test_exported_events_are_read_and_evaluated_and_can_be_paged_through(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await explore(engine, 400, seed=1)
+            events = list(await engine.events("default"))
+            page = list(await engine.events("default", after=events[99]["position"], limit=50))
+            assert page == events[100:150]
+            file = tmp_path / "events.jsonl"
+            file.write_bytes(b"\n".join(map(msgspec.json.encode, events)))
+            outside = bandits.evaluate(file, ["uniform"], estimators=["snips"]).to_json()
+            assert await engine.evaluate("default", ["uniform"], ["snips"]) == outside
+            assert outside["n"] == 400
+
+    asyncio.run(story())

@@ -1,0 +1,44 @@
+"""What importing the core loads, and what it offers."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedres
+import fedres.client
+
+HEAVY = ("numpy", "numba", "scipy", "vowpalwabbit", "httpx", "service", "bandits")
+OF_EXTRAS = ("vowpalwabbit", "fastapi", "uvicorn", "typer", "psycopg", "sklearn", "joblib", "matplotlib")
+NOT_FOR_DEVICES = ("scipy.special", "scipy.optimize", "service", "bandits", "libsvm_tasks")
+
+
+def loaded(statement, names):
+    code = f"import sys\n{statement}\nprint([name for name in {names} if name in sys.modules])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("package", ["fedres", "fedres.client"])
+def test_importing_a_package_loads_nothing_heavy(package):
+    assert loaded(f"import {package}", HEAVY) == "[]"
+
+
+def test_a_device_loads_no_other_package_and_no_extra():
+    assert loaded("from fedres.client import DeviceClient", NOT_FOR_DEVICES + OF_EXTRAS) == "[]"
+
+
+def test_public_names_load_no_extra():
+    assert loaded("from fedres import *", OF_EXTRAS) == "[]"
+
+
+@pytest.mark.parametrize("package", [fedres, fedres.client])
+def test_every_public_name_is_found_where_it_is_said_to_be(package):
+    assert sorted(package._HOME) == sorted(package.__all__)
+    for name in package.__all__:
+        thing = getattr(package, name)
+        assert (thing.__module__, thing.__name__) == (f"{package.__name__}.{package._HOME[name]}", name)
+
+
+@pytest.mark.parametrize("package", [fedres, fedres.client])
+def test_an_unknown_name_is_an_attribute_error(package):
+    assert not hasattr(package, "nothing")
