@@ -11,8 +11,7 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
-from service.log import postgres as module
-from service.log import postgres_schema
+from service.log import postgres_schema, postgres_session
 from service.log.postgres import PostgresLog
 from service.log.protocol import Duplicate, StoreUnavailable
 from service.log.records import Record
@@ -166,7 +165,7 @@ def test_appending_goes_on_after_the_session_was_lost_and_nothing_is_lost_with_i
 
 
 def test_a_server_that_crashed_or_does_not_sync_is_told_and_all_is_well_once_it_is_back(log, postgres, monkeypatch):
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(postgres_session, "RETRY_SECONDS", 0.0)
     append(log, rank("a"))
     postgres.stop("immediate")
     for _ in range(2):
@@ -234,9 +233,9 @@ def test_time_comes_from_the_database_and_never_goes_back(log, postgres):
 def test_a_writer_whose_idea_of_time_is_wrong_is_put_right(log):
     append(log, rank("a"))
     append(log, rank("b"))  # from here on positions and time are predicted
-    log._behind += 3_600_000_000
+    log._clock.offset += 3_600_000_000
     append(log, rank("c"))
-    log._behind -= 3_600_000_000
+    log._clock.offset -= 3_600_000_000
     append(log, rank("d"))
     times = [entry.time for entry in log.read("shop")]
     assert times == sorted(times)

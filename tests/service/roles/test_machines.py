@@ -3,19 +3,15 @@
 They are started once; each test leaves them as it found them. ``b`` reaches the database through a proxy.
 """
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from machines import ACTIONS, Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running
 
 from service.http.key_table import KeyTable
 from service.http.keys import Keys
 from service.log.postgres import PostgresLog
-
-sys.path.insert(0, str(Path(__file__).parent))
-from machines import ACTIONS, Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running
 
 
 class World:

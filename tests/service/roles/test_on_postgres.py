@@ -1,38 +1,29 @@
-"""The engine on PostgreSQL: it learns what it learns on SQLite, on any machine, and says when it has lost the store."""
+"""A ranker and its learner on PostgreSQL: they learn what they learn on SQLite, on any machine."""
 
-import asyncio
-import contextlib
+import functools
 import json
-import threading
 
 import msgspec
 import numpy as np
-import psycopg
 import pytest
+from machine import running
 
-from service.engine import Action, Engine, RankRequest
 from service.errors import ApiError
-from service.store import LeaseHeld
-from service.store.postgres import LEASE
+from service.log.postgres import PostgresLog
+from service.ranking.requests import Action, RankRequest
 
-START = 1_700_000_000_000_000  # microseconds
+pytestmark = pytest.mark.anyio
 
 
-@contextlib.asynccontextmanager
-async def running(folder, database=None):
-    """Lend an engine of a machine that has its own folder."""
-    folder.mkdir(exist_ok=True)
-    engine = Engine.open(folder / "store", database=database, clock=lambda: START, snapshot_seconds=3_600)
-    try:
-        yield engine
-    finally:
-        await engine.close()
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
 
 
 def request(user, hour, event):
     actions = [Action(f"a{k}", msgspec.Raw(json.dumps({"topic": f"t{k}"}).encode())) for k in range(3)]
     context = msgspec.Raw(json.dumps({"hour": hour}).encode())
-    exclude = ["a0"] if hour == 0 else []  # which has the learner read the record
+    exclude = ["a0"] if hour == 0 else []
     return RankRequest(user=user, context=context, actions=actions, event_id=event, exclude=exclude)
 
 
@@ -46,72 +37,26 @@ async def play(engine, seed):
     await engine.erase_user("default", f"user-{seed}")
 
 
-def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_made(tmp_path, database, postgres):
-    async def scenario():
-        digests = []
-        for folder, store in (("sqlite", None), ("first", database)):
-            async with running(tmp_path / folder, store) as engine:
-                await play(engine, seed=1)
-                await play(engine, seed=2)
-                digests.append(engine.digest("default"))
-        for folder in ("first", "second"):  # with a snapshot, and with nothing
-            async with running(tmp_path / folder, database) as engine:
-                digests.append(engine.digest("default"))
-        return digests
-
-    digests = asyncio.run(scenario())
-    assert digests == digests[:1] * 4
-    assert postgres.ask("SELECT count(*) > 0 FROM fedres.log WHERE kind = 'given'") == [(True,)]
-
-
-def test_a_second_engine_on_the_database_is_refused_and_leaves_its_folder_to_others(tmp_path, database):
-    async def scenario():
-        async with running(tmp_path / "first", database):
-            with pytest.raises(LeaseHeld, match="must have one holder, and fedres on"):
-                async with running(tmp_path / "second", database):
-                    pass
-        async with running(tmp_path / "second", database):
-            pass
-
-    asyncio.run(scenario())
+async def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_made(tmp_path, database):
+    digests = []
+    on_postgres = {"open_log": functools.partial(PostgresLog, database)}
+    for folder, options in (("sqlite", {}), ("first", on_postgres)):
+        (tmp_path / folder).mkdir()
+        async with running(tmp_path / folder, **options) as engine:
+            await play(engine, seed=1)
+            await play(engine, seed=2)
+            digests.append(engine.digest())
+            digests.append(engine.rebuilt())
+    (tmp_path / "second").mkdir()
+    for folder in ("first", "second"):  # with a snapshot, and with nothing
+        async with running(tmp_path / folder, **on_postgres) as engine:
+            digests.append(engine.digest())
+    assert digests == digests[:1] * 6
 
 
-async def trouble(engine, wanted):
-    """Return the engine's trouble once it has some, or has none any more."""
-    while (engine.status()["trouble"] is not None) != wanted:
-        await asyncio.sleep(0.02)
-    return engine.status()["trouble"]
-
-
-def test_who_lost_the_store_to_another_says_so_unasked_and_goes_on_once_it_is_free(tmp_path, database, postgres):
-    async def scenario():
-        async with running(tmp_path / "first", database) as engine:
-            await engine.rank("default", request("u", 1, "a"))
-            with psycopg.connect(database, autocommit=True) as other:
-                waiting = threading.Thread(target=other.execute, args=["SELECT pg_advisory_lock(%s)", (LEASE,)])
-                waiting.start()
-                while postgres.ask("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") == []:
-                    await asyncio.sleep(0.02)
-                await asyncio.to_thread(postgres.end_sessions)
-                waiting.join()
-                while "must have one holder" not in await trouble(engine, True):
-                    await asyncio.sleep(0.02)
-                with pytest.raises(ApiError, match="must have one holder") as raised:
-                    await engine.rank("default", request("u", 1, "b"))
-                assert raised.value.code == "store_taken"
-            assert await trouble(engine, False) is None
-            await engine.rank("default", request("u", 1, "b"))
-
-    asyncio.run(scenario())
-
-
-def test_ids_that_postgresql_cannot_store_are_the_callers_mistake_and_nobodys_records(tmp_path, database):
-    async def scenario():
-        async with running(tmp_path / "first", database) as engine:
-            for user, event in (("u", "a\0"), ("u\0", "a")):
-                with pytest.raises(ApiError, match="must have no NUL") as raised:
-                    await engine.rank("default", request(user, 1, event))
-                assert raised.value.status == 422
-            assert await engine.erase_user("default", "u\0") == 0
-
-    asyncio.run(scenario())
+async def test_ids_that_postgresql_cannot_store_are_the_callers_mistake_and_nobodys_records(tmp_path, database):
+    async with running(tmp_path, open_log=functools.partial(PostgresLog, database)) as engine:
+        for user, event in (("u", "a\0"), ("u\0", "a")):
+            with pytest.raises(ApiError, match="must have no NUL") as raised:
+                await engine.rank("default", request(user, 1, event))
+            assert raised.value.status == 422
