@@ -43,8 +43,7 @@ class Campaign:
             self.ledger.grow(5)
             machine.start()
         else:
-            eventually(lambda: machine.pids(what), f"a {what}")
-            machine.kill_role(what)
+            eventually(lambda: machine.kill_role(what) or True, f"the death of a {what}")
             self.ledger.grow(5)
         self._count(f"kill -9 of a {what}")
 

@@ -32,13 +32,15 @@ TIMEOUT = 60.0  # seconds, of whatever a test waits for
 
 def eventually(condition, what, seconds=TIMEOUT):
     """Return what ``condition`` returns once that is true."""
-    deadline = time.monotonic() + seconds
+    deadline, failure = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError, OSError, EOFError):
+        try:
             if found := condition():
                 return found
+        except (httpx.TransportError, OSError, EOFError) as error:
+            failure = error
         time.sleep(0.02)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+    raise AssertionError(f"{what} did not happen within {seconds:g} s: {failure!r}")
 
 
 class MachineProcess:
@@ -93,7 +95,10 @@ class MachineProcess:
         return self.http.request(method, self.url + path, **options)
 
     def status(self):
-        return self.ask("GET", "/v1/status").json()
+        reply = self.ask("GET", "/v1/status")
+        if reply.status_code != 200:
+            raise ConnectionError(reply.text)
+        return reply.json()
 
     def pids(self, role):
         return [one["pid"] for one in self.status()["processes"] if one["role"] == role and one["pid"]]
