@@ -178,7 +178,7 @@ class Keys:
         now = self._clock()
         if now >= self._next_look:
             self._look()
-            self._next_look = now + LOOK_SECONDS
+            self._next_look = now + (LOOK_SECONDS if self._known else LOOK_SECONDS / 10)
         if not self._known:
             raise ApiError(503, "keys_unavailable", "the keys of this service are not known yet; ask again")
         if not self._keys:

@@ -224,6 +224,7 @@ class LoopState:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
+            self.forgotten.append(user)  # the snapshot may name whom it was told to forget
         if entry.position >= self.learn_from:
             self.head.base = max(self.head.base, body.base)
             self.head.erased = [*self.head.erased, body.token][-REMEMBERED_ERASURES:]

@@ -6,8 +6,10 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from service.log.postgres import PostgresLog
 from service.log.sqlite import SqliteLog, system_clock
 from service.log.sqlite_schema import sqlite_file
 
@@ -30,9 +32,30 @@ class SqliteBackend:
             db.execute(sql, parameters)
 
 
-@pytest.fixture(params=["sqlite"])  # one name for each backend
+class PostgresBackend:
+    """The log in a database of PostgreSQL."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def open(self, clock=None):
+        if clock is not None:
+            pytest.skip("time is the database's: see test_postgres.py")
+        return PostgresLog(self.address)
+
+    def execute(self, sql, *parameters):
+        sql = sql.replace("log SET user", 'log SET "user"').replace("UPDATE log", "UPDATE fedres.log")
+        with psycopg.connect(self.address, autocommit=True) as db:
+            db.execute(sql.replace("?", "%s"), parameters)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])  # one name for each backend
 def backend(request, tmp_path):
-    return {"sqlite": lambda: SqliteBackend(tmp_path)}[request.param]()
+    backends = {
+        "sqlite": lambda: SqliteBackend(tmp_path),
+        "postgres": lambda: PostgresBackend(request.getfixturevalue("database")),
+    }
+    return backends[request.param]()
 
 
 @pytest.fixture
