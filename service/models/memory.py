@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from numba.extending import intrinsic
 
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
+from service.log.protocol import StoreUnavailable
 
 VIRTUAL_BYTES = 1 << 37  # of address space; memory is taken as blocks are
 MAGIC = 0x66726573_6D656D31
@@ -34,11 +36,20 @@ HEAD = 5  # words of a block before its data
 SMALLEST_INDEX = 1 << 10  # entries
 ENTRY = 3  # words
 RETRIES = 10_000
+PAUSES, PAUSE_SECONDS = 50, 0.0002  # while a writer is not done: it may have lost its core, or be dead
+SMALLEST_READ = 512  # words
 STEP_BYTES = 1 << 22  # of reserved room
 
 NOT_FOUND, TORN = -1, -2
 
 Key = tuple[int, int]
+
+
+class TornRead(StoreUnavailable):
+    """A block that is being written for too long: its writer may have ended in the middle."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("busy", f"models are being published in {name}; ask again")
 
 
 @intrinsic
@@ -97,6 +108,19 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
         fence()
         if words[offset] == before:
             return length if same else NOT_FOUND
+    return TORN
+
+
+@kernel
+def read_block(words: Array, first: int, second: int, out: Array) -> int:
+    """Copy the data of a key's block to ``out``, also where it moves meanwhile; return what ``copy_block`` does."""
+    for _ in range(RETRIES):
+        offset = find_block(words, first, second)
+        if offset < 0:
+            return NOT_FOUND
+        length = copy_block(words, offset, first, second, out)
+        if length != NOT_FOUND:  # else the block has moved since it was found
+            return length
     return TORN
 
 
@@ -186,16 +210,20 @@ class MemoryReader:
         return int(self.words[PUBLISHED_AT])
 
     def read(self, key: Key) -> bytes | None:
-        """Return a block's data, None where there is no such block or it is not to be had undamaged."""
-        offset = find_block(self.words, *key)
-        while offset >= 0:
-            out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
-            length = copy_block(self.words, offset, *key, out)
-            if length < 0:
+        """Return a block's data, None where there is none; raise ``TornRead`` where it is not to be had whole."""
+        out, pauses = np.empty(SMALLEST_READ, np.uint64), 0
+        while pauses < PAUSES:
+            length = read_block(self.words, *key, out)
+            if length == TORN:
+                time.sleep(PAUSE_SECONDS)
+                pauses += 1
+            elif length <= 0:
                 return None
-            if length <= 8 * out.size:
+            elif length <= 8 * out.size:
                 return out.tobytes()[:length]
-        return None
+            else:
+                out = np.empty(length // 8 + 1, np.uint64)
+        raise TornRead(self.path.name)
 
 
 class MemoryWriter:
@@ -238,15 +266,16 @@ class MemoryWriter:
         write_block(self.words, self.block(key, padded.size), *key, padded, len(data))
 
     def block(self, key: Key, n_words: int) -> int:
-        """Return the offset of the key's block with room for ``n_words``; what it held before may be gone."""
-        offset = self.find(key)
-        if offset >= 0 and int(self.words[offset + 3]) >= n_words:
-            return offset
-        made = self.allocate(n_words)
-        write_block(self.words, made, *key, self.words[:0], 0)
-        if offset >= 0:
-            self._release(offset)
+        """Return the offset of the key's block with room for ``n_words``, which holds what it held before."""
+        old = self.find(key)
+        if old >= 0 and int(self.words[old + 3]) >= n_words:
+            return old
+        made, length = self.allocate(n_words), int(self.words[old + 4]) if old >= 0 else 0
+        start = old + HEAD if old >= 0 else 0
+        write_block(self.words, made, *key, self.words[start : start + (length + 7) // 8], length)
         self._put(key, made)
+        if old >= 0:
+            self._release(old)  # last, so that readers find one of the two at any moment
         return made
 
     def free(self, key: Key) -> None:

@@ -100,6 +100,7 @@ class PersonalModels:
     def __init__(self, memory: MemoryWriter) -> None:
         self._memory = memory
         self.unsaved: set[tuple[str, str]] = set()
+        self.removed: set[tuple[str, str]] = set()  # those that the snapshot may still have
 
     def learn(
         self,
@@ -153,6 +154,7 @@ class PersonalModels:
         for user in users:
             self._memory.free(personal_key(loop, user))
             self.unsaved.discard((loop, user))
+            self.removed.add((loop, user))
 
 
 def read_model(data: Array) -> tuple[int, PersonalModel]:
@@ -173,5 +175,5 @@ def written_model(changed: int, model: PersonalModel) -> bytes:
 
 def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
     """Return a user's model as published."""
-    data = memory.read(personal_key(loop, user))
+    data = memory.read(personal_key(loop, user))  # None also before the first event is learned from
     return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]

@@ -25,11 +25,13 @@ from service.learn.heads import CatalogueAction, Clients, Statistics, loop_id
 from service.models.memory import (
     HEAD,
     HEARTBEAT_AT,
+    NOT_FOUND,
     RETRIES,
     TORN,
     Key,
     MemoryReader,
     MemoryWriter,
+    TornRead,
     begin_change,
     end_change,
     fence,
@@ -106,8 +108,9 @@ def _publish_weights(words: Array, offset: int, weights: Array, changed: Array, 
 
 
 @kernel
-def _copy_weights(words: Array, offset: int, weights: Array, seen: Array) -> int:
-    """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
+def _copy_weights(words: Array, offset: int, first_key: int, second_key: int, weights: Array, seen: Array) -> int:
+    """Copy the chunks that are newer than ``seen``; return 0, or why ``weights`` are not to be used."""
+    key0, key1 = np.uint64(first_key), np.uint64(second_key)
     data = offset + HEAD
     source, first = words.view(np.float32), 2 * (data + 1 + seen.size)
     for _ in range(RETRIES):
@@ -115,6 +118,8 @@ def _copy_weights(words: Array, offset: int, weights: Array, seen: Array) -> int
         fence()
         if before & np.uint64(1):
             continue
+        if words[offset + 1] != key0 or words[offset + 2] != key1 or np.int64(words[data]) != weights.size:
+            return NOT_FOUND  # the loop was deleted, and the block is another's
         for chunk in range(seen.size):
             at = words[data + 1 + chunk]
             if at != seen[chunk]:
@@ -206,6 +211,13 @@ class Loop:
         self.prepared: dict[str, Hashed] = {}  # what rankers made of the catalogue's actions; emptied with it
 
 
+def _read(memory: MemoryReader, key: Key) -> bytes | None:
+    try:
+        return memory.read(key)
+    except TornRead:
+        return None
+
+
 class Models:
     """A ranker's side: ``loop`` is what is published now, ``memory`` where personal models are."""
 
@@ -238,8 +250,8 @@ class Models:
     def names(self) -> list[str]:
         """Return the names of all loops."""
         memory = self._look()
-        data = None if memory is None else memory.read(LOOPS)
-        return [] if data is None else sorted(_unpack_names(data))
+        data = None if memory is None else _read(memory, LOOPS)
+        return sorted(self._loops if data is None else _unpack_names(data))
 
     def loop(self, name: str) -> Loop | None:
         """Return a loop as it is published, None where there is none."""
@@ -249,17 +261,23 @@ class Models:
         loop = self._loops.get(name)
         if name in self._fresh:
             return loop
-        data = memory.read(key_of("view", name))
-        if data is None:
-            self._loops.pop(name, None)
-            return None
-        view = _unpack_view(data)
-        if loop is None or loop.view.since != view.since:
-            loop = Loop(view)
-        if self._refresh(memory, loop, view):
-            self._loops[name] = loop
-            self._fresh.add(name)
-        return self._loops.get(name)
+        try:
+            data = memory.read(key_of("view", name))
+            if data is None:
+                self._loops.pop(name, None)
+                return None
+            view = _unpack_view(data)
+            if loop is None or loop.view.since != view.since:
+                loop = Loop(view)
+            if not self._refresh(memory, loop, view):
+                return self._loops.get(name)
+        except TornRead:  # as it was before, until the next publication
+            if name not in self._loops:
+                raise
+            loop = self._loops[name]
+        self._loops[name] = loop
+        self._fresh.add(name)
+        return loop
 
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
         """Copy what is new; return False where that is not to be had whole."""
@@ -280,14 +298,15 @@ class Models:
         return True
 
     def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> bool:
-        offset = find_block(memory.words, *weights_key(view.id))
+        key = weights_key(view.id)
+        offset = find_block(memory.words, *key)
         if offset < 0:
             return False
-        size = int(memory.words[offset + HEAD])
+        size = 2**view.settings.bits + 1
         if loop.spare.size != size:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
-        if _copy_weights(memory.words, offset, loop.spare, loop.spare_seen) != 0:
+        if _copy_weights(memory.words, offset, *key, loop.spare, loop.spare_seen) != 0:
             return False
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
@@ -295,7 +314,7 @@ class Models:
 
     def learner(self) -> LearnerView | None:
         memory = self._look()
-        data = None if memory is None else memory.read(LEARNER)
+        data = None if memory is None else _read(memory, LEARNER)
         return None if data is None else _unpack_learner(data)
 
     def staleness(self) -> float:

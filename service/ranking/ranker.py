@@ -16,6 +16,7 @@ from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
+from service.models.memory import TornRead
 from service.models.published import Loop, Models
 from service.ranking.decide import Decision, decide, explanations, repeated
 from service.ranking.exporting import Exporter
@@ -116,7 +117,10 @@ class Machine:
         return position
 
     def _position(self, name: str) -> int:
-        loop = self.models.loop(name)
+        try:
+            loop = self.models.loop(name)
+        except TornRead:  # soon
+            return 0
         return 0 if loop is None else loop.view.position
 
     async def ask(self, what: str, loop: str = "", since: int = 0) -> Any:
