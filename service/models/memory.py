@@ -195,15 +195,12 @@ class MemoryReader:
 
     def read(self, key: Key) -> bytes | None:
         """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
-        offset = find_block(self.words, *key)
-        while offset >= 0:
+        while (offset := find_block(self.words, *key)) >= 0:  # again where the block was moved meanwhile
             out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
             length = copy_block(self.words, offset, *key, out)
             if length == TORN:
                 raise TornRead(f"a block of {self.path.name} is half written")
-            if length < 0:
-                return None
-            if length <= 8 * out.size:
+            if 0 <= length <= 8 * out.size:
                 return out.tobytes()[:length]
         return None
 
