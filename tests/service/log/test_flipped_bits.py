@@ -16,8 +16,8 @@ from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.log.verifying import verify_sqlite
 
-N_FLIPS = {"store.db": 140, "store.db-wal": 80}
-N_SNAPSHOT_FLIPS = {"store.db-models": 30, "store.db-models-wal": 15}
+N_FLIPS = {"store.db": 130, "store.db-wal": 70}
+N_SNAPSHOT_FLIPS = {"store.db-models": 20, "store.db-models-wal": 10}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def killed(tmp_path_factory):
 
     async def run():
         engine = Engine(folder)
-        await fill(engine)
+        await fill(engine, 30)
         engine.learner.saver.flush(engine.learner.loops)
         engine.snapshots._db.execute("PRAGMA wal_checkpoint")
         await play(engine, 30, seed=7)
