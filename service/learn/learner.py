@@ -15,7 +15,7 @@ import msgspec
 
 from fedres.checks import Array
 from fedres.scoring.model import PersonalModel
-from service.learn.erasures import clean_snapshot, complete_erasures
+from service.learn.erasures import clean_files, complete_erasures
 from service.learn.heads import Base, PersonalBase
 from service.learn.history import History
 from service.learn.join import Join
@@ -37,6 +37,7 @@ class Appender(Protocol):
 
     def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
+    def scrub(self) -> None: ...
 
 
 class Learner:
@@ -68,6 +69,7 @@ class Learner:
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
         self._broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
+        self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
         self._published: dict[str, int] = {}  # position at which each loop was last published
         self._names: list[str] | None = None
         self._followed: dict[str, tuple[int, Array, History | None]] = {}  # loops whose devices ask what has changed
@@ -78,9 +80,11 @@ class Learner:
         """Bring all loops to the end of the log, from the snapshot where that is good, and show them."""
         heads = self.log.heads()
         try:
+            self.snapshots.claim()
             saved = {loop.head.name: loop for loop in self.snapshots.loops()}
         except DamagedSnapshot as damage:
             self._discard(damage)
+            self.snapshots.claim()
             saved = {}
         for name in heads:
             if self._follows(name):
@@ -140,6 +144,7 @@ class Learner:
                 raise DamagedSnapshot("records in front of the snapshot are missing")
             state.take([entry for entry in entries if entry.position <= saved.position])
         state.time, state.mark = saved.time, saved.record
+        state.join.unmatched = Join(saved.unmatched).unmatched  # those joined again were listed before
         self.loops[name], self._positions[name] = state, saved.position
         self.saver.note_saved(state)
 
@@ -197,6 +202,7 @@ class Learner:
             more = self.step_log()
             self._tick()
             complete_erasures(self)
+            clean_files(self)
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
@@ -319,9 +325,12 @@ class Learner:
 
     # what others see
 
+    def publish_again(self) -> None:
+        """Let the next ``publish`` publish all loops."""
+        self._published.clear()
+
     def publish(self) -> None:
         """Publish the loops that have changed."""
-        clean_snapshot(self)
         for name, state in self.loops.items():
             if self._published.get(name) != state.position:
                 self._publish_loop(state)
@@ -351,7 +360,7 @@ class Learner:
             state.models.shared.newest,
             head.catalogue_version,
             head.clients.joined * 2**20 + len(head.clients.numbers),
-            head.erased,
+            [token for token in head.erased if token in self.cleaned],
         )
         if state.catalogue_changed:
             self.publisher.publish_catalogue(view, head.catalogue)
@@ -422,4 +431,7 @@ class _NoWriter:
         raise StoreUnavailable("readonly", "a replay appends nothing")
 
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
+        raise StoreUnavailable("readonly", "a replay erases nothing")
+
+    def scrub(self) -> None:
         raise StoreUnavailable("readonly", "a replay erases nothing")

@@ -7,6 +7,7 @@ again. Every row has a checksum over its key too. Pending events are not in it: 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +19,12 @@ import msgspec
 from service.learn.heads import LoopHead
 from service.learn.join import Unmatched
 
-FORMAT = 5
+FORMAT = 6
 SCHEMA = f"""
 PRAGMA application_id = 0x6672656D;
 PRAGMA user_version = {FORMAT};
+CREATE TABLE writer (epoch INTEGER NOT NULL);
+INSERT INTO writer VALUES (0);
 CREATE TABLE loop (since INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE shared (name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, model BLOB NOT NULL);
 CREATE TABLE personal (loop TEXT NOT NULL, user TEXT NOT NULL, changed INTEGER NOT NULL, checksum INTEGER NOT NULL,
@@ -63,6 +66,7 @@ class Snapshots:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.epoch: int | None = None  # of the writer that this is, None for any
         try:
             self._db = _opened(path)
         except (sqlite3.DatabaseError, ValueError):  # no text where a message should be is damage too
@@ -103,19 +107,34 @@ class Snapshots:
         with _damage():
             return [user for (user,) in self._db.execute("SELECT user FROM personal WHERE loop = ?", (loop,))]
 
-    def write(self, changes: Changes) -> None:
+    def claim(self) -> None:
+        """Be the one who writes from here on: a learner that was killed may have left a child that still would."""
+        epoch = int.from_bytes(os.urandom(7), "little")
+        with _damage():
+            self._db.execute("UPDATE writer SET epoch = ?", (epoch,))
+        self.epoch = epoch
+
+    def write(self, changes: Changes, *, scrub: bool = False) -> None:
         """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
+            self._check_epoch()
             _write(db, changes)
             db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
-        if changes.erased or changes.dropped:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if scrub or changes.erased or changes.dropped:
+            [(blocked, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if blocked:
+                raise sqlite3.OperationalError("a reader holds pages of what was erased")
+
+    def _check_epoch(self) -> None:
+        [(epoch,)] = self._db.execute("SELECT epoch FROM writer")
+        if self.epoch is not None and epoch != self.epoch:
+            raise sqlite3.OperationalError("another learner has taken over")
 
     def close(self) -> None:
         self._db.close()

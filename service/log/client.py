@@ -9,7 +9,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, as_outcome, framed, read_reply
+from service.log.frames import (
+    Append,
+    Erase,
+    Failed,
+    Frames,
+    Ping,
+    Reply,
+    Request,
+    Scrub,
+    as_outcome,
+    framed,
+    read_reply,
+)
 from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
@@ -192,6 +204,10 @@ class BlockingWriter:
         [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
         assert isinstance(n_erased, int)
         return n_erased
+
+    def scrub(self) -> None:
+        """Return once nothing of deleted records is left in any file."""
+        self._ask(Scrub(next(self._ids)))
 
     def close(self) -> None:
         if self._socket is not None:

@@ -34,8 +34,13 @@ def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log
     if verify and (damage := wal_damage(store.path)) is not None and damage.certain:
         raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
     log = SqliteLog(sqlite_file(store.path), verify=verify)
-    log.clock = _clock_of(log)
+    log.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(log))
     return log
+
+
+# The supervisor decides what time it is, and its children inherit that: a child that is restarted after the wall clock
+# was set goes by the same time as all others.
+_CLOCKS: dict[Path, Clock] = {}
 
 
 def _clock_of(log: SqliteLog) -> Clock:

@@ -76,7 +76,7 @@ def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path)
 
 
 def test_its_table_has_every_setting_and_its_default():
-    shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", API, flags=re.MULTILINE))
+    shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", DOCS, flags=re.MULTILINE))
     assert shown == {name: json_of(value) for name, value in msgspec.structs.asdict(Settings()).items()}
 
 
@@ -85,7 +85,7 @@ def json_of(value):
 
 
 def test_its_table_has_every_limit():
-    section = OPERATIONS.partition("\n## Limits\n")[2].partition("\n## ")[0]
+    section = DOCS.partition("\n## Limits\n")[2].partition("\n## ")[0]
     shown = sorted(float(number.replace(",", "")) for number in re.findall(r"\| ([\d,]+)", section))
     limits, features = Limits(), FeatureLimits()
     known = [getattr(limits, name) for name in Limits.__dataclass_fields__]
