@@ -84,7 +84,8 @@ class Campaign:
                 if len(set(found.values())) != 1:
                     wrong.append(f"models of {loop} differ: {found}")
                 told = sum(of == loop for of, _ in self.ledger.rewards.values())
-                counts = [machine.status()["loops"][loop]["rewarded_events"] for machine in self.machines]
+                states = [eventually(machine.status, "a status") for machine in self.machines]
+                counts = [state["loops"][loop]["rewarded_events"] for state in states]
                 if counts != [told] * 2:
                     wrong.append(f"{loop}: {told} events were rewarded, machines learned from {counts}")
         return wrong
