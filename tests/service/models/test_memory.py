@@ -60,7 +60,7 @@ def test_the_index_grows_with_its_keys(both):
     for k in range(n):
         writer.write(key_of(f"{k}"), b"%d" % k)
     assert all(reader.read(key_of(f"{k}")) == b"%d" % k for k in range(n))
-    assert writer.find(key_of(n)) == NOT_FOUND
+    assert writer.find(key_of(f"{n}")) == NOT_FOUND
 
 
 def test_a_block_that_was_freed_is_used_again_and_holds_nothing_of_before(both):
