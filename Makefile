@@ -1,6 +1,6 @@
 # make serve   starts the service, with simulated readers to watch
 # make test    everything CI runs
-# make faults  kills the service a hundred times, and looks for what is missing
+# make faults  kills and pauses processes of the service under load, and looks for what is missing
 # Each makes its own .venv and installs what it needs.
 
 PYTHON ?= python3
@@ -29,7 +29,7 @@ serve: .venv/installed
 	$(BIN)/fedres serve --demo
 
 faults: .venv/installed
-	$(BIN)/python tests/service/faults --kills 100
+	$(BIN)/python tests/service/faults --kills 300 --pauses 50
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import psycopg
 
 from service.http.keys import Key
-from service.log.postgres_schema import Session, opened, unavailable
+from service.log.postgres_session import SharedSession
 
 WRITE = """INSERT INTO fedres.keys (id, key) VALUES (%s, %s)
     ON CONFLICT (id) DO UPDATE SET key = EXCLUDED.key WHERE keys.key <> EXCLUDED.key"""
@@ -22,14 +20,11 @@ class KeyTable:
     is_remote = True
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._db: Session | None = None
-        self._turn = threading.RLock()
+        self._session = SharedSession(address)
         self._seen: list[Key] = []
 
     def read(self) -> list[Key] | None:
-        with self._session() as db:
-            rows = db.execute("SELECT key FROM fedres.keys ORDER BY number").fetchall()
+        rows = self._session.rows("SELECT key FROM fedres.keys ORDER BY number")
         found = [msgspec.json.decode(text, type=Key) for (text,) in rows]
         if found == self._seen or not found:  # rows are never deleted; a table that is emptied opens no service
             return None
@@ -38,28 +33,14 @@ class KeyTable:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        with self._session() as db, db.transaction():
+        with self._session.lend() as db, db.transaction():
             db.execute("LOCK TABLE fedres.keys IN EXCLUSIVE MODE")
             yield
 
     def write(self, keys: Sequence[Key]) -> None:
-        with self._session() as db:
+        with self._session.lend() as db:
             for key in keys:
                 db.execute(WRITE, (key.id, msgspec.json.encode(key).decode()))
 
     def close(self) -> None:
-        with self._turn:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[Session]:
-        with self._turn:
-            try:
-                if self._db is None:
-                    self._db = opened(self._address, any_architecture=True)
-                yield self._db
-            except psycopg.Error as error:
-                self.close()
-                raise unavailable(error) from error
+        self._session.end()

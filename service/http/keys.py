@@ -49,6 +49,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
 NOBODY = (bytes(32), ANYONE)  # no key has this hash
 LOOK_SECONDS = 1.0
+RETRY_SECONDS = 0.1
 
 
 class KeyStore(Protocol):
@@ -177,7 +178,7 @@ class Keys:
         """Return whose ``Authorization`` header this is."""
         now = self._clock()
         if now >= self._next_look:
-            self._look()
+            self.look()
             self._next_look = now + LOOK_SECONDS
         if not self._known:
             raise ApiError(503, "keys_unavailable", "the keys of this service are not known yet; ask again")
@@ -197,7 +198,7 @@ class Keys:
     def close(self) -> None:
         self.store.close()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read what is new; while a remote store is away, the last known keys are in force."""
         if not self.store.is_remote:
             self._refresh()
@@ -205,9 +206,14 @@ class Keys:
             threading.Thread(target=self._look_on_thread, daemon=True).start()
 
     def _look_on_thread(self) -> None:
+        """Read once, but the first time until it works."""
         try:
-            with contextlib.suppress(StoreUnavailable):
-                self._refresh()
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    self._refresh()
+                if self._known:
+                    return
+                time.sleep(RETRY_SECONDS)
         finally:
             self._looking.release()
 
@@ -220,14 +226,16 @@ class Keys:
 
 
 def open_keys(store: Store) -> Keys:
-    """Return the keys of a store, known already if its database can be reached."""
+    """Return the keys of a store, known already if its database can be reached, and else as soon as it can."""
     if store.database is None:
         return Keys(store.path)
     from service.http.key_table import KeyTable  # its driver need not be there
 
     keys = Keys(KeyTable(store.database))
-    with contextlib.suppress(StoreUnavailable):
+    try:
         keys.list()
+    except StoreUnavailable:
+        keys.look()
     return keys
 
 

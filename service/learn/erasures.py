@@ -27,7 +27,7 @@ def complete_erasures(learner: Learner) -> None:
     """Complete the erasures of loops that this machine holds."""
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
-            epoch = learner.hold(state.head.name)
+            epoch = learner.epoch_to_end(state.head.name)
             if epoch is not None and _caught_up(learner, state, user):
                 _erase(learner, state, user, token, epoch)
 
@@ -39,18 +39,26 @@ def _caught_up(learner: Learner, state: LoopState, user: str) -> bool:
     return learner.loops.get(state.head.name) is state and user in state.head.erasing
 
 
-def clean_snapshot(learner: Learner) -> None:
-    """Leave nothing in the snapshot of users that were told to be forgotten; every machine does, before it says so."""
+def clean_files(learner: Learner) -> None:
+    """Leave nothing of erased users in this machine's files; only then is an erasure published as complete.
+
+    The snapshot may have them, or name them. The log has no such records any more, but pages with them are left beside
+    it if its writer was killed before they were overwritten.
+    """
     for state in learner.loops.values():
         for user in state.forgotten:
             learner.saver.erase(state.head.name, user)
         state.forgotten.clear()
-    if learner.saver.is_unclean:
-        learner.saver.flush(learner.loops)
+    tokens = {token for state in learner.loops.values() for token in state.head.erased}
+    if learner.saver.is_unclean or not tokens <= learner.cleaned:
+        learner.saver.flush(learner.loops, scrub=True)
+        learner.writer.scrub()
+        learner.cleaned = tokens
+        learner.publish_again()
 
 
 def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int) -> None:
-    clean_snapshot(learner)
+    clean_files(learner)
     learner.saver.flush(learner.loops)  # the models of all others are in the snapshot after this
     _log_base(learner, state, epoch)
     learner.writer.erase(state.head.name, user, state.position, token, epoch)

@@ -15,7 +15,7 @@ import msgspec
 
 from fedres.checks import Array
 from fedres.scoring.model import PersonalModel
-from service.learn.erasures import clean_snapshot, complete_erasures
+from service.learn.erasures import clean_files, complete_erasures
 from service.learn.heads import Base, PersonalBase
 from service.learn.history import History
 from service.learn.join import Join
@@ -37,6 +37,7 @@ class Appender(Protocol):
 
     def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
+    def scrub(self) -> None: ...
 
 
 class Learner:
@@ -68,6 +69,7 @@ class Learner:
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
         self._broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
+        self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
         self._published: dict[str, int] = {}  # position at which each loop was last published
         self._names: list[str] | None = None
         self._followed: dict[str, tuple[int, Array, History | None]] = {}  # loops whose devices ask what has changed
@@ -78,9 +80,11 @@ class Learner:
         """Bring all loops to the end of the log, from the snapshot where that is good, and show them."""
         heads = self.log.heads()
         try:
+            self.snapshots.claim()
             saved = {loop.head.name: loop for loop in self.snapshots.loops()}
         except DamagedSnapshot as damage:
             self._discard(damage)
+            self.snapshots.claim()
             saved = {}
         for name in heads:
             if self._follows(name):
@@ -140,6 +144,7 @@ class Learner:
                 raise DamagedSnapshot("records in front of the snapshot are missing")
             state.take([entry for entry in entries if entry.position <= saved.position])
         state.time, state.mark = saved.time, saved.record
+        state.join.unmatched = Join(saved.unmatched).unmatched  # those joined again were listed before
         self.loops[name], self._positions[name] = state, saved.position
         self.saver.note_saved(state)
 
@@ -156,7 +161,12 @@ class Learner:
             base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
             while state.position < base:
-                entries = self.log.read(name, state.position, BATCH, bodies=False)
+                try:
+                    entries = self.log.read(name, state.position, BATCH, bodies=False)
+                except DamagedRecord as damage:
+                    entries = self._before_damage(name, state.position)
+                    if damage.position <= base:
+                        raise
                 state.take([entry for entry in entries if entry.position <= base])
                 if not entries or entries[-1].position >= base:
                     break
@@ -192,6 +202,7 @@ class Learner:
             more = self.step_log()
             self._tick()
             complete_erasures(self)
+            clean_files(self)
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
@@ -206,11 +217,8 @@ class Learner:
         more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self._positions.get(name, 0)
-            if head.last > position and self._follows(name) and name not in self._broken:
-                try:
-                    entries = self.log.read(name, position, BATCH, bodies=False)
-                except DamagedRecord as damage:
-                    entries = self._before_damage(name, position, damage)
+            if head.last > position and self._follows(name):
+                entries = self._read(name, position)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
                 if name in self.loops and self._positions[name] < head.last:
@@ -218,12 +226,29 @@ class Learner:
         self.lag = lag / 1e6
         return more
 
-    def _before_damage(self, name: str, position: int, damage: DamagedRecord) -> list[Entry]:
-        """Return what can be learned, and stand still from there on."""
-        logging.getLogger(__name__).error("the learner stops: %s", damage)
-        self._broken[name] = damage
-        n_good = damage.position - 1 - position
-        return self.log.read(name, position, n_good, bodies=False) if n_good > 0 else []
+    def _read(self, name: str, position: int) -> list[Entry]:
+        """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
+        broken = name in self._broken
+        try:
+            entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
+        except DamagedRecord as damage:
+            if broken:
+                return []
+            logging.getLogger(__name__).error("the learner stops: %s", damage)
+            self._broken[name] = damage
+            return self._before_damage(name, position)
+        self._broken.pop(name, None)
+        return entries
+
+    def _before_damage(self, name: str, position: int) -> list[Entry]:
+        entries: list[Entry] = []
+        try:
+            while entry := self.log.read(name, position, 1, bodies=False):
+                entries += entry
+                position = entry[0].position
+        except DamagedRecord:
+            pass
+        return entries
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
@@ -270,13 +295,20 @@ class Learner:
     def _follows(self, name: str) -> bool:
         return self._only is None or name in self._only
 
+    def epoch_to_end(self, name: str) -> int | None:
+        """Return the epoch in which this machine ends wait times and erasures of a loop, None if it does not.
+
+        A loop that stands still in front of a damaged record could not learn of it.
+        """
+        return None if name in self._broken else self.hold(name)
+
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
             deadline = state.join.next_deadline()
-            if deadline is not None and deadline <= now and self.hold(name) is not None:
+            if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                 groups.append([Record(name, TICK)])
         if groups:
             self.writer.append(groups)
@@ -293,9 +325,12 @@ class Learner:
 
     # what others see
 
+    def publish_again(self) -> None:
+        """Let the next ``publish`` publish all loops."""
+        self._published.clear()
+
     def publish(self) -> None:
         """Publish the loops that have changed."""
-        clean_snapshot(self)
         for name, state in self.loops.items():
             if self._published.get(name) != state.position:
                 self._publish_loop(state)
@@ -325,7 +360,7 @@ class Learner:
             state.models.shared.newest,
             head.catalogue_version,
             head.clients.joined * 2**20 + len(head.clients.numbers),
-            head.erased,
+            [token for token in head.erased if token in self.cleaned],
         )
         if state.catalogue_changed:
             self.publisher.publish_catalogue(view, head.catalogue)
@@ -396,4 +431,7 @@ class _NoWriter:
         raise StoreUnavailable("readonly", "a replay appends nothing")
 
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
+        raise StoreUnavailable("readonly", "a replay erases nothing")
+
+    def scrub(self) -> None:
         raise StoreUnavailable("readonly", "a replay erases nothing")

@@ -217,16 +217,18 @@ class LoopState:
 
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
-        known = body.token in self.head.erasing.values() or body.token in self.head.erased
+        tokens = [body.token, *body.others]
+        known = not {*self.head.erasing.values(), *self.head.erased}.isdisjoint(tokens)
         if entry.position >= self.learn_from and body.base > self.head.base and not known:
             self.missed_erasure = True
-        for user in [user for user, token in self.head.erasing.items() if token == body.token]:
+        for user in [user for user, token in self.head.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
+            self.forgotten.append(user)  # the snapshot may name whom it was told to forget
         if entry.position >= self.learn_from:
             self.head.base = max(self.head.base, body.base)
-            self.head.erased = [*self.head.erased, body.token][-REMEMBERED_ERASURES:]
+            self.head.erased = [*self.head.erased, *tokens][-REMEMBERED_ERASURES:]
 
     def _is_ignored(self, event: str) -> bool:
         return bool(self._ignored) and any(event in events for events in self._ignored.values())

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 
 from service.learn.snapshots import Changes, SavedLoop, Snapshots
+from service.log.protocol import StoreUnavailable
 from service.models.personal import PersonalModels, read_model
 
 if TYPE_CHECKING:
@@ -66,12 +68,15 @@ class Saver:
         else:
             self.flush(loops)
 
-    def flush(self, loops: Mapping[str, LoopState]) -> None:
-        """Bring the file up to date."""
+    def flush(self, loops: Mapping[str, LoopState], *, scrub: bool = False) -> None:
+        """Bring the file up to date; with ``scrub``, leave nothing in it of what it had before."""
         self._reap(0)
         pending = self._gather(loops)
         try:
-            self._snapshots.write(pending.changes())
+            self._snapshots.write(pending.changes(), scrub=scrub)
+        except sqlite3.OperationalError as error:  # locked or full; damage ends the learner, and the next one rebuilds
+            self._give_back(pending)
+            raise StoreUnavailable("busy", f"the snapshot cannot be written: {error}") from error
         except BaseException:
             self._give_back(pending)
             raise
@@ -157,7 +162,9 @@ def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        Snapshots(snapshots.path).write(pending.changes())
+        own = Snapshots(snapshots.path)
+        own.epoch = snapshots.epoch
+        own.write(pending.changes())
         code = 0
     finally:
         os._exit(code)

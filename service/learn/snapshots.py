@@ -7,6 +7,7 @@ again. Every row has a checksum over its key too. Pending events are not in it: 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +19,12 @@ import msgspec
 from service.learn.heads import LoopHead
 from service.learn.join import Unmatched
 
-FORMAT = 5
+FORMAT = 6
 SCHEMA = f"""
 PRAGMA application_id = 0x6672656D;
 PRAGMA user_version = {FORMAT};
+CREATE TABLE writer (epoch INTEGER NOT NULL);
+INSERT INTO writer VALUES (0);
 CREATE TABLE loop (since INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE shared (name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, model BLOB NOT NULL);
 CREATE TABLE personal (loop TEXT NOT NULL, user TEXT NOT NULL, changed INTEGER NOT NULL, checksum INTEGER NOT NULL,
@@ -63,6 +66,7 @@ class Snapshots:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.epoch: int | None = None  # of the writer that this is, None for any
         try:
             self._db = _opened(path)
         except (sqlite3.DatabaseError, ValueError):  # no text where a message should be is damage too
@@ -103,19 +107,34 @@ class Snapshots:
         with _damage():
             return [user for (user,) in self._db.execute("SELECT user FROM personal WHERE loop = ?", (loop,))]
 
-    def write(self, changes: Changes) -> None:
+    def claim(self) -> None:
+        """Be the one who writes from here on: a learner that was killed may have left a child that still would."""
+        epoch = int.from_bytes(os.urandom(7), "little")
+        with _damage():
+            self._db.execute("UPDATE writer SET epoch = ?", (epoch,))
+        self.epoch = epoch
+
+    def write(self, changes: Changes, *, scrub: bool = False) -> None:
         """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
+            self._check_epoch()
             _write(db, changes)
             db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
-        if changes.erased or changes.dropped:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if scrub or changes.erased or changes.dropped:
+            [(blocked, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if blocked:
+                raise sqlite3.OperationalError("a reader holds pages of what was erased")
+
+    def _check_epoch(self) -> None:
+        [(epoch,)] = self._db.execute("SELECT epoch FROM writer")
+        if self.epoch is not None and epoch != self.epoch:
+            raise sqlite3.OperationalError("another learner has taken over")
 
     def close(self) -> None:
         self._db.close()
@@ -174,3 +193,41 @@ def _damage() -> Iterator[None]:
         yield
     except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError) as error:
         raise DamagedSnapshot(str(error)) from error
+
+
+def snapshot_damage(path: Path) -> list[str]:
+    """Return what is damaged in the snapshot at ``path``, which is only read; it may be in use."""
+    found: list[str] = []
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+            db.execute("BEGIN")
+            if db.execute("PRAGMA user_version").fetchall() != [(FORMAT,)]:
+                return ["it has another format"]
+            found += [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+            _check_rows(db, found)
+    except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError, TypeError) as error:
+        found.append(str(error))
+    return found
+
+
+def _check_rows(db: sqlite3.Connection, found: list[str]) -> None:
+    n_models: dict[str, int] = {}
+    rows = [("shared {}", "name", "shared"), ("{} {} {}", "loop, user, changed", "personal")]
+    for key, columns, table in rows:
+        for *names, checksum, model in db.execute(f"SELECT {columns}, checksum, model FROM {table}"):
+            n_models[names[0]] = n_models.get(names[0], 0) + (table == "personal")
+            _note_row(found, key.format(*names), checksum, model)
+    for name, checksum, body in db.execute("SELECT name, checksum, body FROM loop"):
+        if _note_row(found, f"loop {name}", checksum, body):
+            n_wanted = msgspec.msgpack.decode(body, type=SavedLoop).n_personal
+            if n_wanted != n_models.get(name, 0):
+                found.append(f"{n_models.get(name, 0)} of {n_wanted} personal models of loop {name!r} are there")
+
+
+def _note_row(found: list[str], key: str, checksum: int, body: bytes) -> bool:
+    try:
+        _checked(key, checksum, body)
+    except DamagedSnapshot as damage:
+        found.append(str(damage))
+        return False
+    return True

@@ -9,7 +9,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from service.log.frames import Append, Erase, Failed, Frames, Ping, Reply, Request, as_outcome, framed, read_reply
+from service.log.frames import (
+    Append,
+    Erase,
+    Failed,
+    Frames,
+    Ping,
+    Reply,
+    Request,
+    Scrub,
+    as_outcome,
+    framed,
+    read_reply,
+)
 from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
@@ -44,7 +56,16 @@ class WriterClient(asyncio.Protocol):
         return self._transport is not None
 
     async def connect(self) -> None:
-        """Wait until there is a writer, and whenever it is gone for the next."""
+        """Wait until there is a writer; whenever it is gone, the next one is looked for."""
+        await asyncio.shield(self._look_for_writer())
+
+    def _look_for_writer(self) -> asyncio.Task[None]:
+        """Return the one task that connects: two would make two connections."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._connect())
+        return self._connecting
+
+    async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closed and self._transport is None:
             try:
@@ -151,7 +172,7 @@ class WriterClient(asyncio.Protocol):
         for futures, n_records in lost:
             self._settle(futures, n_records, [_gone()] * len(futures))
         if not self._closed:
-            self._connecting = asyncio.ensure_future(self.connect())
+            self._look_for_writer()
 
     async def close(self) -> None:
         """Take no more, wait for what is on its way, and close."""
@@ -183,6 +204,10 @@ class BlockingWriter:
         [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
         assert isinstance(n_erased, int)
         return n_erased
+
+    def scrub(self) -> None:
+        """Return once nothing of deleted records is left in any file."""
+        self._ask(Scrub(next(self._ids)))
 
     def close(self) -> None:
         if self._socket is not None:

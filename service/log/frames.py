@@ -41,6 +41,12 @@ class Ping(msgspec.Struct, tag=2, array_like=True):
     id: int
 
 
+class Scrub(msgspec.Struct, tag=3, array_like=True):
+    """Asks that nothing of deleted records is left in any file."""
+
+    id: int
+
+
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
     id: int
     outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
@@ -54,7 +60,7 @@ class Failed(msgspec.Struct, tag=1, array_like=True):
     message: str
 
 
-Request = Append | Erase | Ping
+Request = Append | Erase | Ping | Scrub
 Reply = Done | Failed
 
 read_request = msgspec.msgpack.Decoder(Request).decode

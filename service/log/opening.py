@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from service.log.clock import Clock, continued, steady_clock
-from service.log.protocol import Log
+from service.log.protocol import Log, StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.log.sqlite_wal import wal_damage
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -30,9 +31,16 @@ def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log
         from service.log.postgres import PostgresLog  # its driver need not be there
 
         return PostgresLog(store.database, any_architecture=store.any_architecture, listen=listen)
+    if verify and (damage := wal_damage(store.path)) is not None and damage.certain:
+        raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
     log = SqliteLog(sqlite_file(store.path), verify=verify)
-    log.clock = _clock_of(log)
+    log.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(log))
     return log
+
+
+# The supervisor decides what time it is, and its children inherit that: a child that is restarted after the wall clock
+# was set goes by the same time as all others.
+_CLOCKS: dict[Path, Clock] = {}
 
 
 def _clock_of(log: SqliteLog) -> Clock:

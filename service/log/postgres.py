@@ -17,23 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import psycopg
 
 from fedres.checks import whole
-from service.log.clock import uptime
-from service.log.postgres_rows import Batch, Key, LockedHead, check_group, keys_of, register, texts
-from service.log.postgres_schema import CHANNEL, NOW, Session, opened, unavailable
+from service.log.postgres_rows import Batch, Key, LockedHead, check_group, keys_of, texts
+from service.log.postgres_schema import NOW, Session
+from service.log.postgres_session import DatabaseClock, SharedSession
 from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, BASE, ERASED, RANK, REWARD, Entry, Record
 from service.log.sqlite import entry_of
 
 NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
-RETRY_SECONDS = 0.25  # after a failure to connect; meanwhile calls fail at once
 HOLD_SECONDS = 0.5  # between two attempts to become the holder of a loop
 ERASE_SECONDS = 300.0  # for each statement of an erasure
 
@@ -76,19 +73,15 @@ class PostgresLog:
     """
 
     def __init__(self, address: str, *, any_architecture: bool = False, listen: bool = False) -> None:
-        self._address, self._any_architecture, self._listen = address, any_architecture, listen
-        self._turn = threading.Lock()
-        self._db: Session | None = None
-        self._closed = False
-        self._retry_at, self._failure = 0.0, StoreUnavailable("io", "")
-        self._told_at = 0.0
-        self._behind: int | None = None  # microseconds from our uptime to the database's clock, at most
+        self._listens, self._told_at = listen, 0.0
+        self._clock = DatabaseClock()
         self._forget()
-        with self._session():
+        self._session = SharedSession(address, any_architecture=any_architecture, listen=listen, ended=self._forget)
+        with self._session.lend():
             pass
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
-        with self._session() as db:
+        with self._session.lend() as db:
             loops = {group[0].loop for group in groups if check_group(group) is None}
             if not loops:
                 db.execute("SELECT 1")  # the server is there
@@ -97,7 +90,7 @@ class PostgresLog:
             if self._alone:
                 try:
                     batch = self._call(
-                        db, Batch(groups, {loop: self._heads[loop] for loop in loops}, self._now()), epochs
+                        db, Batch(groups, {loop: self._heads[loop] for loop in loops}, self._clock.now()), epochs
                     )
                     if batch is not None:
                         return batch.outcomes
@@ -109,9 +102,8 @@ class PostgresLog:
                 return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
 
     def heads(self) -> dict[str, Head]:
-        with self._session() as db:
-            rows = db.execute(HEADS, binary=True).fetchall()
-        self._note_time(rows[0][0])
+        rows = self._session.rows(HEADS)
+        self._clock.note(rows[0][0])
         return {loop: Head(last, at, removed) for _, loop, last, at, removed in rows if loop is not None}
 
     def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
@@ -119,23 +111,25 @@ class PostgresLog:
         whole("limit", limit)
         body = BODIES if bodies else OTHER_BODIES
         where = "loop = %s AND position > %s ORDER BY position LIMIT %s"
-        rows = self._rows(f"SELECT {NAMES}, {body} FROM fedres.log WHERE {where}", (_sought(loop), after, limit))
+        rows = self._session.rows(
+            f"SELECT {NAMES}, {body} FROM fedres.log WHERE {where}", (_sought(loop), after, limit)
+        )
         return [entry_of(row, with_body=bodies) for row in rows]
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
         sought = [event for event in events if "\0" not in event]
-        return [entry_of(row, with_body=True) for row in self._rows(FIND, (texts(sought), _sought(loop)))]
+        return [entry_of(row, with_body=True) for row in self._session.rows(FIND, (texts(sought), _sought(loop)))]
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         where = f"loop = %s AND kind = '{kind}' ORDER BY position"
-        rows = self._rows(f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}", (_sought(loop),))
+        rows = self._session.rows(f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}", (_sought(loop),))
         return [entry_of(row, with_body=True) for row in rows]
 
     def bases(self, loop: str, before: int) -> Iterator[Entry]:
         after = 0
         where = f"loop = %s AND kind = '{BASE}' AND position > %s AND position < %s ORDER BY position LIMIT 500"
         question = f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}"
-        while rows := self._rows(question, (_sought(loop), after, before)):
+        while rows := self._session.rows(question, (_sought(loop), after, before)):
             entries = [entry_of(row, with_body=True) for row in rows]
             yield from entries
             after = entries[-1].position
@@ -143,7 +137,7 @@ class PostgresLog:
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         """Delete a user's records. When the server overwrites their bytes is up to the server (docs/postgresql.md)."""
         epochs = NO_EPOCHS if epoch is None else {loop: epoch}
-        with self._session() as db, _patient(db), db.transaction():
+        with self._session.lend() as db, _patient(db), db.transaction():
             heads, now = self._lock(db, [loop], epochs)
             whose = {"loop": loop, "user": _sought(user)}
             n_erased = db.execute(ERASE, whose).rowcount
@@ -155,24 +149,24 @@ class PostgresLog:
         return n_erased
 
     def drop(self, loop: str, position: int) -> None:
-        with self._session() as db, db.transaction():
+        with self._session.lend() as db, db.transaction():
             self._lock(db, [loop], NO_EPOCHS)
             gone = db.execute("DELETE FROM fedres.log WHERE loop = %s AND position = %s", (loop, position))
             db.execute(REMOVED, (gone.rowcount, loop))
 
     def now(self) -> int:
-        if self._behind is None:
+        if self._clock.offset is None:
             self.heads()
-        return self._now()
+        return self._clock.now()
 
     def hold(self, loop: str) -> int | None:
         """Return the epoch of this session as the holder of a loop; the session holds the loop until it ends."""
-        if loop in self._held and self._db is not None:
+        if loop in self._held:
             return self._held[loop]
         if time.monotonic() < self._hold_at.get(loop, 0.0):
             return None
         self._hold_at[loop] = time.monotonic() + HOLD_SECONDS
-        with self._session() as db:
+        with self._session.lend() as db:
             [(held,)] = db.execute(HOLD, (_lock_of(loop),))
             if held:
                 [(self._held[loop],)] = db.execute(NEW_EPOCH, (loop,))
@@ -180,12 +174,10 @@ class PostgresLog:
 
     def notifications(self) -> int | None:
         """Return a file that can be read once something was appended, None while there is no session."""
-        return self._db.fileno() if self._listen and self._db is not None and not self._db.closed else None
+        return self._session.file if self._listens else None
 
     def close(self) -> None:
-        with self._turn:
-            self._closed = True
-            self._end_session()
+        self._session.close()
 
     def __enter__(self) -> PostgresLog:
         return self
@@ -220,7 +212,7 @@ class PostgresLog:
         rows = db.execute(APPEND, batch.parameters(epochs, tell), binary=True).fetchall()
         stored = all(row[0] for row in rows)
         for _, now, loop, last, at, epoch in rows:
-            self._note_time(now)
+            self._clock.note(now)
             self._heads[loop] = LockedHead(last, at, epoch)
             _check_epoch(loop, epoch, epochs)
         self._alone = stored
@@ -241,63 +233,11 @@ class PostgresLog:
         for loop, last, at, epoch, now in db.execute(LOCK, (texts(sorted(loops)),), binary=True):
             _check_epoch(loop, epoch, epochs)
             heads[loop] = LockedHead(last, at, epoch)
-            self._note_time(now)
+            self._clock.note(now)
         missing = set(loops) - heads.keys()
         if missing:
             raise Refused(f"loop must be one that the log has, got {min(missing)!r}")
-        return heads, self._now()
-
-    # time
-
-    def _note_time(self, now: int) -> None:
-        """Take note of the database's clock: it was read before this call, so the estimate is never ahead of it."""
-        self._behind = now - uptime()
-
-    def _now(self) -> int:
-        assert self._behind is not None
-        return uptime() + self._behind
-
-    # the session
-
-    def _rows(self, question: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
-        with self._session() as db:
-            return db.execute(question, parameters, binary=True).fetchall()
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[Session]:
-        """Lend the session; whatever goes wrong with it, the next caller gets a new one."""
-        with self._turn:
-            if self._closed:
-                raise StoreUnavailable("closed", "the log is closed")
-            try:
-                yield self._db or self._open()
-            except psycopg.Error as error:
-                self._end_session()
-                raise unavailable(error) from error
-            except BaseException:
-                self._end_session()
-                raise
-
-    def _open(self) -> Session:
-        if time.monotonic() < self._retry_at:
-            raise StoreUnavailable(self._failure.code, self._failure.message)
-        try:
-            db = opened(self._address, any_architecture=self._any_architecture)
-        except psycopg.Error as error:
-            self._retry_at, self._failure = time.monotonic() + RETRY_SECONDS, unavailable(error)
-            raise
-        self._db = db
-        register(db)
-        if self._listen:
-            db.add_notify_handler(lambda _: None)  # else psycopg would keep them
-            db.execute(f"LISTEN {CHANNEL}")
-        return db
-
-    def _end_session(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-        self._forget()
+        return heads, self._clock.now()
 
     def _forget(self) -> None:
         """Know nothing that another session may have changed."""

@@ -261,6 +261,7 @@ class ErasedBody(msgspec.Struct):
     records: int
     base: int
     token: str
+    others: list[str] = []  # tokens of repeated requests to erase the same user, whose records went too
 
 
 encode = msgspec.json.Encoder().encode

@@ -143,6 +143,11 @@ class SqliteLog:
             _empty_wal(db)
             return int(n_erased)
 
+    def scrub(self) -> None:
+        """Leave nothing of deleted records in any file; ``erase`` does that too, unless it is killed in between."""
+        with self._connection() as db:
+            _empty_wal(db)
+
     def drop(self, loop: str, position: int) -> None:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")

@@ -14,9 +14,22 @@ from typing import Any
 
 import msgspec
 
-from service.log.frames import Append, Done, Erase, Failed, Frames, Ping, Reply, Request, as_reply, framed, read_request
+from service.log.frames import (
+    Append,
+    Done,
+    Erase,
+    Failed,
+    Frames,
+    Ping,
+    Reply,
+    Request,
+    Scrub,
+    as_reply,
+    framed,
+    read_request,
+)
 from service.log.protocol import Log, StoreUnavailable
-from service.log.records import ErasedBody, encode
+from service.log.records import ERASE, ErasedBody, decode_erase, encode
 
 READ_BYTES = 1 << 18
 MOST_RECORDS = 2_000  # in one transaction
@@ -79,6 +92,8 @@ class Writer:
                 self._append([(client, request)])
             if isinstance(request, Erase):
                 self._send(client, self._erase(request))
+            elif isinstance(request, Scrub):
+                self._send(client, self._scrub(request))
             elif isinstance(request, Ping):
                 self._send(client, self._ping(request))
         self._append(appends)
@@ -119,11 +134,22 @@ class Writer:
             first = last
 
     def _erase(self, request: Erase) -> Reply:
-        def body(n_erased: int) -> bytes:
-            return encode(ErasedBody(n_erased, request.base, request.token))
-
         try:
-            return Done(request.id, [self._opened().erase(request.loop, request.user, body, request.epoch)])
+            log = self._opened()
+            asked = [entry for entry in log.of_kind(request.loop, ERASE) if entry.user == request.user]
+            others = [token for entry in asked if (token := decode_erase(entry.body).token) != request.token]
+
+            def body(n_erased: int) -> bytes:
+                return encode(ErasedBody(n_erased, request.base, request.token, others))
+
+            return Done(request.id, [log.erase(request.loop, request.user, body, request.epoch)])
+        except Exception as error:
+            return _failed(request.id, error)
+
+    def _scrub(self, request: Scrub) -> Reply:
+        try:
+            getattr(self._opened(), "scrub", lambda: None)()
+            return Done(request.id, [0])
         except Exception as error:
             return _failed(request.id, error)
 

@@ -64,6 +64,7 @@ class Machine:
         self._only = only
         self._archive: Log | None = None
         self.closed = False
+        self.orphaned = False  # the supervisor has died, and the learner ends with it
 
     def loop(self, name: str) -> Loop:
         """Return a loop as it is published."""
@@ -115,7 +116,7 @@ class Machine:
         """Return once something is published."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not published():
-            if asyncio.get_running_loop().time() > deadline:
+            if self.orphaned or asyncio.get_running_loop().time() > deadline:
                 message = "the change is stored, and takes effect once the learner has published it"
                 raise ApiError(503, "not_published", message)
             await asyncio.sleep(POLL_SECONDS)

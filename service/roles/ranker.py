@@ -44,8 +44,12 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
         loop.remove_reader(parent)  # else its end would be told again and again
         server.stop()
 
+    def orphaned() -> None:
+        machine.orphaned = True
+        stop()
+
     loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_reader(parent, stop)
+    loop.add_reader(parent, orphaned)
     try:
         await server.serve()
     finally:

@@ -51,7 +51,7 @@ class Child:
     restarts: int = 0
     start_at: float = 0.0  # monotonic; when it is to be started again
     recent: int = 0  # restarts shortly before
-    keeps: tuple[int, ...] = field(default=())  # files that only this process may hold
+    keeps: tuple[int | socket.socket, ...] = field(default=())  # files that no other child may hold
 
 
 class Supervisor:
@@ -171,7 +171,7 @@ class Supervisor:
         for other in self.children:
             if other is not child:
                 for file in other.keeps:
-                    os.close(file)
+                    file.close() if isinstance(file, socket.socket) else os.close(file)
         child.run(self._read)
 
     def _tell(self) -> None:
@@ -248,11 +248,11 @@ def _children(
     learner_listener = undo.enter_context(_listener(config.run / LEARNER_SOCKET))
     undo.callback(os.close, lease)
     children = [
-        Child("log", 0, lambda parent: writer.run(config, log_listener, parent), keeps=(lease,)),
-        Child("learner", 0, lambda parent: learner.run(config, learner_listener, parent)),
+        Child("log", 0, lambda parent: writer.run(config, log_listener, parent), keeps=(lease, log_listener)),
+        Child("learner", 0, lambda parent: learner.run(config, learner_listener, parent), keeps=(learner_listener,)),
     ]
     for number, sock in enumerate(sockets):
-        children.append(Child("ranker", number, _ranker(config, sock, ranker.run)))
+        children.append(Child("ranker", number, _ranker(config, sock, ranker.run), keeps=(sock,)))
     if demo:
         from service.demo import run as run_demo
 
@@ -263,7 +263,7 @@ def _children(
 def _ranker(
     config: Config, sock: socket.socket, run: Callable[[Config, socket.socket, int], None]
 ) -> Callable[[int], None]:
-    return lambda parent: run(config, sock.dup(), parent)
+    return lambda parent: run(config, sock, parent)
 
 
 def _listener(path: Path) -> socket.socket:

@@ -52,6 +52,9 @@ class InlineWriter:
             future.set_result(outcome)
         return futures
 
+    def scrub(self):
+        self.log.scrub()
+
     def erase(self, loop, user, base, token, epoch):
         return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)), epoch)
 

@@ -24,8 +24,8 @@ AGAIN = 0.15  # of kills are followed by another as soon as the process is there
 class Campaign:
     """Kills and pauses on one service; ``found`` is what went wrong."""
 
-    def __init__(self, service, *, rankers=2, seed=0, say=lambda text: None):
-        self._service, self._rankers, self._say = service, rankers, say
+    def __init__(self, service, *, rankers=2, seed=0, pause=PAUSE, say=lambda text: None):
+        self._service, self._rankers, self._pause_seconds, self._say = service, rankers, pause, say
         self._rng, self._seed = random.Random(seed), seed
         self.ledger, self.found = Ledger(), []
         self.kills, self.pauses, self.restarts = Counter(), Counter(), defaultdict(float)
@@ -92,7 +92,7 @@ class Campaign:
         pid = server.pid if role == "supervisor" else self._rng.choice(sorted(server.pids(role).values()))
         os.kill(pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(self._rng.uniform(*PAUSE))
+            await asyncio.sleep(self._rng.uniform(*self._pause_seconds))
         finally:
             os.kill(pid, signal.SIGCONT)
         await self._end()

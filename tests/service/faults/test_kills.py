@@ -1,55 +1,50 @@
-"""kill -9 at random moments under load, judged by what the clients were told."""
+"""kill -9 and pauses at random moments under load, judged by what the clients were told."""
 
-from fault_clients import Connection, request_for
-from fault_run import digests_after_every_way_to_start, judge, judge_events, kill_often, kill_writers_often
+from fault_campaign import Campaign
+from fault_clients import Connection, Ledger, request_for
+from fault_run import digests_after_every_way_to_start, judge, load
 
-N_KILLS = 30
 
-
-def test_nothing_acknowledged_is_lost_or_counted_twice_and_the_models_are_those_of_the_log(play):
+def test_kills_and_pauses_of_each_role_lose_and_double_nothing_and_clients_see_no_more_than_they_must(play):
     @play
     async def _(service):
-        ledger, productive = await kill_often(service, N_KILLS, seed=1)
+        campaign = Campaign(service, rankers=2, seed=1, pause=(0.1, 1.0))
+        await campaign.run(n_kills=8, n_pauses=1)
+        assert campaign.found == []
+
+
+def test_kills_of_all_processes_at_once_lose_and_double_nothing(play):
+    @play
+    async def _(service):
+        ledger = Ledger()
+        await service.start()
+        await service.make_loops()
+        async with load(service, ledger, seed=9):
+            for snapshot_seconds in (0.05, 0.5, 10.0):
+                await ledger.grows()
+                await service.kill()
+                await service.start(snapshot_seconds=snapshot_seconds)
+            await ledger.grows()
         assert await judge(service, ledger) == []
-        assert productive > N_KILLS / 3
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
 
 
-def test_a_killed_writer_is_replaced_and_nothing_acknowledged_is_lost(play):
+def test_requests_to_erase_a_user_that_are_made_again_are_all_answered_and_no_file_has_the_user_then(play):
     @play
     async def _(service):
-        ledger = await kill_writers_often(service, n_kills=5, seed=9)
-        assert await judge(service, ledger) == []
+        await service.start(rankers=2, snapshot_seconds=0.05)
+        for user in ("stays", "goes away"):
+            event = f"{user} with this"
+            assert (await service.ask("POST", "/v1/rank", {**request_for(event), "user": user})).status == 200
+            path = f"/v1/events/{event.replace(' ', '%20')}/reward"
+            assert (await service.ask("POST", path, {"value": 1})).status == 204
+        connections = [Connection(service.whereabouts) for _ in range(8)]
+        for connection in connections:
+            await connection.send("DELETE", "/v1/users/goes%20away")
+        assert [(await connection.receive()).status for connection in connections] == [204] * 8
+        assert [file.name for file in service.files() if b"goes away" in file.read_bytes()] == []
+        [event] = (await service.ask("GET", "/v1/events")).lines()
+        assert event["user"] == "stays"
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
-
-
-class Leaver:
-    """Users that come and are erased, one after the other."""
-
-    def __init__(self, service):
-        self._connection, self.n_erased, self.stopped = Connection(service.whereabouts), 0, False
-
-    async def run(self):
-        while not self.stopped:
-            user = f"leaver-{self.n_erased}"
-            for event in (f"{user}-a", f"{user}-b"):
-                await self._connection.insist("POST", "/v1/rank", {**request_for(event), "user": user})
-            await self._connection.insist("POST", f"/v1/events/{user}-a/reward", {"value": 1})
-            await self._connection.insist("DELETE", f"/v1/users/{user}")
-            self.n_erased += 1
-
-
-def test_users_erased_between_kills_leave_nothing_and_take_nothing_of_others(play):
-    @play
-    async def _(service):
-        leaver = Leaver(service)
-        ledger, _ = await kill_often(service, n_kills=10, seed=6, beside=leaver)
-        assert leaver.n_erased > 0
-        assert await judge_events(service, ledger) == []
-        live, *others = await digests_after_every_way_to_start(service)
-        assert others == [live] * 3
-        await service.kill()
-        for file in service.store.parent.iterdir():
-            assert b"leaver-" not in file.read_bytes(), file

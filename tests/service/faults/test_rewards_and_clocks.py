@@ -1,6 +1,8 @@
 """Rewards that come many at once, and clocks that jump."""
 
 import asyncio
+import os
+import signal
 from datetime import datetime, timedelta
 
 import pytest
@@ -55,6 +57,8 @@ def test_a_wall_clock_that_is_set_makes_no_reward_late_and_no_event_wait_longer(
             for ahead in (DAY, 0, -DAY):
                 await ledger.grows()
                 jump(service, ahead)
+                for role in ("log", "learner"):  # whatever starts now must not believe the wall clock
+                    await restarted(service, role)
             await ledger.grows()
             await service.kill()
             await service.start()  # a day behind the log
@@ -66,3 +70,11 @@ def test_a_wall_clock_that_is_set_makes_no_reward_late_and_no_event_wait_longer(
         assert times[-1] - times[0] < timedelta(hours=12)
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
+
+
+async def restarted(service, role):
+    """Kill a process; return once there is another."""
+    [pid] = service.server.pids(role).values()
+    os.kill(pid, signal.SIGKILL)
+    while service.server.pids(role)[0] in (0, pid):
+        await asyncio.sleep(0.005)

@@ -4,14 +4,14 @@ import asyncio
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fault_clients import Connection, Ledger, request_for
 from fault_run import digests_after_every_way_to_start, judge, load
 from fault_server import locked
 
-from service.engine.snapshots import Snapshots
-from service.store import Log, sqlite_file
+from service.learn.snapshots import Snapshots
 
 COMMAND = [sys.executable, "-c", "import service.cli; service.cli.app()", "serve", "--port", "0"]
 
@@ -47,29 +47,54 @@ def test_a_server_told_to_stop_under_load_answers_saves_all_and_ends_well(play, 
     @play
     async def _(service):
         ledger = Ledger()
-        await service.start()
+        await service.start(rankers=2)
         await service.make_loops()
         async with load(service, ledger, seed=4):
             await ledger.grows()
             assert await service.stop(number) == 0
             assert service.server.errors() == ""
-            assert saved_position(service.store) == last_position(service.store)
+            assert saved_positions(service) == last_positions(service)
             await service.start()
         assert await judge(service, ledger) == []
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
 
 
-def last_position(store):
-    with Log(sqlite_file(store)) as log:
-        return log.last()
+def last_positions(service):
+    log = service.log()
+    try:
+        return {loop: head.last for loop, head in log.heads().items()}
+    finally:
+        log.close()
 
 
-def saved_position(store):
-    snapshots = Snapshots(store.with_name(store.name + "-models"))
-    state = snapshots.load()
-    snapshots.close()
-    return state.position
+def saved_positions(service):
+    snapshots = Snapshots(service.store.with_name(service.store.name + "-models"))
+    try:
+        return {saved.head.name: saved.position for saved in snapshots.loops()}
+    finally:
+        snapshots.close()
+
+
+def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_cleans_up(play):
+    @play
+    async def _(service):
+        await service.start(rankers=2)
+        pids, folder = [one["pid"] for one in service.server.processes()], service.server.folder()
+        service.server.signal(signal.SIGKILL)
+        await service.server.ended()
+        while any(is_running(pid) for pid in pids):
+            await asyncio.sleep(0.01)
+        await service.start()
+        assert not folder.exists()
+        assert (await service.ask("GET", "/readyz")).status == 200
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_requests_that_a_stopping_server_has_read_are_answered(play):

@@ -1,0 +1,72 @@
+"""Who may write the snapshot, and what is in files once a user is erased."""
+
+import sqlite3
+
+import pytest
+from machine import SECOND, Clock, Engine, running
+
+from service.learn.snapshots import Changes, Snapshots
+from service.log import sqlite
+from service.log.protocol import StoreUnavailable
+from service.ranking.requests import Action, RankRequest
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def test_a_snapshot_is_written_by_the_last_learner_that_claimed_it(tmp_path):
+    """The child of a learner that was killed may still be writing when the next learner has begun."""
+    first, second = Snapshots(tmp_path / "models"), Snapshots(tmp_path / "models")
+    first.claim()
+    first.write(Changes())
+    second.claim()
+    with pytest.raises(sqlite3.OperationalError, match="another learner"):
+        first.write(Changes())
+    second.write(Changes())
+    first.close()
+    second.close()
+
+
+def request(event, user):
+    return RankRequest(actions=[Action("a"), Action("b")], user=user, event_id=event)
+
+
+@pytest.mark.anyio
+async def test_an_erasure_is_published_once_the_pages_of_the_log_are_overwritten(tmp_path, monkeypatch):
+    async with running(tmp_path) as engine:
+        await engine.put_actions("default", [Action("a"), Action("b")])
+        await engine.rank("default", request("somebody's event", "somebody"))
+        await engine.settle()
+
+        def killed(db):
+            raise StoreUnavailable("gone", "the log writer was killed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite, "_empty_wal", killed)
+            with pytest.raises(Exception, match="learner has published"):
+                await engine.erase_user("default", "somebody")
+            assert engine.view().erased == []
+            assert b"somebody" in (tmp_path / "store.db-wal").read_bytes()
+        await engine.settle()
+        assert len(engine.view().erased) == 1
+        for file in tmp_path.iterdir():
+            assert b"somebody" not in file.read_bytes(), file
+
+
+@pytest.mark.anyio
+async def test_late_rewards_are_listed_once_after_a_restart(tmp_path):
+    clock = Clock()
+    engine = Engine(tmp_path, clock=clock)
+    await engine.put_actions("default", [Action("a"), Action("b")])
+    await engine.rank("default", request("e", "u"))
+    clock.now += 10**6 * SECOND
+    await engine.reward("default", "e", 1.0)
+    await engine.settle()
+    before = await engine.unmatched("default")
+    engine.digest()
+    engine.kill()
+    async with running(tmp_path, clock=clock) as engine:
+        assert await engine.unmatched("default") == before
+        assert len(before) == 1
