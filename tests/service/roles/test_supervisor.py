@@ -290,6 +290,7 @@ def test_while_it_starts_it_is_alive_but_not_ready(starting):
 
 def test_a_signal_while_it_starts_leaves_nothing_behind(starting, tmp_path):
     service, _ = starting
+    until(lambda: listening_port(service.process.pid))
     until((tmp_path / "store.db-run").exists)
     run = until(lambda: (tmp_path / "store.db-run").read_text() and service.run_folder())
     service.process.send_signal(signal.SIGTERM)
