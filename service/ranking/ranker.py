@@ -70,7 +70,7 @@ class Machine:
         loop = self.models.loop(name)
         if loop is None:
             if not self.models.ready:
-                raise ApiError(503, "starting", "no models are published yet; ask again")
+                raise ApiError(503, "starting", "no models are published yet; try again")
             raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
         return loop
 
