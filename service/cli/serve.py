@@ -16,17 +16,17 @@ from service.cli.base import JsonFile, app, console, one_line_errors, write_json
 if TYPE_CHECKING:
     from service.http.keys import Keys
 
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a service.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
 
 Store = Annotated[
     str,
     typer.Option(
-        help="Where all is kept: sqlite:///PATH from here, sqlite:////PATH from the root, "
+        help="Where the log is stored: sqlite:///PATH (relative), sqlite:////PATH (absolute), "
         "or postgresql://USER:PASSWORD@HOST/DATABASE."
     ),
 ]
-Folder = Annotated[Path, typer.Option(help="With PostgreSQL: where this machine keeps models made from the log.")]
+Folder = Annotated[Path, typer.Option(help="With PostgreSQL: folder for this machine's snapshots.")]
 DEFAULT_STORE = "sqlite:///fedres.db"
 DEFAULT_FOLDER = Path()
 
@@ -34,15 +34,15 @@ DEFAULT_FOLDER = Path()
 @app.command()
 @one_line_errors
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
     rankers: Annotated[
-        int, typer.Option(help="Processes that answer requests; beside them one writes the log and one learns.")
+        int, typer.Option(help="Number of ranker processes; one log writer and one learner run beside them.")
     ] = 1,
     loops: Annotated[
-        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, by commas; all if missing.")
+        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, separated by commas; default all.")
     ] = None,
     any_architecture: Annotated[
         bool,
@@ -52,11 +52,13 @@ def serve(
         ),
     ] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen to other machines without a key.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept requests from other machines without a key.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
-    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C ends it and loses nothing."""
+    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models."""
     from fedres.lease import LeaseHeld
     from service.errors import ApiError
     from service.http.keys import open_keys
@@ -119,7 +121,7 @@ def one_line_store_errors() -> Iterator[None]:
 
 def welcome(url: str, path: Path, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
-    who = "whoever has a key" if has_keys else "anyone who can reach it (no key yet: fedres keys add)"
+    who = "anyone with a key" if has_keys else "anyone who can reach it (no key yet: fedres keys add)"
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
     lines = [f"fedres serves {path} to {who}", places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
     if demo:
@@ -171,12 +173,12 @@ def example(url: str) -> str:
 @one_line_errors
 def add_key(
     role: Annotated[str, typer.Argument(help="rank (decisions and rewards), device (federated) or admin (all).")],
-    loop: Annotated[str | None, typer.Option(help="The one loop it is for; all loops unless given.")] = None,
-    client: Annotated[str | None, typer.Option(help="The one device it is for; any device unless given.")] = None,
+    loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
+    client: Annotated[str | None, typer.Option(help="Restrict the key to this device; default any device.")] = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Make a key and print it. It is not kept and cannot be shown again."""
+    """Create a key and print it. It cannot be shown again: only its hash is stored."""
     with one_line_store_errors():
         typer.echo(_keys(store, folder).add(role, loop, client))
 
@@ -184,7 +186,7 @@ def add_key(
 @keys.command("list")
 @one_line_errors
 def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
-    """List the keys, revoked ones too, by what is known of them."""
+    """List all keys, including revoked ones."""
     from rich.table import Table
 
     with one_line_store_errors():
@@ -215,7 +217,7 @@ def revoke_key(
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Refuse a key from now on, in a running service too."""
+    """Revoke a key; a running service notices within a second."""
     with one_line_store_errors():
         _keys(store, folder).revoke(name)
     typer.echo(f"{name} is revoked")

@@ -73,7 +73,7 @@ class Machine:
         try:
             loop = self.models.loop(name)
         except NotPublished as error:
-            raise ApiError(503, "starting", f"{error}; ask again") from None
+            raise ApiError(503, "starting", f"{error}; try again") from None
         if loop is None:
             self.check_follows(name)
             raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
