@@ -140,7 +140,8 @@ def read_log(service):
             entries = stored[loop] = []
             while more := log.read(loop, entries[-1].position if entries else 0):
                 entries += more
-            assert len(entries) == head.last - head.removed, f"{loop}: {len(entries)} records of {head}"
+            n_known = sum(entry.position <= head.last for entry in entries)  # ticks go on
+            assert n_known == head.last - head.removed, f"{loop}: {n_known} records of {head}"
     finally:
         log.close()
     return stored

@@ -6,6 +6,7 @@ on its output.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
@@ -37,7 +38,14 @@ def tell(kind, value=None):
     os.write(1, json.dumps([kind, value]).encode() + b"\n")
 
 
+def end_with_parent():
+    """Let this process be killed when the one that started it ends, however that ends (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def main():
+    end_with_parent()
     assert ranker.run
     assert writer.run
     warm_up()
@@ -55,6 +63,7 @@ def main():
 
 def run(store, errors, rankers=1, database=None, **faults):
     """Serve until told to stop; return the exit status."""
+    end_with_parent()
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     try:
         install(Path(store), **faults)
