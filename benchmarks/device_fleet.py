@@ -178,7 +178,7 @@ def replace(file: Path, text: str) -> None:
 def read_uploads(store: Path) -> list[Upload]:
     """Return the residuals in the order in which they were learned."""
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
-        rows = db.execute("SELECT seq, user, body FROM log WHERE kind = 'residual' ORDER BY seq").fetchall()
+        rows = db.execute("SELECT position, user, body FROM log WHERE kind = 'residual' ORDER BY position").fetchall()
     found = []
     for position, client, body in rows:
         said = json.loads(body)

@@ -75,10 +75,10 @@ def latencies(port: int, n_users: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    sizes = [int(text) for text in sys.argv[1:]] or [1_000, 1_000_000]
+    numbers = [int(text) for text in sys.argv[1:]] or [1_000, 1_000_000]
     print("| users | p50 ms | p99 ms | published MB | snapshot MB | start s | learner PSS MB | ranker PSS MB |")
     print("|---|---|---|---|---|---|---|---|")
-    for n_users in sizes:
+    for n_users in numbers:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "service" / "bench.db"
             path.parent.mkdir()
@@ -91,7 +91,15 @@ def main() -> None:
                 memory = memory_mb(running.roles())
                 published = running.status()["published_bytes"] / 1e6
         pss = [f"{memory.get(role, 0.0):,.0f}" for role in ("learner", "ranker")]
-        row = [f"{n_users:,}", f"{p50:.1f}", f"{p99:.1f}", f"{published:,.0f}", f"{snapshot:,.0f}", f"{start:.0f}", *pss]
+        row = [
+            f"{n_users:,}",
+            f"{p50:.1f}",
+            f"{p99:.1f}",
+            f"{published:,.0f}",
+            f"{snapshot:,.0f}",
+            f"{start:.0f}",
+            *pss,
+        ]
         print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bandits import FederatedBandit, rows
 from service.cli import app
-from service.engine.deciding import warm_up
+from service.learn.warm_up import warm_up
 
 COMMANDS = [
     "replay digits --clients 3 --rounds 20 --rollouts 1 --jobs 1",

@@ -42,7 +42,7 @@ def bandit(
         ),
     ] = "permuted",
     delay: Annotated[int, typer.Option(help="Round trip of messages in rounds.")] = 0,
-    schemes: Annotated[str, typer.Option(help="Which to run, by commas.")] = "independent,central,fedres",
+    schemes: Annotated[str, typer.Option(help="Which to run, separated by commas.")] = "independent,central,fedres",
     global_learner: Annotated[
         str, typer.Option(help="Rule for the shared model; others than fedres-adagrad are played step by step, slowly.")
     ] = "fedres-adagrad",
@@ -130,7 +130,7 @@ def evaluate(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Tell from logged decisions what other policies would have earned, with confidence intervals."""
+    """Estimate from logged decisions what other policies would have earned, with confidence intervals."""
     from rich.table import Table
 
     from bandits.evaluation import evaluate as value

@@ -54,7 +54,7 @@ def one_line_errors(command: Command) -> Command:
             typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            typer.echo("fedres: interrupted; the same command goes on from what is finished", err=True)
+            typer.echo("fedres: interrupted; run the same command again to resume", err=True)
             raise typer.Exit(130) from None
 
     return wrapped  # type: ignore[return-value]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Clients = Annotated[int, typer.Option(help="Number P of clients.")]
 Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
 Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with a task of its own.")]
-Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, by commas.")]
+Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, separated by commas.")]
 GlobalLearner = Annotated[str, typer.Option(help="Rule for the shared model of fedres, e.g. fedres-sgd or ofediq.")]
 LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
 LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
@@ -72,7 +72,7 @@ def replay(
 @one_line_errors
 def delays(
     dataset: DatasetArgument,
-    delays: Annotated[str, typer.Option(help="Round trips to try, by commas.")] = "0,20,40,80,120,200",
+    delays: Annotated[str, typer.Option(help="Round trips to try, separated by commas.")] = "0,20,40,80,120,200",
     clients: Clients = 50,
     rounds: Rounds = 500,
     rollouts: Rollouts = 50,
@@ -135,4 +135,4 @@ def _whole_numbers(name: str, text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise ValueError(f"{name} must be whole numbers by commas, got {text!r}") from None
+        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None

@@ -23,7 +23,7 @@ def reproduce(
 ) -> None:
     """Remake the papers' figures, and say of every claim whether it was reproduced.
 
-    Interrupted, the same command goes on from what is finished in its folder.
+    After an interruption, run the same command again to resume.
     """
     from dataclasses import asdict
 

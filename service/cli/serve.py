@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,19 +16,17 @@ from service.cli.base import JsonFile, app, console, one_line_errors, write_json
 if TYPE_CHECKING:
     from service.http.keys import Keys
 
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a service.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
 
 Store = Annotated[
     str,
     typer.Option(
-        help="Where all is kept: sqlite:///PATH from here, sqlite:////PATH from the root, "
+        help="Where the log is stored: sqlite:///PATH (relative), sqlite:////PATH (absolute), "
         "or postgresql://USER:PASSWORD@HOST/DATABASE."
     ),
 ]
-Folder = Annotated[
-    Path, typer.Option(help="With PostgreSQL: where this machine keeps keys, and models made from the log.")
-]
+Folder = Annotated[Path, typer.Option(help="With PostgreSQL: folder for this machine's snapshots.")]
 DEFAULT_STORE = "sqlite:///fedres.db"
 DEFAULT_FOLDER = Path()
 
@@ -34,25 +34,34 @@ DEFAULT_FOLDER = Path()
 @app.command()
 @one_line_errors
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
     rankers: Annotated[
-        int, typer.Option(help="Processes that answer requests; beside them one writes the log and one learns.")
+        int, typer.Option(help="Number of ranker processes; one log writer and one learner run beside them.")
     ] = 1,
     loops: Annotated[
-        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, by commas; all if missing.")
+        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, separated by commas; default all.")
     ] = None,
+    any_architecture: Annotated[
+        bool,
+        typer.Option(
+            "--any-architecture",
+            help="With PostgreSQL: learn also where another architecture began; models may differ in their last bits.",
+        ),
+    ] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen to other machines without a key.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept requests from other machines without a key.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
-    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C ends it and loses nothing."""
+    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models."""
     from fedres.lease import LeaseHeld
     from service.errors import ApiError
-    from service.http.keys import Keys
+    from service.http.keys import open_keys
     from service.http.server import Tls
     from service.log.opening import Store
     from service.log.protocol import StoreUnavailable
@@ -61,35 +70,58 @@ def serve(
     from service.roles.supervisor import serve as run
 
     path = store_path(store, folder)
-    known = Keys(path)
+    kept = Store(path, store if is_postgresql(store) else None, any_architecture)
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
     if not 1 <= rankers <= 256:
         raise ValueError(f"rankers must be in [1, 256], got {rankers}")
     if tls_key is not None and tls_cert is None:
         raise ValueError("tls-key must come with --tls-cert")
-    if demo and (tls_cert is not None or len(known)):
-        raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
     if loops is not None and not is_postgresql(store):
         raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {store!r}")
-    check_exposure(host, known, insecure)
+    with one_line_store_errors():
+        known = open_keys(kept)
+        has_keys = len(known) > 0
+        if demo and (tls_cert is not None or has_keys):
+            raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
+        check_exposure(host, known, insecure)
+        known.close()
     config = Config(
-        store=Store(path, store if is_postgresql(store) else None),
+        store=kept,
         host=host,
         port=port,
         rankers=rankers,
-        loops=None if loops is None else tuple(loops.split(",")),
+        loops=None if loops is None else read_loops(loops),
         tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
     )
     try:
-        run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, known, demo))
+        run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, has_keys, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
 
 
-def welcome(url: str, path: Path, known: Keys, demo: bool) -> str:
+def read_loops(text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"loops must be names separated by commas, got {text!r}")
+    return names
+
+
+@contextmanager
+def one_line_store_errors() -> Iterator[None]:
+    """Let a store that cannot be reached be reported as other mistakes are."""
+    from service.log.protocol import StoreUnavailable
+
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise ValueError(str(error)) from None
+
+
+def welcome(url: str, path: Path, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
-    who = "whoever has a key" if len(known) else "anyone who can reach it (no key yet: fedres keys add)"
+    who = "anyone with a key" if has_keys else "anyone who can reach it (no key yet: fedres keys add)"
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
     lines = [f"fedres serves {path} to {who}", places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
     if demo:
@@ -141,21 +173,24 @@ def example(url: str) -> str:
 @one_line_errors
 def add_key(
     role: Annotated[str, typer.Argument(help="rank (decisions and rewards), device (federated) or admin (all).")],
-    loop: Annotated[str | None, typer.Option(help="The one loop it is for; all loops unless given.")] = None,
-    client: Annotated[str | None, typer.Option(help="The one device it is for; any device unless given.")] = None,
+    loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
+    client: Annotated[str | None, typer.Option(help="Restrict the key to this device; default any device.")] = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Make a key and print it. It is not kept and cannot be shown again."""
-    typer.echo(_keys(store, folder).add(role, loop, client))
+    """Create a key and print it. It cannot be shown again: only its hash is stored."""
+    with one_line_store_errors():
+        typer.echo(_keys(store, folder).add(role, loop, client))
 
 
 @keys.command("list")
 @one_line_errors
 def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
-    """List the keys, revoked ones too, by what is known of them."""
+    """List all keys, including revoked ones."""
     from rich.table import Table
 
+    with one_line_store_errors():
+        found = _keys(store, folder).list()
     rows = [
         {
             "id": key.id,
@@ -165,7 +200,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
             "created": _day(key.created),
             "revoked": None if key.revoked is None else _day(key.revoked),
         }
-        for key in _keys(store, folder).list()
+        for key in found
     ]
     table = Table("id", "role", "loop", "client", "created", "revoked")
     for row in rows:
@@ -182,15 +217,17 @@ def revoke_key(
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Refuse a key from now on, in a running service too."""
-    _keys(store, folder).revoke(name)
+    """Revoke a key; a running service notices within a second."""
+    with one_line_store_errors():
+        _keys(store, folder).revoke(name)
     typer.echo(f"{name} is revoked")
 
 
 def _keys(store: str, folder: Path) -> Keys:
-    from service.http.keys import Keys
+    from service.http.keys import open_keys
+    from service.log.opening import Store
 
-    return Keys(store_path(store, folder))
+    return open_keys(Store(store_path(store, folder), store if is_postgresql(store) else None))
 
 
 def _day(seconds: float) -> str:

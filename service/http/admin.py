@@ -166,20 +166,20 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         await admin.delete_loop(loop)
         return Response(status_code=204)
 
-    @routes.of_service("GET", "/v1/status", ADMIN, "Show how the service does.", reply=JSON)
+    @routes.of_service("GET", "/v1/status", ADMIN, "Show the status of the service.", reply=JSON)
     async def get_status() -> Response:
         return json_response(await status.status())
 
-    @routes.of_service("GET", "/metrics", ADMIN, "Show figures for Prometheus.", reply=TEXT)
+    @routes.of_service("GET", "/metrics", ADMIN, "Metrics for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
         gauges, processes = await status.gauges(), status.processes()
         return Response(await run_in_threadpool(metrics.text, gauges, processes), media_type=PROMETHEUS)
 
-    @routes.of_service("GET", "/healthz", OPEN, "Say that the process answers.", reply=Health)
+    @routes.of_service("GET", "/healthz", OPEN, "Liveness: the process answers.", reply=Health)
     async def get_health() -> Response:
         return json_response(Health("ok"))
 
-    @routes.of_service("GET", "/readyz", OPEN, "Say whether requests can be answered.", reply=Health)
+    @routes.of_service("GET", "/readyz", OPEN, "Readiness: requests can be served.", reply=Health)
     async def get_readiness() -> Response:
         status.check_ready()
         return json_response(Health("ready"))

@@ -131,7 +131,7 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         "POST",
         "/federated/residuals",
         DEVICE,
-        "Upload what a device's examples left over.",
+        "Upload residuals of a device.",
         body=Residuals,
         reply=ResidualsStored,
         hot=True,

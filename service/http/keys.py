@@ -1,28 +1,34 @@
-"""Keys with a role, for one loop or for all, of one device or of any: kept hashed in a file beside the store.
+"""Keys with a role, for one loop or for all, of one device or of any: kept hashed, beside the log.
 
-A key reads ``fedres_<id>_<secret>``. The file holds its SHA-256; a slow hash would add nothing, for the secret is 256
-random bits and no password. Revoked keys stay in the file, so that revoking the last one does not open the service. A
-running service sees changes within a second.
+A key reads ``fedres_<id>_<secret>``. The store holds its SHA-256; a slow hash would add nothing, for the secret is 256
+random bits and no password. Revoked keys stay, so that revoking the last one does not open the service. A running
+service sees changes within a second. With a log in SQLite, keys are in a file beside it; with one in PostgreSQL, in
+the database, so that all machines have the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import math
 import os
 import secrets
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from fedres.checks import one_of
 from fedres.lease import Lease
 from service.errors import ApiError
+from service.log.opening import Store
+from service.log.protocol import StoreUnavailable
 
 ROLES = ("rank", "device", "admin")
 LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along
@@ -43,19 +49,95 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
 NOBODY = (bytes(32), ANYONE)  # no key has this hash
 LOOK_SECONDS = 1.0
+RETRY_SECONDS = 0.1
+
+
+class KeyStore(Protocol):
+    """Where keys are kept."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading may take long; then it is done on a thread."""
+
+    def read(self) -> list[Key] | None:
+        """Return all keys in the order they were made, None where nothing has changed since the last call."""
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Keep others from writing meanwhile."""
+
+    def write(self, keys: Sequence[Key]) -> None:
+        """Replace the keys; a crash leaves the old ones or the new ones."""
+
+    def close(self) -> None:
+        """Let go of what reading takes; the next call takes it again."""
+
+
+class KeyFile:
+    """The file of keys beside the store at ``store``."""
+
+    is_remote = False
+
+    def __init__(self, store: str | os.PathLike[str]) -> None:
+        resolved = Path(store).resolve()
+        self.path = resolved.with_name(resolved.name + "-keys")
+        self._seen: tuple[int, int, int] | None = None
+
+    def read(self) -> list[Key] | None:
+        """Read the file if it changed; a file that vanishes takes no key with it."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if seen == self._seen:
+            return None
+        keys = _read(self.path)
+        self._seen = seen
+        return keys
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        lease = Lease(self.path)
+        lease.acquire(wait_seconds=5.0)
+        try:
+            yield
+        finally:
+            lease.release()
+
+    def write(self, keys: Sequence[Key]) -> None:
+        file, name = tempfile.mkstemp(prefix=f"{self.path.name}-", dir=self.path.parent)  # readable by its owner alone
+        try:
+            with os.fdopen(file, "wb") as new:
+                new.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        _sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        pass
 
 
 class Keys:
-    """The keys of the store at ``store``."""
+    """The keys in a store, or in the file beside the SQLite store at a path."""
 
-    def __init__(self, store: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic) -> None:
-        resolved = Path(store).resolve()
-        self.path = resolved.with_name(resolved.name + "-keys")
+    def __init__(self, store: str | os.PathLike[str] | KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store: KeyStore = KeyFile(store) if isinstance(store, (str, os.PathLike)) else store
         self._clock = clock
         self._next_look = -math.inf
-        self._seen: tuple[int, int, int] | None = None
+        self._looking = threading.Lock()  # held by the thread that reads a remote store
+        self._known = not self.store.is_remote
         self._keys: dict[str, Key] = {}
         self._hashes: dict[bytes, tuple[bytes, Key]] = {}  # by id
+
+    @property
+    def path(self) -> Path:
+        """The file they are in, where they are in a file."""
+        assert isinstance(self.store, KeyFile)
+        return self.store.path
 
     def __len__(self) -> int:
         """How many keys were ever made; with none, the service is open to all who reach it."""
@@ -75,25 +157,31 @@ class Keys:
         name = secrets.token_hex(6)
         text = f"fedres_{name}_{secrets.token_urlsafe(32)}"
         hashed = hashlib.sha256(text.encode()).hexdigest()
-        with self._changing():
+        with self.store.changing():
+            self._refresh()
             key = Key(id=name, role=role, loop=loop, hash=hashed, created=time.time(), client=client)
-            self._write({**self._keys, name: key})
+            self.store.write([*self._keys.values(), key])
+        self._refresh()
         return text
 
     def revoke(self, name: str) -> None:
         """Refuse the key with the id ``name`` from now on."""
-        with self._changing():
+        with self.store.changing():
+            self._refresh()
             if name not in self._keys:
                 raise ValueError(f"id must be that of a key, got {name!r}")
             revoked = msgspec.structs.replace(self._keys[name], revoked=self._keys[name].revoked or time.time())
-            self._write({**self._keys, name: revoked})
+            self.store.write([*{**self._keys, name: revoked}.values()])
+        self._refresh()
 
     def identify(self, authorization: bytes | None) -> Key:
         """Return whose ``Authorization`` header this is."""
         now = self._clock()
         if now >= self._next_look:
-            self._refresh()
+            self.look()
             self._next_look = now + LOOK_SECONDS
+        if not self._known:
+            raise ApiError(503, "keys_unavailable", "the keys of this service are not known yet; ask again")
         if not self._keys:
             return ANYONE
         if authorization is None:
@@ -107,43 +195,48 @@ class Keys:
             raise _unknown(f"the key {key.id} was revoked")
         return key
 
-    def _refresh(self) -> None:
-        """Read the file if it changed; a file that vanishes takes no key with it."""
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if seen != self._seen:
-            self._keys = {key.id: key for key in _read(self.path)}
-            self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in self._keys.values()}
-            self._seen = seen
+    def close(self) -> None:
+        self.store.close()
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Keep others from writing meanwhile."""
-        lease = Lease(self.path)
-        lease.acquire(wait_seconds=5.0)
-        try:
+    def look(self) -> None:
+        """Read what is new; while a remote store is away, the last known keys are in force."""
+        if not self.store.is_remote:
             self._refresh()
-            yield
-        finally:
-            lease.release()
+        elif self._looking.acquire(blocking=False):
+            threading.Thread(target=self._look_on_thread, daemon=True).start()
 
-    def _write(self, keys: dict[str, Key]) -> None:
-        """Replace the file as a whole: a crash leaves the old one or the new one."""
-        file, name = tempfile.mkstemp(prefix=f"{self.path.name}-", dir=self.path.parent)  # readable by its owner alone
+    def _look_on_thread(self) -> None:
+        """Read once, but the first time until it works."""
         try:
-            with os.fdopen(file, "wb") as new:
-                new.write(msgspec.json.format(msgspec.json.encode([*keys.values()])) + b"\n")
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        _sync_folder(self.path.parent)
-        self._refresh()
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    self._refresh()
+                if self._known:
+                    return
+                time.sleep(RETRY_SECONDS)
+        finally:
+            self._looking.release()
+
+    def _refresh(self) -> None:
+        found = self.store.read()
+        if found is not None:
+            self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in found}
+            self._keys = {key.id: key for key in found}
+        self._known = True
+
+
+def open_keys(store: Store) -> Keys:
+    """Return the keys of a store, known already if its database can be reached, and else as soon as it can."""
+    if store.database is None:
+        return Keys(store.path)
+    from service.http.key_table import KeyTable  # its driver need not be there
+
+    keys = Keys(KeyTable(store.database))
+    try:
+        keys.list()
+    except StoreUnavailable:
+        keys.look()
+    return keys
 
 
 def _check_client(client: str, role: str) -> None:

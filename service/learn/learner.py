@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from service.learn.loop_state import LoopState, digest, new_loop, record_mark
 from service.learn.saving import Saver
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
-from service.log.protocol import Group, Head, Log, Outcome, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
 from service.log.records import DELETED, ERASED, LOOP, TICK, DamagedRecord, Entry, Record, decode_erased
 from service.models.personal import PersonalModels
 from service.models.published import LearnerView, LoopView, Publisher
@@ -35,13 +35,13 @@ IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwis
 class Appender(Protocol):
     """What the learner asks of the log writer."""
 
-    def append(self, groups: list[Group]) -> list[Outcome]: ...
-    def erase(self, loop: str, user: str, base: int, token: str) -> int: ...
+    def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
     def scrub(self) -> None: ...
 
 
 class Learner:
-    """All loops of a machine. ``holds`` says whether this machine ends wait times and erasures of a loop."""
+    """All loops of a machine. ``hold`` is the log's: whether this machine ends wait times and erasures of a loop."""
 
     def __init__(
         self,
@@ -53,14 +53,18 @@ class Learner:
         snapshot_seconds: float = 10.0,
         fork: bool = False,
         only: Collection[str] | None = None,
-        holds: Callable[[str], bool] = lambda loop: True,
+        hold: Callable[[str], int | None] | None = None,
     ) -> None:
         self.log, self.writer, self.snapshots, self.publisher = log, writer, snapshots, publisher
         self.personal = PersonalModels(publisher.memory)
         self.loops: dict[str, LoopState] = {}
         self.saver = Saver(snapshots, self.personal, snapshot_seconds, fork=fork)
-        self.holds = holds
+        self.hold = hold or log.hold
         self.rebuilt = 0
+        self.n_taken = 0  # records so far
+        self.lag = (
+            0.0  # seconds from the last record learned to the end of its log, of the loop that is furthest behind
+        )
         self.trouble: Exception | None = None
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
@@ -157,7 +161,12 @@ class Learner:
             base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
             while state.position < base:
-                entries = self.log.read(name, state.position, BATCH, bodies=False)
+                try:
+                    entries = self.log.read(name, state.position, BATCH, bodies=False)
+                except DamagedRecord as damage:
+                    entries = self._before_damage(name, state.position)
+                    if damage.position <= base:
+                        raise
                 state.take([entry for entry in entries if entry.position <= base])
                 if not entries or entries[-1].position >= base:
                     break
@@ -205,27 +214,45 @@ class Learner:
 
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
-        more = False
+        more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self._positions.get(name, 0)
-            if head.last > position and self._follows(name) and name not in self._broken:
-                try:
-                    entries = self.log.read(name, position, BATCH, bodies=False)
-                except DamagedRecord as damage:
-                    entries = self._before_damage(name, position, damage)
+            if head.last > position and self._follows(name):
+                entries = self._read(name, position)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
+                if name in self.loops and self._positions[name] < head.last:
+                    lag = max(lag, head.time - self.loops[name].time)
+        self.lag = lag / 1e6
         return more
 
-    def _before_damage(self, name: str, position: int, damage: DamagedRecord) -> list[Entry]:
-        """Return what can be learned, and stand still from there on."""
-        logging.getLogger(__name__).error("the learner stops: %s", damage)
-        self._broken[name] = damage
-        n_good = damage.position - 1 - position
-        return self.log.read(name, position, n_good, bodies=False) if n_good > 0 else []
+    def _read(self, name: str, position: int) -> list[Entry]:
+        """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
+        broken = name in self._broken
+        try:
+            entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
+        except DamagedRecord as damage:
+            if broken:
+                return []
+            logging.getLogger(__name__).error("the learner stops: %s", damage)
+            self._broken[name] = damage
+            return self._before_damage(name, position)
+        self._broken.pop(name, None)
+        return entries
+
+    def _before_damage(self, name: str, position: int) -> list[Entry]:
+        entries: list[Entry] = []
+        try:
+            while entry := self.log.read(name, position, 1, bodies=False):
+                entries += entry
+                position = entry[0].position
+        except DamagedRecord:
+            pass
+        return entries
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
+        self.n_taken += len(entries)
         for k, entry in enumerate(entries):
             if entry.kind in (LOOP, DELETED):
                 if name in self.loops:
@@ -235,17 +262,32 @@ class Learner:
                     self._begin(entry)
                 elif entry.kind == DELETED:
                     self._drop(name)
-        if name in self.loops:
-            self.loops[name].take(entries[start:])
         if entries:
             self._positions[name] = entries[-1].position
+        if name in self.loops:
+            self.loops[name].take(entries[start:])
+            if self.loops[name].missed_erasure:
+                self._relearn(name)
+
+    def _relearn(self, name: str) -> None:
+        """Begin a loop again at the base of an erasure: records in front of it were deleted before they were read."""
+        logging.getLogger(__name__).warning("loop %r is learned again: a user was erased meanwhile", name)
+        state = self.loops.pop(name)
+        self._remove_personal(state)
+        self.saver.drop(name)
+        self._rebuild(name)
+
+    def _remove_personal(self, state: LoopState) -> None:
+        name = state.head.name
+        self.saver.finish()
+        users = {*self._users(name), *(user for loop, user in self.personal.unsaved if loop == state.head.id)}
+        self.personal.remove(state.head.id, users)
 
     def _drop(self, name: str) -> None:
         state = self.loops.pop(name, None)
         if state is None:
             return
-        users = {*self._users(name), *(user for loop, user in self.personal.unsaved if loop == state.head.id)}
-        self.personal.remove(state.head.id, users)
+        self._remove_personal(state)
         self.publisher.drop(name, state.head.id)
         self._published.pop(name, None)
         self.saver.drop(name)
@@ -253,13 +295,20 @@ class Learner:
     def _follows(self, name: str) -> bool:
         return self._only is None or name in self._only
 
+    def epoch_to_end(self, name: str) -> int | None:
+        """Return the epoch in which this machine ends wait times and erasures of a loop, None if it does not.
+
+        A loop that stands still in front of a damaged record could not learn of it.
+        """
+        return None if name in self._broken else self.hold(name)
+
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
             deadline = state.join.next_deadline()
-            if deadline is not None and deadline <= now and self.holds(name):
+            if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                 groups.append([Record(name, TICK)])
         if groups:
             self.writer.append(groups)
@@ -291,7 +340,8 @@ class Learner:
             self.publisher.publish_names(names)
             self._names = names
         trouble = None if self.trouble is None else str(self.trouble)
-        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, self.publisher.memory.used_bytes))
+        used = self.publisher.memory.used_bytes
+        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
         self.publisher.done()
 
     def _publish_loop(self, state: LoopState) -> None:
@@ -362,7 +412,7 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
     """Return the digest of each loop's models, learned anew from the log; ``folder`` is for what that takes."""
     snapshots = Snapshots(folder / f"replay-{time.monotonic_ns()}")
     publisher = Publisher(folder, time.monotonic_ns())
-    learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, holds=lambda loop: False)
+    learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
         for name in log.heads():
             learner._rebuild(name)
@@ -377,10 +427,10 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
 
 
 class _NoWriter:
-    def append(self, groups: list[Group]) -> list[Outcome]:
+    def append(self, groups: list[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         raise StoreUnavailable("readonly", "a replay appends nothing")
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         raise StoreUnavailable("readonly", "a replay erases nothing")
 
     def scrub(self) -> None:

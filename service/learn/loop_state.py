@@ -56,6 +56,8 @@ class LoopState:
         self.mark = 0  # of the last record: tells it from others at its position
         self.learn_from = 0
         self.catalogue_changed = self.clients_changed = True
+        self.forgotten: list[str] = []  # users that the snapshot may still have
+        self.missed_erasure = False  # an erasure was complete before its beginning was read
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
         self._settled: list[tuple[Settled, int]] = []  # to be learned from, with the position that settled each
         self._rules: dict[int, Rules] = {}
@@ -202,6 +204,7 @@ class LoopState:
         self.join.forget(events)
         self._ignored[entry.user] = events
         if entry.position >= self.learn_from:
+            self.forgotten.append(entry.user)
             self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
             self.forget_models(entry.user)
 
@@ -215,10 +218,14 @@ class LoopState:
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
         tokens = [body.token, *body.others]
+        known = not {*self.head.erasing.values(), *self.head.erased}.isdisjoint(tokens)
+        if entry.position >= self.learn_from and body.base > self.head.base and not known:
+            self.missed_erasure = True
         for user in [user for user, token in self.head.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
+            self.forgotten.append(user)  # the snapshot may name whom it was told to forget
         if entry.position >= self.learn_from:
             self.head.base = max(self.head.base, body.base)
             self.head.erased = [*self.head.erased, *tokens][-REMEMBERED_ERASURES:]

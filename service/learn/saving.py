@@ -49,6 +49,15 @@ class Saver:
         """Leave nothing of a user in the next snapshot."""
         self._erased.append((loop, user))
 
+    def finish(self) -> None:
+        """Wait for the snapshot that is being written."""
+        self._reap(0)
+
+    @property
+    def is_unclean(self) -> bool:
+        """Whether the file may have what was erased or deleted."""
+        return bool(self._erased or self._dropped)
+
     def save_if_due(self, loops: Mapping[str, LoopState]) -> None:
         self._reap(os.WNOHANG)
         if time.monotonic() < self._due or self._child is not None:

@@ -193,3 +193,41 @@ def _damage() -> Iterator[None]:
         yield
     except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError) as error:
         raise DamagedSnapshot(str(error)) from error
+
+
+def snapshot_damage(path: Path) -> list[str]:
+    """Return what is damaged in the snapshot at ``path``, which is only read; it may be in use."""
+    found: list[str] = []
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+            db.execute("BEGIN")
+            if db.execute("PRAGMA user_version").fetchall() != [(FORMAT,)]:
+                return ["it has another format"]
+            found += [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+            _check_rows(db, found)
+    except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError, TypeError) as error:
+        found.append(str(error))
+    return found
+
+
+def _check_rows(db: sqlite3.Connection, found: list[str]) -> None:
+    n_models: dict[str, int] = {}
+    rows = [("shared {}", "name", "shared"), ("{} {} {}", "loop, user, changed", "personal")]
+    for key, columns, table in rows:
+        for *names, checksum, model in db.execute(f"SELECT {columns}, checksum, model FROM {table}"):
+            n_models[names[0]] = n_models.get(names[0], 0) + (table == "personal")
+            _note_row(found, key.format(*names), checksum, model)
+    for name, checksum, body in db.execute("SELECT name, checksum, body FROM loop"):
+        if _note_row(found, f"loop {name}", checksum, body):
+            n_wanted = msgspec.msgpack.decode(body, type=SavedLoop).n_personal
+            if n_wanted != n_models.get(name, 0):
+                found.append(f"{n_models.get(name, 0)} of {n_wanted} personal models of loop {name!r} are there")
+
+
+def _note_row(found: list[str], key: str, checksum: int, body: bytes) -> bool:
+    try:
+        _checked(key, checksum, body)
+    except DamagedSnapshot as damage:
+        found.append(str(damage))
+        return False
+    return True

@@ -27,7 +27,7 @@ class _Writer:
     def scrub(self) -> None:
         self._log.scrub()
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         return self._log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))
 
 
@@ -49,8 +49,8 @@ def _play(folder: Path) -> None:
         learner = Learner(log, _Writer(log), Snapshots(folder / "models"), Publisher(folder, 1))
         learner.open()
         models = Models(folder)
+        loop = models.loop("default")
         for _ in range(2):
-            loop = models.loop("default")
             assert loop is not None
             request = RankRequest(actions=[Action("a"), Action("b")], user="u", explain=True)
             for action in request.actions:
@@ -61,6 +61,7 @@ def _play(folder: Path) -> None:
             reward = Record("default", REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
             log.append([[decision.record(loop)], [reward]])
             learner.step()
+            loop = models.loop("default")
         assert models.memory is not None
         assert loop is not None
         read_personal(models.memory, loop.view.id, "u")

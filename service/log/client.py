@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from service.log.frames import (
@@ -22,7 +22,7 @@ from service.log.frames import (
     framed,
     read_reply,
 )
-from service.log.protocol import Group, Outcome, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
@@ -56,7 +56,16 @@ class WriterClient(asyncio.Protocol):
         return self._transport is not None
 
     async def connect(self) -> None:
-        """Wait until there is a writer, and whenever it is gone for the next."""
+        """Wait until there is a writer; whenever it is gone, the next one is looked for."""
+        await asyncio.shield(self._look_for_writer())
+
+    def _look_for_writer(self) -> asyncio.Task[None]:
+        """Return the one task that connects: two would make two connections."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._connect())
+        return self._connecting
+
+    async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closed and self._transport is None:
             try:
@@ -163,7 +172,7 @@ class WriterClient(asyncio.Protocol):
         for futures, n_records in lost:
             self._settle(futures, n_records, [_gone()] * len(futures))
         if not self._closed:
-            self._connecting = asyncio.ensure_future(self.connect())
+            self._look_for_writer()
 
     async def close(self) -> None:
         """Take no more, wait for what is on its way, and close."""
@@ -186,13 +195,13 @@ class BlockingWriter:
         self._socket: socket.socket | None = None
         self._frames = Frames()
 
-    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         """Return the outcome of each group, or raise ``StoreUnavailable``."""
-        return self._ask(Append(next(self._ids), [list(group) for group in groups]))
+        return self._ask(Append(next(self._ids), [list(group) for group in groups], dict(epochs)))
 
-    def erase(self, loop: str, user: str, base: int, token: str) -> int:
+    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None = None) -> int:
         """Erase a user; return how many records went."""
-        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token))
+        [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
         assert isinstance(n_erased, int)
         return n_erased
 

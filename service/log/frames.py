@@ -21,6 +21,7 @@ class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
 
     id: int
     groups: list[list[Record]]
+    epochs: dict[str, int] = {}  # of loops that the sender holds
 
 
 class Erase(msgspec.Struct, tag=1, array_like=True):
@@ -31,6 +32,7 @@ class Erase(msgspec.Struct, tag=1, array_like=True):
     user: str
     base: int
     token: str
+    epoch: int | None = None
 
 
 class Ping(msgspec.Struct, tag=2, array_like=True):

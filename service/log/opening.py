@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from service.log.clock import Clock, continued, steady_clock
-from service.log.protocol import Log
+from service.log.protocol import Log, StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
+from service.log.sqlite_wal import wal_damage
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -17,25 +18,28 @@ class Store(msgspec.Struct, frozen=True):
 
     path: Path
     database: str | None = None
+    any_architecture: bool = False  # learn on another one than the database was made on
 
     def beside(self, suffix: str) -> Path:
         """Return a file of this machine's that belongs to the store."""
         return self.path.with_name(self.path.name + suffix)
 
 
-def open_log(store: Store, *, verify: bool = False) -> Log:
-    """Return the store's log; its clock never goes backwards."""
+def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log:
+    """Return the store's log; its clock never goes backwards. With ``listen``, a database says when there is more."""
     if store.database is not None:
         from service.log.postgres import PostgresLog  # its driver need not be there
 
-        return PostgresLog(store.database)
+        return PostgresLog(store.database, any_architecture=store.any_architecture, listen=listen)
+    if verify and (damage := wal_damage(store.path)) is not None and damage.certain:
+        raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
     log = SqliteLog(sqlite_file(store.path), verify=verify)
     log.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(log))
     return log
 
 
-# The supervisor decides what time it is, and its children inherit that: a child that is restarted after somebody set the
-# wall clock goes by the same time as all others.
+# The supervisor decides what time it is, and its children inherit that: a child that is restarted after the wall clock
+# was set goes by the same time as all others.
 _CLOCKS: dict[Path, Clock] = {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from service.log.records import Entry, Record
@@ -12,7 +12,7 @@ class StoreUnavailable(Exception):  # noqa: N818
     """Nothing was acknowledged.
 
     ``code`` is one of busy, readonly, io, full, damaged (the disk, the file or the server), foreign, version (not a
-    store of ours), gone (the log's process), overloaded, closed, failed.
+    store of ours), gone (the log's process), fenced (another machine holds the loop), overloaded, closed, failed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -46,6 +46,8 @@ class Head(NamedTuple):
     removed: int  # records that were erased: last − removed are there
 
 
+NO_EPOCHS: Mapping[str, int] = {}
+
 Group = Sequence[Record]  # records of one loop that are stored together or not at all
 Outcome = int | Refused  # the position of a group's first record, or why it was refused
 
@@ -53,8 +55,12 @@ Outcome = int | Refused  # the position of a group's first record, or why it was
 class Log(Protocol):
     """A totally ordered log for each loop: synced before acknowledgement, idempotent by event, with checksums."""
 
-    def append(self, groups: Sequence[Group]) -> list[Outcome]:
-        """Return what came of each group, once all that were taken are durable."""
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
+        """Return what came of each group, once all that were taken are durable.
+
+        ``epochs`` are those under which the caller holds loops: if another machine has become the holder of one,
+        nothing is stored, and ``StoreUnavailable`` says so.
+        """
 
     def heads(self) -> dict[str, Head]:
         """Return where each loop's log ends."""
@@ -74,10 +80,11 @@ class Log(Protocol):
     def bases(self, loop: str, before: int) -> Iterator[Entry]:
         """Yield the base records in front of a position, oldest first."""
 
-    def erase(self, loop: str, user: str, body: Callable[[int], bytes]) -> int:
+    def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         """Delete the user's records and the rewards of the user's events; append ``erased``; return how many went.
 
         The record says that somebody was erased, not who. Older base records that newer ones replace go too.
+        An ``epoch`` is checked as in ``append``.
         """
 
     def drop(self, loop: str, position: int) -> None:
@@ -85,6 +92,12 @@ class Log(Protocol):
 
     def now(self) -> int:
         """Return the time that a record appended now would have, at least."""
+
+    def hold(self, loop: str) -> int | None:
+        """Return the epoch under which this machine may do what only one may, None while another machine does it."""
+
+    def notifications(self) -> int | None:
+        """Return a file that can be read once something was appended, None where callers have to poll."""
 
     def close(self) -> None:
         """Close for good; what was acknowledged needs no closing to be safe."""

@@ -13,11 +13,11 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedres.checks import whole
-from service.log.protocol import Duplicate, Group, Head, Outcome, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Duplicate, Group, Head, Outcome, Refused, StoreUnavailable
 from service.log.records import (
     ACTIVATE,
     BASE,
@@ -88,7 +88,7 @@ class SqliteLog:
             if verify:
                 quick_check(db)
 
-    def append(self, groups: Sequence[Group]) -> list[Outcome]:
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         """Return the position of each group's first record once all are durable, or why that group was refused."""
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
@@ -128,7 +128,7 @@ class SqliteLog:
             yield from entries
             after = entries[-1].position
 
-    def erase(self, loop: str, user: str, body: Callable[[int], bytes]) -> int:
+    def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
             batch = _Batch(db, self.clock, {loop})
@@ -160,6 +160,12 @@ class SqliteLog:
 
     def now(self) -> int:
         return self.clock()
+
+    def hold(self, loop: str) -> int | None:
+        return 0  # a file has one machine
+
+    def notifications(self) -> int | None:
+        return None
 
     def close(self) -> None:
         with self._turn:

@@ -92,7 +92,7 @@ def _prepare(db: Connection) -> None:
         list(db.execute(f"PRAGMA {pragma}"))
     fresh = _is_empty(db)
     if not fresh:
-        _check_kind(db)
+        check_kind(db)
     [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
     if mode != "wal":
         raise StoreUnavailable("io", f"{name_of(db)} must be on a disk that allows WAL mode, got {mode}")
@@ -111,10 +111,11 @@ def _create(db: Connection) -> None:
         for statement in SCHEMA:
             db.execute(statement)
     db.execute("COMMIT")
-    _check_kind(db)
+    check_kind(db)
 
 
-def _check_kind(db: Connection) -> None:
+def check_kind(db: Connection) -> None:
+    """Raise ``StoreUnavailable`` unless the database is a log of ours, of this version and architecture."""
     [(application,)] = db.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise StoreUnavailable("foreign", f"{name_of(db)} must be a store of fedres, got another SQLite database")

@@ -81,12 +81,15 @@ class Writer:
         appends: list[tuple[socket.socket, Append]] = []
         n_records = 0
         for client, request in waiting:
-            if isinstance(request, Append):
+            if isinstance(request, Append) and not request.epochs:
                 appends.append((client, request))
                 n_records += sum(map(len, request.groups))
-            if not isinstance(request, Append) or n_records >= MOST_RECORDS:
-                self._append(appends)
-                appends, n_records = [], 0
+                if n_records < MOST_RECORDS:
+                    continue
+            self._append(appends)
+            appends, n_records = [], 0
+            if isinstance(request, Append) and request.epochs:  # alone: it may be refused as a whole
+                self._append([(client, request)])
             if isinstance(request, Erase):
                 self._send(client, self._erase(request))
             elif isinstance(request, Scrub):
@@ -118,7 +121,7 @@ class Writer:
             return
         groups = [group for _, request in appends for group in request.groups]
         try:
-            outcomes = [as_reply(outcome) for outcome in self._opened().append(groups)]
+            outcomes = [as_reply(outcome) for outcome in self._opened().append(groups, appends[0][1].epochs)]
         except Exception as error:  # whatever it is, nobody may wait for ever
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
@@ -139,7 +142,7 @@ class Writer:
             def body(n_erased: int) -> bytes:
                 return encode(ErasedBody(n_erased, request.base, request.token, others))
 
-            return Done(request.id, [log.erase(request.loop, request.user, body)])
+            return Done(request.id, [log.erase(request.loop, request.user, body, request.epoch)])
         except Exception as error:
             return _failed(request.id, error)
 

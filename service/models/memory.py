@@ -36,6 +36,7 @@ SMALLEST_INDEX = 1 << 10  # entries
 ENTRY = 3  # words
 RETRIES = 10_000
 STEP_BYTES = 1 << 22  # of reserved room
+SMALLEST_READ = 512  # words
 
 NOT_FOUND, TORN = -1, -2
 
@@ -101,6 +102,19 @@ def copy_block(words: Array, offset: int, first: int, second: int, out: Array) -
         fence()
         if words[offset] == before:
             return length if same else NOT_FOUND
+    return TORN
+
+
+@kernel
+def read_block(words: Array, first: int, second: int, out: Array) -> Any:
+    """Copy the data of a key's block to ``out``, also where it moves meanwhile; return what ``copy_block`` does."""
+    for _ in range(RETRIES):
+        offset = find_block(words, first, second)
+        if offset < 0:
+            return NOT_FOUND
+        length = copy_block(words, offset, first, second, out)
+        if length != NOT_FOUND:  # else the block has moved since it was found
+            return length
     return TORN
 
 
@@ -195,17 +209,12 @@ class MemoryReader:
 
     def read(self, key: Key) -> bytes | None:
         """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
-        offset = find_block(self.words, *key)
-        while offset >= 0:
-            out = np.empty(max(1, int(self.words[offset + 3])), np.uint64)
-            length = copy_block(self.words, offset, *key, out)
-            if length == TORN:
-                raise TornRead(f"a block of {self.path.name} is half written")
-            if length < 0:
-                return None
-            if length <= 8 * out.size:
-                return out.tobytes()[:length]
-        return None
+        out: Array = np.empty(SMALLEST_READ, np.uint64)
+        while (length := read_block(self.words, *key, out)) > 8 * out.size:
+            out = np.empty(length // 8 + 1, np.uint64)
+        if length == TORN:
+            raise TornRead(f"a block of {self.path.name} is half written")
+        return None if length < 0 else out.tobytes()[:length]
 
 
 class MemoryWriter:

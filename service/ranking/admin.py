@@ -55,6 +55,7 @@ class Admin:
         check_id("loop", name)
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
+        self._machine.check_follows(name)
         body = encode(read_settings(settings or {}))
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
@@ -69,7 +70,7 @@ class Admin:
     async def delete_loop(self, name: str) -> None:
         """Forget a loop's models and pending events; its records stay in the log."""
         if name == DEFAULT_LOOP:
-            raise ApiError(409, "default_loop", f"loop must not be {DEFAULT_LOOP!r}, which stays", "loop")
+            raise ApiError(409, "default_loop", f"loop must not be {DEFAULT_LOOP!r}, which cannot be deleted", "loop")
         since = self._machine.loop(name).view.since
         await self._machine.append(Record(name, DELETED))
 
@@ -95,7 +96,7 @@ class Admin:
         wanted = read_settings({**{name: getattr(known, name) for name in FIXED}, **settings})
         for name in FIXED:
             if getattr(wanted, name) != getattr(known, name):
-                message = f"{name} must stay as the loop was made with, got {getattr(wanted, name)!r}"
+                message = f"{name} is fixed when the loop is created, got {getattr(wanted, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
         return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
 

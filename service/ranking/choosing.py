@@ -14,7 +14,7 @@ from fedres.local_learners.adagrad import kernel
 from fedres.scoring.features import Hashed, Prepared
 from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
-from service.models.memory import Key, copy_block, find_block
+from service.models.memory import Key, read_block
 from service.models.personal import views, words_for
 from service.settings import Settings
 
@@ -143,8 +143,7 @@ def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
     """Copy a user's model; return how many slots it has, 0 where there is none or it is being written for too long."""
     if key0 == 0:
         return 0
-    offset = find_block(memory, key0, key1)
-    if offset < 0 or copy_block(memory, offset, key0, key1, own) <= 0:
+    if read_block(memory, key0, key1, own) <= 0:
         return 0
     return np.int64(own[0] & np.uint64(0xFFFFFFFF))
 

@@ -111,7 +111,7 @@ class Devices:
         """Refuse uploads of a flood, so that the log has room for others; a device waits for its answers."""
         waiting = self._uploading
         if waiting[loop, client] + n > MOST_OF_A_CLIENT or waiting.total() + n > MOST_UPLOADS:
-            message = f"uploads must be at most {MOST_OF_A_CLIENT} of a client on their way, and {MOST_UPLOADS} of all"
+            message = f"in-flight uploads must be at most {MOST_OF_A_CLIENT} per client and {MOST_UPLOADS} in total"
             raise ApiError(429, "too_many_uploads", message, "client")
         waiting[loop, client] += n
         try:

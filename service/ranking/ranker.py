@@ -7,7 +7,7 @@ answered once its record is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
@@ -55,11 +55,13 @@ class Machine:
         learner: LearnerQuestions,
         open_log: Callable[[], Log],
         limits: Limits | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
         self.preparer = Preparer(limits=self.limits)
         self._open_log = open_log
+        self._only = only
         self._archive: Log | None = None
         self.closed = False
         self.orphaned = False  # the supervisor has died, and the learner ends with it
@@ -71,10 +73,18 @@ class Machine:
         try:
             loop = self.models.loop(name)
         except NotPublished as error:
-            raise ApiError(503, "starting", f"{error}; ask again") from None
+            raise ApiError(503, "starting", f"{error}; try again") from None
         if loop is None:
+            self.check_follows(name)
             raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
         return loop
+
+    def check_follows(self, name: str) -> None:
+        """Refuse a loop that is left to other machines."""
+        if self._only is not None and name not in self._only:
+            followed = ", ".join(self._only)
+            message = f"loop must be one that this machine follows ({followed}), got {name!r}: ask another machine"
+            raise ApiError(421, "not_followed", message, "loop")
 
     def archive(self) -> Log:
         """Return the log, for reading; on a thread."""

@@ -15,7 +15,7 @@ from service.ranking import reports
 from service.ranking.ranker import Machine
 
 PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
-MAX_STALENESS = 5.0  # seconds since the learner was last heard of, after which a machine is not ready
+MAX_STALENESS = 5.0  # seconds that a machine's view of the log may be old; then it is not ready
 
 
 class Process(msgspec.Struct):
@@ -83,11 +83,15 @@ class Status:
         if not models.ready:
             return "no models are published yet"
         if not self._machine.log.connected:
-            return "the log writer is not there"
+            return "there is no connection to the log writer"
         if models.staleness() > MAX_STALENESS:
-            return f"the learner was last heard of {models.staleness():.0f} s ago"
+            return f"the learner has not published for {models.staleness():.0f} s"
         learner = models.learner()
-        return None if learner is None or learner.trouble is None else f"the learner waits: {learner.trouble}"
+        if learner is None:
+            return None
+        if learner.trouble is None and learner.lag > MAX_STALENESS:
+            return f"the learner is {learner.lag:.0f} s behind the log"
+        return None if learner.trouble is None else f"the learner cannot continue: {learner.trouble}"
 
     async def _heads(self) -> Mapping[str, Head]:
         try:

@@ -14,7 +14,7 @@ def check_exposure(host: str, keys: Keys, insecure: bool) -> None:
         return
     raise ValueError(
         f"host must be a loopback address such as 127.0.0.1 while there is no key, got {host!r}: "
-        "make a key (fedres keys add), or say --insecure"
+        "create a key (fedres keys add), or pass --insecure"
     )
 
 

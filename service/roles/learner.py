@@ -12,10 +12,12 @@ from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.client import BlockingWriter
 from service.log.opening import open_log
+from service.log.protocol import Log
 from service.models.published import Publisher, new_generation
 from service.roles.config import Config
 
-BEHIND_SECONDS = 0.1  # of learning, after which questions are answered even while there is more to learn
+POLL_SECONDS = 0.25  # between two looks at a log that says when there is more
+QUIET_SECONDS = 0.025  # without a record, before that is relied on: not every commit is announced
 
 
 def run(config: Config, listener: socket.socket, parent: int) -> None:
@@ -27,7 +29,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
         stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    log = open_log(config.store)
+    log = open_log(config.store, listen=True)
     learner = Learner(
         log,
         BlockingWriter(config.log_socket),
@@ -35,16 +37,38 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
         Publisher(config.run, new_generation(config.run)),
         fork=True,
         only=config.loops,
-        holds=getattr(log, "holds", lambda loop: True),
     )
     learner.open()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, lambda: serve_one(listener, learner))
         selector.register(parent, selectors.EVENT_READ, stop)
+        n_taken, active = 0, 0.0
         while not stopping:
             began = time.monotonic()
             more = learner.step()
+            if learner.n_taken != n_taken:
+                n_taken, active = learner.n_taken, began
             wait = 0.0 if more else max(0.0, began + learner.seconds_until_due() - time.monotonic())
-            for key, _ in selector.select(wait):
-                key.data()
+            _serve(selector, wait)
+            if began - active > QUIET_SECONDS and not stopping:
+                _wait_for_records(selector, log)
     learner.close()
+
+
+def _serve(selector: selectors.BaseSelector, seconds: float) -> bool:
+    """Answer what comes within this time; return whether something came."""
+    ready = selector.select(seconds)
+    for key, _ in ready:
+        key.data()
+    return bool(ready)
+
+
+def _wait_for_records(selector: selectors.BaseSelector, log: Log) -> None:
+    """Wait until the log says that there is more, where it can say so."""
+    file = log.notifications()
+    if file is not None:
+        selector.register(file, selectors.EVENT_READ, lambda: None)
+        try:
+            _serve(selector, POLL_SECONDS)
+        finally:
+            selector.unregister(file)

@@ -11,7 +11,7 @@ from functools import partial
 import uvloop
 
 from service.app import create_app
-from service.http.keys import Keys
+from service.http.keys import open_keys
 from service.http.server import Server
 from service.learn.control import LearnerClient
 from service.log.client import WriterClient
@@ -33,11 +33,12 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    machine = Machine(Models(config.run), client, learner, partial(open_log, config.store))
+    machine = Machine(Models(config.run), client, learner, partial(open_log, config.store), only=config.loops)
     status = Status(machine, config.store.path.name, config.run)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
-    server = Server(create_app(machine, status, keys=Keys(config.store.path), limits=limits), sock, limits, config.tls)
+    keys = await asyncio.to_thread(open_keys, config.store)
+    server = Server(create_app(machine, status, keys=keys, limits=limits), sock, limits, config.tls)
 
     def stop() -> None:
         loop.remove_reader(parent)  # else its end would be told again and again

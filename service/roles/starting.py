@@ -90,4 +90,4 @@ async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/healthz":
         await send_reply(send, json_reply(b'{"status":"ok"}'))
     else:
-        await send_reply(send, refusal(ApiError(503, "starting", "the service is starting; ask again"), (SOON,)))
+        await send_reply(send, refusal(ApiError(503, "starting", "the service is starting; try again"), (SOON,)))

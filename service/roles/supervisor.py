@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from fedres import checks
 from fedres.lease import Lease
@@ -185,11 +186,11 @@ class Supervisor:
 def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
     """Serve until SIGTERM or SIGINT; then drain, save and return."""
     checks.whole("rankers", config.rankers)
-    signal.signal(signal.SIGTERM, _end_start)
     lease = Lease(config.store.path)
     lease.acquire()
     with contextlib.ExitStack() as undo:
         undo.callback(lease.release)
+        signal.signal(signal.SIGTERM, lambda *_: _end_start(undo))
         with bind(config.host, config.port):
             pass  # a port that others share already is an error; the system would spread requests over both services
         first = undo.enter_context(bind(config.host, config.port, shared=config.rankers > 1))
@@ -209,9 +210,11 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
             supervisor.stop_all()
 
 
-def _end_start(*_: object) -> None:
-    """End a service that is starting, and leave nothing behind."""
-    raise SystemExit(0)
+def _end_start(undo: contextlib.ExitStack) -> NoReturn:
+    """End a service that is starting, and leave nothing behind; an exception may be lost in what is being imported."""
+    undo.close()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def prepare(config: Config) -> None:
@@ -229,7 +232,8 @@ def prepare(config: Config) -> None:
     warm_up()
     log = open_log(config.store, verify=True)
     try:
-        if DEFAULT_LOOP not in log.heads():
+        followed = config.loops is None or DEFAULT_LOOP in config.loops
+        if followed and DEFAULT_LOOP not in log.heads():
             log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
     finally:
         log.close()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 from fedres.scoring.features import Preparer
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import SharedModel, expand
-from service.engine.guard import Defences, Guard
-from service.engine.heads import Clients, LoopHead, Statistics
-from service.engine.records import UpdateBody
-from service.engine.settings import Settings
-from service.engine.uploads import learn_residual, learn_update
-from service.store import Entry
+from service.learn.guard import Defences, Guard
+from service.learn.heads import Clients, LoopHead
+from service.learn.uploads import learn_residual, learn_update
+from service.log.records import RESIDUAL, UPDATE, Entry, UpdateBody
+from service.ranking.requests import Action
+from service.ranking.uploads import Residual, residual_records
+from service.settings import Settings
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hostile_clients.py"
 
@@ -37,17 +39,17 @@ def bench():
 
 def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(bench):
     settings = Settings(reward_range=(-1.0, 1.0), crosses=False, defences=Defences())
-    head, real = LoopHead("loop", 1, settings, 1, 1, Statistics()), SharedModel()
-    copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(cache_bytes=0), np.random.default_rng(0)
-    for seq in range(400):
+    head, real = LoopHead("loop", 1, settings, 1, 1), SharedModel()
+    copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(crosses=False), np.random.default_rng(0)
+    loop = SimpleNamespace(view=SimpleNamespace(name="loop", since=1, version=1, settings=settings), catalogue={})
+    for seq in range(1, 401):
         client = int(rng.integers(12))
         x = (rng.normal(size=5) * 10 ** rng.uniform(-1, 3 if client < 2 else 0)).astype(np.float32)
         label, local = float(rng.choice([-1.0, 1.0])), float(rng.normal() * (1e6 if client < 2 else 0.5))
         context = json.dumps({"x": x.tolist()}).encode()
-        body = {"context": {"x": x.tolist()}, "action": {"id": "own", "features": {}}}
-        body |= {"local": local, "label": label, "version": 1}
-        entry = Entry(seq, seq, "loop", "residual", f"{client}/{seq}", str(client), json.dumps(body).encode())
-        learn_residual(entry, head, real, preparer)
+        sent = Residual(seq, 1, msgspec.Raw(context), Action("own", msgspec.Raw(b"{}")), local, label)
+        [record] = residual_records(loop, str(client), [sent], preparer)
+        learn_residual(Entry("loop", seq, seq, RESIDUAL, *record[2:]), head, real)
         keys, values = expand(Preparer(crosses=False).prepare(context, [("own", b"{}")]), 0)
         bench.learn_residual(bench.Upload(client, values, label, local), keys, copy, guard, Defences())
     assert copy.to_bytes() == real.to_bytes()
@@ -60,14 +62,14 @@ def test_a_gradient_is_taken_in_bit_for_bit_as_the_learner_of_the_service_does(b
     defences, size = Defences(combine=how), {"n_clients": 12, "step_size": 0.1}
     settings = Settings(global_learner="fedogd", bits=3, hyperparameters=size, defences=defences)
     clients = Clients({str(i): i for i in range(12)}, 12)
-    head = LoopHead("loop", 1, settings, 1, 1, Statistics(), clients=clients)
+    head = LoopHead("loop", 1, settings, 1, 1, clients=clients)
     real, copy = FederatedModel("fedogd", 3, size), FederatedModel("fedogd", 3, size)
     guard, rng = Guard(), np.random.default_rng(0)
     for seq in range(1, 200):
         client = int(rng.integers(12))
         gradient = rng.normal(size=9).astype("<f4") * (1e6 if client < 2 else 1)
         body = msgspec.msgpack.encode(UpdateBody(client, seq, 0, "gradient", gradient.astype("<f4").tobytes()))
-        learn_update(Entry(seq, seq, "loop", "update", f"{client}/{seq}", str(client), body), head, real)
+        learn_update(Entry("loop", seq, seq, UPDATE, f"{client}/{seq}", str(client), None, body), head, real)
         bench.learn_gradient(client, gradient, seq, copy, guard, defences, 12)
     assert copy.to_bytes() == real.to_bytes()
     assert guard == head.guard

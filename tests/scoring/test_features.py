@@ -182,7 +182,7 @@ def test_many_objects_are_hashed_by_one_call_and_what_is_wrong_with_one_is_its_o
     context, wrong, own, large, bare = Preparer().hash_all(named)
     assert str(wrong).startswith("actions[0]: x must hold numbers alone or strings alone")
     assert str(large) == "context: x must be within ±1e+15, got 1e+16"
-    assert [len(context), len(own), len(bare)] == [1, 4, 1]
+    assert [context.size, own.size, bare.size] == [1, 4, 1]
     for row, place in ((context, 0), (own, 2), (bare, 4)):
         assert row == Preparer().hash_all([named[place]])[0]
     together = Preparer().prepare(named[0].features, [("b", named[2].features), ("a", b"{}")])

@@ -1,4 +1,4 @@
-"""A machine in one process, for tests: a ranker, a learner that steps when it is told to, and a real log between them."""
+"""A machine in one process, for tests: a ranker, a learner that steps when told to, and a real log between them."""
 
 import asyncio
 import contextlib
@@ -55,13 +55,13 @@ class InlineWriter:
     def scrub(self):
         self.log.scrub()
 
-    def erase(self, loop, user, base, token):
-        return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))
+    def erase(self, loop, user, base, token, epoch):
+        return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)), epoch)
 
 
 class LearnerWriter(InlineWriter):
-    def append(self, groups, futures=None):
-        return self.log.append(groups)
+    def append(self, groups, epochs=()):
+        return self.log.append(groups, dict(epochs))
 
 
 class InlineLearner:

@@ -87,7 +87,7 @@ def relearned(folder):
     """Lend a learner that has learned all from the log, without a snapshot."""
     with SqliteLog(sqlite_file(folder / "store.db")) as log, _shared_memory() as run:
         snapshots = Snapshots(run / "snapshots")
-        learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9, holds=lambda loop: False)
+        learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9, hold=lambda loop: None)
         learner.open()
         yield learner
         learner.close()

@@ -107,7 +107,7 @@ ONE_CLASS = "".join(f"1 1:{i} 2:{i * i}\n" for i in range(40))
         (["replay", "digits", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["replay", "digits", "--plot", "x.bmp"], "plot must end in .png, .svg, .pdf, got x.bmp"),
         (["replay", "digits", "--plot", "nowhere/x.png"], "plot must be in a folder that exists"),
-        (["delays", "digits", "--delays", "0,x"], "delays must be whole numbers by commas, got '0,x'"),
+        (["delays", "digits", "--delays", "0,x"], "delays must be whole numbers separated by commas, got '0,x'"),
         (["delays", "digits", "--delays", "0,-5"], "delay must be an integer of at least 0, got -5"),
         (["reproduce", "fedres-99"], "figure must be one of"),
         (["reproduce"], "name figures to make, or give --list or --all"),
@@ -147,7 +147,7 @@ def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_p
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130
-    assert "interrupted; the same command goes on from what is finished" in errors
+    assert "interrupted; run the same command again to resume" in errors
     lines = journal.read_text().splitlines()
     assert 0 < len(lines) < 40
     kept = json.loads(lines[0])

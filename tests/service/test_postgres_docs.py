@@ -1,47 +1,109 @@
 """docs/postgresql.md keeps its word, on a server of its own; so does the benchmark it names."""
 
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import psycopg
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "roles"))
+from machines import FEDRES, MachineProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "postgresql.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(sql|sh)\n(.*?)```", DOCS, flags=re.DOTALL)
+BLOCKS = {kind: [] for kind in ("sql", "sh", "haproxy")}
+for kind, text in re.findall(r"```(sql|sh|haproxy)\n(.*?)```", DOCS, flags=re.DOTALL):
+    BLOCKS[kind].append(text)
 ADDRESS = "postgresql://fedres:secret@db.example/shop"
 ACTIONS = [{"id": "tea", "features": {"temperature": "hot"}}, {"id": "juice", "features": {}}]
-USERS = ["anna", "ben", "cleo"]
+USERS = ["anna", "ben", "cleo", "dora"]
 
 
-def test_its_commands_run_and_its_questions_are_answered(tmp_path, database, postgres):
-    (_, made), (_, first), (_, second), (_, questions), (_, erasing) = BLOCKS
+def options_of(line):
+    """Return what a command of the page says beside its store, folder and port."""
+    words = line.strip(" &\n").split()
+    assert words[:4] == ["fedres", "serve", "--store", ADDRESS]
+    return words[4:]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (apt-get install haproxy)")
+def test_the_example_behind_haproxy_serves_through_the_loss_of_a_machine(tmp_path, database):
+    made, *commands, balancer = BLOCKS["sh"][1].strip().split("\n")
+    assert (made, balancer) == ("mkdir a b", "haproxy -f haproxy.cfg")
+    assert [options_of(line)[:1] + options_of(line)[2:] for line in commands] == [
+        ["--folder", "--port", "8001"],
+        ["--folder", "--port", "8002"],
+    ]
+    machines = [MachineProcess(tmp_path / options_of(line)[1], database) for line in commands]
+    port = free_port()
+    with running(*machines):
+        [text] = BLOCKS["haproxy"]
+        for known, used in ((8000, port), (8001, machines[0].port), (8002, machines[1].port)):
+            text = text.replace(f"127.0.0.1:{known}", f"127.0.0.1:{used}")
+        (tmp_path / "haproxy.cfg").write_text(text)
+        with subprocess.Popen(["haproxy", "-f", "haproxy.cfg"], cwd=tmp_path) as proxy:
+            try:
+                play(f"http://127.0.0.1:{port}", machines, database)
+            finally:
+                proxy.terminate()
+
+
+def play(url, machines, database):
+    """Rank and reward through the balancer while a machine is lost; each request is repeated until it is answered."""
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+
+        def post(path, body):
+            return eventually(lambda: (reply := client.post(path, json=body)).status_code < 300 and reply, path)
+
+        for k in range(40):
+            if k == 20:
+                machines[0].kill()
+            asked = {"user": USERS[k % 4], "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"e{k}"}
+            post("/v1/rank", asked)
+            post(f"/v1/events/e{k}/reward", {"value": 1})
+        eventually(lambda: client.get("/v1/status").json()["loops"]["default"]["rewarded_events"] == 40, "learning")
+        machines[0].start()
+        assert machines[0].digest() == machines[1].digest()
+    with psycopg.connect(database) as db:
+        assert db.execute("SELECT count(*) FROM fedres.log WHERE kind = 'rank'").fetchone() == (40,)
+
+
+def test_its_commands_run_and_its_questions_are_answered(tmp_path, database):
+    made, questions, erasing = BLOCKS["sql"]
     assert made.count("CREATE") == 2  # a role and a database, which the tests have
-    assert second == first.replace("\n", " --standby\n")
-    command = [Path(sys.executable).with_name("fedres"), *first.replace(ADDRESS, database).split()[1:], "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        url = next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
+    assert options_of(BLOCKS["sh"][0]) == []
+    assert options_of(BLOCKS["sh"][2]) == ["--loops", "shop,news"]
+    with running(MachineProcess(tmp_path / "a", database)) as [machine]:
         for user in USERS:
             asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
-            assert httpx.post(f"{url}/v1/rank", json=asked, trust_env=False, timeout=30).status_code == 200
-        process.terminate()
-        process.stdout.read()
-    assert process.returncode == 0
+            assert machine.ask("POST", "/v1/rank", json=asked).status_code == 200
+        key = subprocess.run([FEDRES, "keys", "add", "admin", "--store", database], capture_output=True, check=True)
+        bearer = {"Authorization": f"Bearer {key.stdout.decode().strip()}"}
+        eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")
+        assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
+        assert machine.stop() == 0
     with psycopg.connect(database, autocommit=True) as db:
-        ranks, kinds, features = (db.execute(question).fetchall() for question in questions.split(";")[:3])
+        ranks, kinds = (db.execute(question).fetchall() for question in questions.split(";")[:2])
         for command in erasing.split(";")[:2]:
             db.execute(command)
-    assert sorted(row[2:3] + row[4:] for row in ranks) == [("rank", user, {"hour": 7}) for user in USERS]
-    assert dict(kinds) == {"settings": 1, "rank": 3, "given": 1}
-    assert features == [(f"of {user}", action["id"], action["features"]) for user in USERS for action in ACTIONS]
-    stem = "postgres.postgresql"  # shop.postgresql, were the database called so
-    assert {file.name for file in tmp_path.iterdir()} <= {f"{stem}-{part}" for part in ("models", "lease")}
+    assert [row[2:] for row in ranks] == [(f"of {user}", user, {"hour": 7}) for user in USERS]
+    assert dict(kinds) == {"loop": 1, "rank": 4}
+    files = {file.name for file in (tmp_path / "a").iterdir()} - {"stderr"}
+    assert files <= {f"postgres.postgresql-{part}" for part in ("models", "lease", "run")}
 
 
 def test_the_benchmark_measures_both_logs(tmp_path, database):
     command = [sys.executable, ROOT / "benchmarks" / "log_commits.py", database, "--commits", "2", "--folder", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for name in ("SQLite", "PostgreSQL"):
-        assert re.findall(rf"{name} +│ +(\d+) ", done.stdout) == ["1", "64", "500"]
+        assert re.findall(rf"{name} +│ [^│]+│ +(\d+) ", done.stdout) == ["1", "24", "500"] * 2

@@ -10,6 +10,7 @@ from fedres.event_ids import LONGEST_ID
 from service.cli import app
 from service.errors import ApiError
 from service.http.keys import ANYONE, LONGEST_CLIENT, Keys
+from service.log.protocol import StoreUnavailable
 
 
 class Clock:
@@ -179,3 +180,35 @@ def test_keys_added_at_once_are_all_kept(tmp_path):
     for thread in threads:
         thread.join()
     assert len(json.loads((tmp_path / "store.db-keys").read_text())) == 8
+
+
+class RemoteStore:
+    """A store of keys that is away at first."""
+
+    is_remote = True
+
+    def __init__(self, keys):
+        self.keys, self.away = keys, True
+        self.asked = threading.Semaphore(0)
+
+    def read(self):
+        self.asked.release()
+        if self.away:
+            raise StoreUnavailable("io", "away")
+        return self.keys
+
+
+def test_keys_of_a_remote_store_are_fetched_until_they_are_known_and_nobody_is_let_in_before(keys):
+    text = keys.add("rank")
+    store = RemoteStore(keys.list())
+    remote = Keys(store)
+    for authorization in (None, bearer(text)):
+        with pytest.raises(ApiError, match="not known yet") as raised:
+            remote.identify(authorization)
+        assert (raised.value.status, raised.value.code) == (503, "keys_unavailable")
+    for _ in range(2):
+        assert store.asked.acquire(timeout=30)
+    store.away = False
+    with remote._looking:  # until it has found them, without another request
+        pass
+    assert remote.identify(bearer(text)).role == "rank"

@@ -1,28 +1,24 @@
 """The service as a process: where it listens, what it says, and how it ends."""
 
-import asyncio
 import contextlib
 import json
-import re
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
-from functools import partial
 
 import httpx
 import numba
 import pytest
-from service.engine import Engine
-from service.serve import check_exposure, is_loopback, serve
-from service.starting import opened, telling
+from serving import serving
 
-from service.app import create_app
 from service.http.keys import Keys
 from service.http.limits import Limits
-from service.http.server import Server, Tls, bound, shown
+from service.http.server import Tls, bound, shown
+from service.log.opening import Store
+from service.roles.config import Config
+from service.roles.exposure import check_exposure, is_loopback
+from service.roles.starting import compiling, serve_starting
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
@@ -47,41 +43,22 @@ yWehSKYhP0G7V79Tgi9Fvc8PMz+hRANCAASjeio1g1ewn4iqOE7Ak2iPE32t3Koz
 -----END PRIVATE KEY-----
 """
 
-SERVE = "import sys; from pathlib import Path; from service.serve import serve; serve(Path(sys.argv[1]), port=0)"
 RANK = {"actions": [{"id": "a", "features": {"x": 1}}, {"id": "b", "features": {"x": 2}}]}
 
 
-@contextlib.contextmanager
-def process(store):
-    """Start a service as a process of its own, and end that process."""
-    command = [sys.executable, "-u", "-c", SERVE, str(store)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        try:
-            lines = iter(running.stdout.readline, "")
-            first = next(line for line in lines if line.startswith("fedres serves"))  # after what is said of compiling
-            page = next(lines)
-            yield running, first, re.search(r"http://\S+", page)[0].rstrip("/")
-        finally:
-            running.kill()
-
-
-def test_it_says_where_to_look_and_a_sigterm_ends_it_with_nothing_lost(tmp_path):
-    store = tmp_path / "store.db"
+def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_lost(tmp_path):
     acknowledged, busy = [], threading.Event()
-    with process(store) as (running, first, url):
-        assert "no key yet" in first
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            load = threading.Thread(target=keep_asking, args=(client, acknowledged, busy))
-            load.start()
-            assert busy.wait(60)
-            running.send_signal(signal.SIGTERM)
-            _, errors = running.communicate(timeout=60)
-            load.join()
-        assert (running.returncode, errors) == (0, "")
-    with process(store) as (_, _, url):
-        stored = {
-            json.loads(line)["event_id"] for line in httpx.get(f"{url}/v1/events", trust_env=False).text.splitlines()
-        }
+    with serving(tmp_path) as service, service.client() as client:
+        load = threading.Thread(target=keep_asking, args=(client, acknowledged, busy))
+        load.start()
+        assert "no key yet" in service.said[-2]
+        assert busy.wait(60)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        load.join()
+    assert (tmp_path / "stderr").read_text() == ""
+    with serving(tmp_path) as service:
+        stored = {json.loads(line)["event_id"] for line in service.ask("/v1/events").text.splitlines()}
     assert set(acknowledged) <= stored
 
 
@@ -96,64 +73,25 @@ def keep_asking(client, acknowledged, busy):
                 busy.set()
 
 
-def test_what_runs_beside_gets_the_address_and_its_failure_does_not_end_the_service(tmp_path, caplog):
-    said = []
-
-    async def beside(engine, url):
-        reply = await asyncio.to_thread(httpx.get, f"{url}/healthz", trust_env=False)
-        said.append((engine.loops(), reply.status_code))
-        asyncio.get_running_loop().call_later(0, signal.raise_signal, signal.SIGTERM)
-        raise ZeroDivisionError
-
-    serve(tmp_path / "store.db", port=0, beside=beside, say=said.append)
-    assert said[-1] == (["default"], 200)
-    assert "the service goes on" in caplog.text
-
-
-def test_while_the_store_is_being_opened_the_service_is_alive_but_not_ready(tmp_path):
-    may_open = threading.Event()
-
-    def open_when_allowed(store):
-        may_open.wait(60)
-        return Engine.open(store)
-
-    async def story():
-        with bound("127.0.0.1", 0) as sock:
-            opening = asyncio.ensure_future(opened(partial(open_when_allowed, tmp_path / "s.db"), sock, Limits(), None))
-            async with httpx.AsyncClient(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client:
-                assert (await client.get("/healthz")).json() == {"status": "ok"}
-                for reply in (await client.get("/readyz"), await client.post("/v1/rank", json=RANK)):
-                    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "starting")
-                    assert reply.headers["retry-after"] == "1"
-            may_open.set()
-            engine = await opening
-            server = Server(create_app(engine, keys=Keys(engine.store)), sock, Limits())
-            serving = asyncio.ensure_future(server.serve())
-            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
-                assert (await client.get("/readyz")).status_code == 200
-            server.stop()
-            await serving
-            await engine.close()
-
-    asyncio.run(story())
+def test_while_it_starts_the_service_is_alive_but_not_ready(tmp_path):
+    with (
+        bound("127.0.0.1", 0) as sock,
+        serve_starting(Config(store=Store(tmp_path / "s.db")), sock),
+        httpx.Client(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client,
+    ):
+        assert client.get("/healthz").json() == {"status": "ok"}
+        for reply in (client.get("/readyz"), client.post("/v1/rank", json=RANK)):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "starting")
+            assert reply.headers["retry-after"] == "1"
 
 
 def test_compiling_is_said_once_and_not_where_it_was_done_before():
     said = []
     double = numba.njit(lambda x: x + x)
     for _ in range(2):
-        with telling(said.append):
+        with compiling(said.append):
             assert (double(1), double(1.5)) == (2, 3.0)
-    assert said == ["Compiling what decides and learns: once, about 15 s."]
-
-
-def test_a_second_service_on_the_same_store_refuses_to_start(tmp_path):
-    with process(tmp_path / "store.db") as (running, _, _):
-        second = subprocess.run(
-            [sys.executable, "-c", SERVE, str(tmp_path / "store.db")], capture_output=True, text=True, timeout=60
-        )
-        assert second.returncode != 0
-        assert f"process {running.pid} has it" in second.stderr
+    assert said == ["Compiling what decides and learns: once, about 20 s."]
 
 
 def test_without_a_key_only_this_machine_is_served(tmp_path):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from engines import Clock, Disk, logged, play, rebuilt, refused, request, running
-
 from service.engine import erasing, saving
+
 from service.errors import ApiError
 
 

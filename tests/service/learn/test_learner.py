@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from engines import SECOND, Clock, play, rebuilt, request, running
-
 from service.engine import Action, Engine, RankRequest, learning, saving
 from service.engine.records import NOTHING, TICK
 from service.store import Record

@@ -5,8 +5,6 @@ import json
 import msgspec
 import numpy as np
 import pytest
-
-from fedres.scoring.model import PersonalModel, SharedModel, expand, score
 from service.engine.guard import Guard
 from service.engine.handed import known_body
 from service.engine.heads import Base, Clients, Statistics
@@ -14,6 +12,8 @@ from service.engine.learner import Erasure, Learner, digest_of, replay
 from service.engine.records import RankBody, encode
 from service.engine.settings import Settings
 from service.store import Entry
+
+from fedres.scoring.model import PersonalModel, SharedModel, expand, score
 
 SECOND = 1_000_000
 

@@ -3,13 +3,13 @@ import sqlite3
 import msgspec
 import numpy as np
 import pytest
-
-from fedres.scoring.model import PersonalModel, SharedModel
 from service.engine.heads import CatalogueAction, Clients, LoopHead, Statistics
 from service.engine.joining import Slot, Unmatched
 from service.engine.pages import Pages, Written
 from service.engine.settings import Settings
 from service.engine.snapshots import Changes, Damaged, LoopPart, Snapshots, State
+
+from fedres.scoring.model import PersonalModel, SharedModel
 
 EXAMPLE = (np.arange(1, 40, dtype=np.uint32) * np.uint32(2654435761), np.ones(39, dtype=np.float32))
 LOOP = 7

@@ -1,16 +1,19 @@
 """Lets the tests of this folder import the simulated disk beside them, and lends them each kind of log."""
 
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from service.log.postgres import PostgresLog
 from service.log.sqlite import SqliteLog, system_clock
 from service.log.sqlite_schema import sqlite_file
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the simulated disk, and machine.py
 
 
 class SqliteBackend:
@@ -29,9 +32,30 @@ class SqliteBackend:
             db.execute(sql, parameters)
 
 
-@pytest.fixture(params=["sqlite"])  # one name for each backend
+class PostgresBackend:
+    """The log in a database of PostgreSQL."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def open(self, clock=None):
+        if clock is not None:
+            pytest.skip("time is the database's: see test_postgres.py")
+        return PostgresLog(self.address)
+
+    def execute(self, sql, *parameters):
+        sql = sql.replace("log SET user", 'log SET "user"').replace("UPDATE log", "UPDATE fedres.log")
+        with psycopg.connect(self.address, autocommit=True) as db:
+            db.execute(sql.replace("?", "%s"), parameters)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])  # one name for each backend
 def backend(request, tmp_path):
-    return {"sqlite": lambda: SqliteBackend(tmp_path)}[request.param]()
+    backends = {
+        "sqlite": lambda: SqliteBackend(tmp_path),
+        "postgres": lambda: PostgresBackend(request.getfixturevalue("database")),
+    }
+    return backends[request.param]()
 
 
 @pytest.fixture
@@ -51,3 +75,22 @@ def writer(tmp_path):
 
     with running_writer(tmp_path) as writer:
         yield writer
+
+
+@pytest.fixture(scope="session")
+def made_store(tmp_path_factory):
+    """Return a folder with a store that was closed: do not write to it."""
+    import asyncio
+
+    from stores import make_store
+
+    folder = tmp_path_factory.mktemp("made")
+    asyncio.run(make_store(folder))
+    return folder
+
+
+@pytest.fixture
+def store(made_store, tmp_path):
+    """Return the file of a store of one's own, without models."""
+    shutil.copyfile(made_store / "store.db", tmp_path / "store.db")
+    return tmp_path / "store.db"

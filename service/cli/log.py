@@ -1,0 +1,229 @@
+"""``fedres log``: verify, back up, restore, export and import a store, and give a damaged record up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.base import JsonFile, app, console, one_line_errors, progress_bar, write_json
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+
+if TYPE_CHECKING:
+    from service.log.protocol import Log
+    from service.log.verifying import Progress, Verification
+
+log = typer.Typer(
+    no_args_is_help=True,
+    help="Verify, back up, restore, export and import the log of a service, from which all models are made.",
+)
+app.add_typer(log, name="log")
+
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log backup` has made.")]
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn what can be wrong with a store into one line."""
+    import sqlite3
+
+    from fedres.lease import LeaseHeld
+    from service.log.protocol import StoreUnavailable
+    from service.log.records import DamagedRecord
+
+    try:
+        yield
+    except LeaseHeld as error:
+        raise ValueError(f"the service must be stopped first: {error}") from None
+    except (StoreUnavailable, DamagedRecord, sqlite3.Error) as error:
+        raise ValueError(str(error)) from None
+    except KeyboardInterrupt:
+        typer.echo("fedres: interrupted; nothing was changed", err=True)
+        raise typer.Exit(130) from None
+
+
+@log.command()
+@one_line_errors
+def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
+    """Check every record against its checksums, and every file of the store. Exit status 1 if anything is damaged.
+
+    Works while the service runs. What is damaged is named, with what to do about it; nothing is changed.
+    """
+    path = store_path(store, folder)
+    with store_errors(), progress_bar(f"verifying {path}") as progress:
+        found = _verified(store, path, progress)
+    _check_files_beside(path, found)
+    _print_findings(path, found)
+    rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found.findings]
+    write_json(json_file, {"store": str(path), "records": found.n_records, "damaged": rows})
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def _verified(store: str, path: Path, progress: Progress) -> Verification:
+    from service.log.verifying import verify_log, verify_sqlite
+
+    if not is_postgresql(store):
+        return verify_sqlite(path, progress)
+    with _postgres_log(store, path) as opened:
+        return verify_log(opened, str(path), progress)
+
+
+def _check_files_beside(path: Path, found: Verification) -> None:
+    from service.errors import ApiError
+    from service.http.keys import Keys
+    from service.learn.snapshots import snapshot_damage
+
+    models = path.with_name(f"{path.name}-models")
+    if models.exists():
+        again = "nothing: the service learns it again from the log when it is started"
+        for message in snapshot_damage(models):
+            found.add(str(models), message, again)
+    try:
+        Keys(path).list()
+    except (ApiError, ValueError) as error:
+        found.add(f"{path}-keys", str(error), "copy the file back from a backup, or delete it and add new keys")
+
+
+def _print_findings(path: Path, found: Verification) -> None:
+    from rich.table import Table
+
+    loops = ", ".join(sorted(found.heads)) or "none"
+    if not found.findings:
+        typer.echo(f"{path} is good: {found.n_records} records match their checksums (loops: {loops})")
+        return
+    table = Table("file", "loop", "position", "kind", "what is wrong", "what to do")
+    for one in found.findings:
+        position = "" if one.position is None else str(one.position)
+        table.add_row(Path(one.file).name, one.loop or "", position, one.kind or "", one.message, one.advice)
+    console().print(table)
+    typer.echo(f"{path} is damaged: {len(found.findings)} findings in {found.n_records} records (loops: {loops})")
+
+
+@log.command()
+@one_line_errors
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Copy the store, as it is at one moment, to one file, and verify the copy. Works while the service runs.
+
+    FILE appears under its name once it is complete and good; until then an older one stays. It holds the log, from
+    which models are made again. Keys are in another file, STORE-keys: copy that too.
+    """
+    from service.log import maintenance
+
+    path = _sqlite_path("backup", store, folder)
+    with store_errors(), progress_bar(f"copying {path}") as progress:
+        verified = maintenance.backup(path, file, progress)
+    typer.echo(f"{file} has {verified.n_records} records, each verified")
+
+
+@log.command()
+@one_line_errors
+def restore(
+    file: BackupFile,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+    force: Annotated[bool, typer.Option("--force", help="Keep a store that is there under another name.")] = False,
+) -> None:
+    """Put a backup in the store's place. The service must be stopped.
+
+    The backup is verified first. Models are learned again from the log when the service starts.
+    """
+    from service.log import maintenance
+
+    path = _sqlite_path("restore", store, folder)
+    with store_errors(), progress_bar(f"verifying {file}") as progress:
+        kept = maintenance.restore(path, file, force=force, progress=progress)
+    typer.echo(f"{path} is restored from {file}")
+    for old in kept:
+        typer.echo(f"the old store is kept: {old}")
+
+
+@log.command()
+@one_line_errors
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
+    form: Annotated[str, typer.Option("--format", help="jsonl, or parquet (needs fedres[bench]).")] = "jsonl",
+    loop: Annotated[str | None, typer.Option(help="The one loop to export; all unless given.")] = None,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Write all records to a file for other tools, or to import on another machine. Works while the service runs."""
+    from service.log import transfer
+
+    path = store_path(store, folder)
+    with store_errors(), progress_bar(f"exporting {path}") as progress:
+        if is_postgresql(store):
+            with _postgres_log(store, path) as opened:
+                n_records = transfer.export_log(opened, file, form, loop=loop, progress=progress)
+        else:
+            n_records = transfer.export_sqlite(path, file, form, loop=loop, progress=progress)
+    typer.echo(f"{file} has {n_records} records")
+
+
+@log.command("import")
+@one_line_errors
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log export` has made.")],
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Make a new store of an exported log: same positions, times and checksums, and so the same models.
+
+    Each record is checked. If anything is wrong, or the command is interrupted, there is no store.
+    """
+    from service.log import transfer
+
+    path = _sqlite_path("import", store, folder)
+    with store_errors(), progress_bar(f"importing {file}") as progress:
+        n_records = transfer.import_log(file, path, progress)
+    typer.echo(f"{path} has {n_records} records")
+
+
+@log.command()
+@one_line_errors
+def drop(
+    loop: Annotated[str, typer.Argument(help="The loop of the record.")],
+    position: Annotated[int, typer.Argument(help="Its position, as `fedres log verify` shows it.")],
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the record is good.")] = False,
+) -> None:
+    """Give a damaged record up for good: a loop stops learning in front of one, and goes on once it is dropped.
+
+    What the record said is lost. Restore a backup instead if there is one that has it.
+    """
+    from service.log.maintenance import is_damaged
+    from service.log.opening import Store, open_log
+
+    path = store_path(store, folder)
+    if not is_postgresql(store) and not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    with store_errors(), contextlib.closing(open_log(Store(path, store if is_postgresql(store) else None))) as opened:
+        if not is_damaged(opened, loop, position) and not force:
+            raise ValueError(f"record {position} of loop {loop!r} is good: --force drops it anyway")
+        if not yes:
+            typer.confirm(f"Give record {position} of loop {loop!r} up for good?", abort=True)
+        opened.drop(loop, position)
+    typer.echo(f"record {position} of loop {loop!r} is dropped")
+
+
+def _sqlite_path(command: str, store: str, folder: Path) -> Path:
+    if is_postgresql(store):
+        raise ValueError(f"{command} must have a store in SQLite: for PostgreSQL, use pg_dump and pg_restore")
+    return store_path(store, folder)
+
+
+@contextlib.contextmanager
+def _postgres_log(store: str, path: Path) -> Iterator[Log]:
+    from service.log.opening import Store, open_log
+
+    with contextlib.closing(open_log(Store(path, store))) as opened:
+        yield opened

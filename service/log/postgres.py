@@ -1,0 +1,279 @@
+"""The log in PostgreSQL, which several machines share.
+
+A group commit is one call of the function ``fedres.append``: it locks the head rows of its loops in one order, checks
+that each log ends where the caller thinks it does, inserts, and moves the heads; so positions have no gaps, and their
+order is that of the commits. The caller has to know positions and times beforehand because checksums cover them.
+
+- Usual case, one round trip: the writer remembers where its loops end and estimates the time of the database.
+- Another machine has appended meanwhile: the writer locks the heads first, which takes a second round trip. A session
+  that idles in a transaction for two seconds is ended by the server, so a paused writer holds nobody up for longer.
+- The unique index finds a duplicate: the same, with a query for the duplicates; other groups are stored.
+
+A commit is on the server's disk before ``append`` returns. Any failure ends the session; the next call opens another
+and reads what is really there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import psycopg
+
+from fedres.checks import whole
+from service.log.postgres_rows import Batch, Key, LockedHead, check_group, keys_of, texts
+from service.log.postgres_schema import NOW, Session
+from service.log.postgres_session import DatabaseClock, SharedSession
+from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Refused, StoreUnavailable
+from service.log.records import ACTIVATE, BASE, ERASED, RANK, REWARD, Entry, Record
+from service.log.sqlite import entry_of
+
+NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
+HOLD_SECONDS = 0.5  # between two attempts to become the holder of a loop
+ERASE_SECONDS = 300.0  # for each statement of an erasure
+
+NAMES = 'loop, position, time, kind, event, "user", checksum, example'
+BODIES = "coalesce(convert_to(body, 'UTF8'), raw)"
+OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no example stands for
+APPEND = f"SELECT * FROM fedres.append({', '.join(['%b'] * 16)})"
+LOCK = f"""SELECT locked.*, {NOW} FROM (
+    SELECT loop, last, time, epoch FROM fedres.head WHERE loop = ANY (%b) ORDER BY loop FOR UPDATE) AS locked"""
+NEW_HEADS = "INSERT INTO fedres.head (loop) SELECT unnest(%b) ON CONFLICT DO NOTHING"
+HEADS = f"SELECT {NOW}, loop, last, time, removed FROM (SELECT) AS one LEFT JOIN fedres.head ON last > 0"
+# OFFSET 0 makes the planner look events up one by one: without statistics it would scan the loop.
+KNOWN = """SELECT given.*, found.position FROM unnest(%b, %b, %b) AS given (loop, kind, event)
+    CROSS JOIN LATERAL (SELECT position FROM fedres.log
+    WHERE log.loop = given.loop AND log.event = given.event AND log.kind = given.kind OFFSET 0) AS found"""
+FIND = f"""SELECT {NAMES}, {BODIES} FROM (SELECT DISTINCT unnest(%b) AS sought) AS given
+    CROSS JOIN LATERAL (SELECT * FROM fedres.log
+    WHERE log.loop = %b AND log.event = given.sought OFFSET 0) AS found ORDER BY position"""
+# The user's own records, and the rewards and activations of the user's decisions.
+ERASE = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
+    SELECT position FROM fedres.log WHERE loop = %(loop)s AND "user" = %(user)s
+    UNION SELECT found.position FROM fedres.log AS rank CROSS JOIN LATERAL (
+        SELECT about.position FROM fedres.log AS about
+        WHERE about.loop = rank.loop AND about.event = rank.event AND about.kind IN ('{REWARD}', '{ACTIVATE}') OFFSET 0
+    ) AS found WHERE rank.loop = %(loop)s AND rank."user" = %(user)s AND rank.kind = '{RANK}'))"""
+REPLACED_BASES = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
+    SELECT position FROM (
+        SELECT position, row_number() OVER (PARTITION BY "user" ORDER BY position DESC) AS newer
+        FROM fedres.log WHERE loop = %(loop)s AND kind = '{BASE}') AS bases
+    WHERE newer > 1))"""
+REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
+HOLD = "SELECT pg_try_advisory_lock(%s)"
+NEW_EPOCH = "UPDATE fedres.head SET epoch = epoch + 1 WHERE loop = %s RETURNING epoch"
+
+
+class PostgresLog:
+    """The log in the database at ``address``, created if it is not there yet.
+
+    Threads may share one; they take turns. Whoever wants to read while others commit opens a second one.
+    """
+
+    def __init__(self, address: str, *, any_architecture: bool = False, listen: bool = False) -> None:
+        self._listens, self._told_at = listen, 0.0
+        self._clock = DatabaseClock()
+        self._forget()
+        self._session = SharedSession(address, any_architecture=any_architecture, listen=listen, ended=self._forget)
+        with self._session.lend():
+            pass
+
+    def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
+        with self._session.lend() as db:
+            loops = {group[0].loop for group in groups if check_group(group) is None}
+            if not loops:
+                db.execute("SELECT 1")  # the server is there
+                return Batch(groups, {}, 0).outcomes
+            self._make_heads(db, loops - self._heads.keys())
+            if self._alone:
+                try:
+                    batch = self._call(
+                        db, Batch(groups, {loop: self._heads[loop] for loop in loops}, self._clock.now()), epochs
+                    )
+                    if batch is not None:
+                        return batch.outcomes
+                except psycopg.errors.UniqueViolation:
+                    return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
+            try:
+                return self._append_locked(db, groups, loops, epochs, with_duplicates=False)
+            except psycopg.errors.UniqueViolation:
+                return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
+
+    def heads(self) -> dict[str, Head]:
+        rows = self._session.rows(HEADS)
+        self._clock.note(rows[0][0])
+        return {loop: Head(last, at, removed) for _, loop, last, at, removed in rows if loop is not None}
+
+    def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
+        whole("after", after, least=0)
+        whole("limit", limit)
+        body = BODIES if bodies else OTHER_BODIES
+        where = "loop = %s AND position > %s ORDER BY position LIMIT %s"
+        rows = self._session.rows(
+            f"SELECT {NAMES}, {body} FROM fedres.log WHERE {where}", (_sought(loop), after, limit)
+        )
+        return [entry_of(row, with_body=bodies) for row in rows]
+
+    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
+        sought = [event for event in events if "\0" not in event]
+        return [entry_of(row, with_body=True) for row in self._session.rows(FIND, (texts(sought), _sought(loop)))]
+
+    def of_kind(self, loop: str, kind: str) -> list[Entry]:
+        where = f"loop = %s AND kind = '{kind}' ORDER BY position"
+        rows = self._session.rows(f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}", (_sought(loop),))
+        return [entry_of(row, with_body=True) for row in rows]
+
+    def bases(self, loop: str, before: int) -> Iterator[Entry]:
+        after = 0
+        where = f"loop = %s AND kind = '{BASE}' AND position > %s AND position < %s ORDER BY position LIMIT 500"
+        question = f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}"
+        while rows := self._session.rows(question, (_sought(loop), after, before)):
+            entries = [entry_of(row, with_body=True) for row in rows]
+            yield from entries
+            after = entries[-1].position
+
+    def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
+        """Delete a user's records. When the server overwrites their bytes is up to the server (docs/postgresql.md)."""
+        epochs = NO_EPOCHS if epoch is None else {loop: epoch}
+        with self._session.lend() as db, _patient(db), db.transaction():
+            heads, now = self._lock(db, [loop], epochs)
+            whose = {"loop": loop, "user": _sought(user)}
+            n_erased = db.execute(ERASE, whose).rowcount
+            n_replaced = db.execute(REPLACED_BASES, whose).rowcount
+            db.execute(REMOVED, (n_erased + n_replaced, loop))
+            erased = Record(loop, ERASED, body=body(n_erased))
+            if self._call(db, Batch([[erased]], heads, now), epochs) is None:
+                raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
+        return n_erased
+
+    def drop(self, loop: str, position: int) -> None:
+        with self._session.lend() as db, db.transaction():
+            self._lock(db, [loop], NO_EPOCHS)
+            gone = db.execute("DELETE FROM fedres.log WHERE loop = %s AND position = %s", (loop, position))
+            db.execute(REMOVED, (gone.rowcount, loop))
+
+    def now(self) -> int:
+        if self._clock.offset is None:
+            self.heads()
+        return self._clock.now()
+
+    def hold(self, loop: str) -> int | None:
+        """Return the epoch of this session as the holder of a loop; the session holds the loop until it ends."""
+        if loop in self._held:
+            return self._held[loop]
+        if time.monotonic() < self._hold_at.get(loop, 0.0):
+            return None
+        self._hold_at[loop] = time.monotonic() + HOLD_SECONDS
+        with self._session.lend() as db:
+            [(held,)] = db.execute(HOLD, (_lock_of(loop),))
+            if held:
+                [(self._held[loop],)] = db.execute(NEW_EPOCH, (loop,))
+        return self._held.get(loop)
+
+    def notifications(self) -> int | None:
+        """Return a file that can be read once something was appended, None while there is no session."""
+        return self._session.file if self._listens else None
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> PostgresLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # appending
+
+    def _append_locked(
+        self,
+        db: Session,
+        groups: Sequence[Group],
+        loops: Iterable[str],
+        epochs: Mapping[str, int],
+        with_duplicates: bool,
+    ) -> list[Outcome]:
+        """Append with the heads locked first."""
+        with db.transaction():
+            before = {loop: self._heads.get(loop) for loop in loops}
+            heads, now = self._lock(db, loops, epochs)
+            known = _known(db, groups) if with_duplicates else None
+            batch = Batch(groups, heads, now, known)
+            if batch.entries and self._call(db, batch, epochs) is None:
+                raise StoreUnavailable("failed", "a head moved under its lock")
+        self._alone = heads == before
+        return batch.outcomes
+
+    def _call(self, db: Session, batch: Batch, epochs: Mapping[str, int]) -> Batch | None:
+        """Return the batch once it is stored, None if another machine has appended."""
+        tell = time.monotonic() - self._told_at > NOTIFY_SECONDS
+        rows = db.execute(APPEND, batch.parameters(epochs, tell), binary=True).fetchall()
+        stored = all(row[0] for row in rows)
+        for _, now, loop, last, at, epoch in rows:
+            self._clock.note(now)
+            self._heads[loop] = LockedHead(last, at, epoch)
+            _check_epoch(loop, epoch, epochs)
+        self._alone = stored
+        if stored and tell:
+            self._told_at = time.monotonic()
+        return batch if stored else None
+
+    def _make_heads(self, db: Session, loops: Iterable[str]) -> None:
+        """Make the rows of new loops, on their own: a row in doubt would have others wait out of order."""
+        if loops:
+            db.execute(NEW_HEADS, (texts(sorted(loops)),))
+            self._heads.update({loop: LockedHead(0, 0, 0) for loop in loops})
+            self._alone = False
+
+    def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> tuple[dict[str, LockedHead], int]:
+        """Return where loops end, with their heads locked, and the time."""
+        heads = {}
+        for loop, last, at, epoch, now in db.execute(LOCK, (texts(sorted(loops)),), binary=True):
+            _check_epoch(loop, epoch, epochs)
+            heads[loop] = LockedHead(last, at, epoch)
+            self._clock.note(now)
+        missing = set(loops) - heads.keys()
+        if missing:
+            raise Refused(f"loop must be one that the log has, got {min(missing)!r}")
+        return heads, self._clock.now()
+
+    def _forget(self) -> None:
+        """Know nothing that another session may have changed."""
+        self._heads: dict[str, LockedHead] = {}
+        self._alone = False  # whether nobody else appended between our last two batches
+        self._held: dict[str, int] = {}
+        self._hold_at: dict[str, float] = {}
+
+
+def _known(db: Session, groups: Sequence[Group]) -> dict[Key, int]:
+    """Return the positions of records that are in the log already and may be there only once."""
+    keys = [key for group in groups if check_group(group) is None for key in keys_of(group)]
+    columns = [texts(column) for column in zip(*keys, strict=True)] if keys else [texts([])] * 3
+    return {(loop, kind, event): at for loop, kind, event, at in db.execute(KNOWN, columns, binary=True)}
+
+
+def _check_epoch(loop: str, epoch: int, epochs: Mapping[str, int]) -> None:
+    if epochs.get(loop, epoch) != epoch:
+        raise StoreUnavailable("fenced", f"another machine has become the holder of loop {loop!r}")
+
+
+def _lock_of(loop: str) -> int:
+    """Return the number of the advisory lock of a loop's holder."""
+    return int.from_bytes(hashlib.blake2b(loop.encode(), digest_size=8, key=b"fedres").digest(), signed=True)
+
+
+@contextlib.contextmanager
+def _patient(db: Session) -> Iterator[None]:
+    """Give statements the time that deleting many records takes."""
+    usual, db.silence_seconds = db.silence_seconds, ERASE_SECONDS
+    try:
+        yield
+    finally:
+        db.silence_seconds = usual
+
+
+def _sought(text: str) -> str | None:
+    """Return what to look for: where PostgreSQL cannot store it, None, which nothing equals."""
+    return None if "\0" in text else text

@@ -1,0 +1,221 @@
+"""Verifies a log: every record against its checksums, and the file around them."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedres.lease import Lease, LeaseHeld
+from service.log.protocol import Head, Log, StoreUnavailable
+from service.log.records import DamagedRecord, Entry, check
+from service.log.sqlite import BODIES, NAMES
+from service.log.sqlite_schema import SCHEMA, check_kind
+from service.log.sqlite_wal import wal_damage
+
+Progress = Callable[[int, int], None]  # done, of how many
+
+RESTORE = "restore a backup (fedres log restore)"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is damaged; a record has a loop, a position and a kind too."""
+
+    file: str
+    message: str
+    advice: str
+    loop: str | None = None
+    position: int | None = None
+    kind: str | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a loop turned out to have."""
+
+    n_records: int = 0
+    last: int = 0
+    time: int = 0  # of the record at ``last``
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    n_records: int = 0
+    heads: dict[str, Head] = field(default_factory=dict)
+
+    def add(self, file: str, message: str, advice: str = RESTORE, **record: Any) -> None:
+        self.findings.append(Finding(file, message, advice, **record))
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def snapshot_of(path: Path) -> contextlib.closing[sqlite3.Connection]:
+    """Return a connection that reads the store as it is now, and neither writes nor holds up whoever does."""
+    if not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10)
+    try:
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM sqlite_master").fetchall()  # begins to read
+    except BaseException:
+        db.close()
+        raise
+    return contextlib.closing(db)
+
+
+def heads_of(db: sqlite3.Connection) -> dict[str, Head]:
+    return {loop: Head(*head) for loop, *head in db.execute("SELECT loop, last, time, removed FROM head")}
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a service has the store."""
+    if not Lease(path).path.exists():
+        return False
+    try:
+        with Lease(path):
+            return False
+    except LeaseHeld:
+        return True
+
+
+def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verification:
+    """Check a SQLite store: the file, its write-ahead log, all records, and that none is missing."""
+    found = Verification()
+    if not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    wal = wal_damage(path, in_use=is_in_use(path))
+    if wal is not None:
+        keep = f"keep what is in front of the damage (sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)')"
+        found.add(f"{path}-wal", str(wal), f"{RESTORE}, or {keep}" if wal.certain else "start the service")
+    try:
+        with snapshot_of(path) as db:
+            db.text_factory = _lenient_text
+            check_kind(db)
+            _check_file(db, str(path), found)
+            found.heads = heads_of(db)
+            seen = _check_records(db, str(path), found, progress)
+            _check_heads(str(path), found, seen)
+    except StoreUnavailable as error:
+        found.add(str(path), error.message)
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        found.add(str(path), f"the file cannot be read: {error}")
+    return found
+
+
+def _lenient_text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")  # no checksum matches what was no UTF-8
+
+
+def _check_file(db: sqlite3.Connection, file: str, found: Verification) -> None:
+    made = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
+    if made != {sql for sql in SCHEMA if sql.startswith("CREATE")}:
+        found.add(file, "the tables or indices are not those of this version")
+    try:
+        for (line,) in db.execute("PRAGMA integrity_check"):
+            if line != "ok":
+                found.add(file, f"SQLite finds the file damaged: {line}")
+    except sqlite3.Error as error:  # go on: records that can be read are named
+        found.add(file, f"SQLite finds the file damaged: {error}")
+
+
+def _check_records(db: sqlite3.Connection, file: str, found: Verification, progress: Progress) -> dict[str, Seen]:
+    """Check the records from the first to the last, and where a page cannot be read also from the last backwards."""
+    total = sum(head.last - head.removed for head in found.heads.values())
+    seen: dict[str, Seen] = {}
+    reached = 0
+    for direction in ("", "DESC"):
+        rows = f"SELECT rowid, {NAMES}, {BODIES} FROM log WHERE rowid > ? ORDER BY rowid {direction}"
+        try:
+            for rowid, *row in db.execute(rows, (reached,)):
+                _check_row(row, file, found, seen)
+                reached = rowid if not direction else reached
+                if found.n_records % 1_000 == 0:
+                    progress(found.n_records, total)
+            break
+        except sqlite3.Error as error:
+            found.add(file, f"records cannot be read: {error}")
+    progress(found.n_records, total)
+    return seen
+
+
+def _check_row(row: list[Any], file: str, found: Verification, seen: dict[str, Seen]) -> None:
+    loop, position, time, kind, event, user, checksum, example, body = row
+    found.n_records += 1
+    loop_seen = seen.setdefault(loop, Seen())
+    loop_seen.n_records += 1
+    try:
+        check(Entry(loop, position, time, kind, event, user, example, body), checksum, with_body=True)
+    except DamagedRecord:
+        _add_record(found, file, loop, position, kind)
+        return
+    if position > loop_seen.last:
+        loop_seen.last, loop_seen.time = position, time
+
+
+def _add_record(found: Verification, file: str, loop: str, position: int, kind: str | None) -> None:
+    advice = f"{RESTORE}, or give the record up (fedres log drop {loop} {position})"
+    message = f"record {position} of loop {loop!r} does not match its checksum"
+    found.add(file, message, advice, loop=loop, position=position, kind=kind)
+
+
+def _check_heads(file: str, found: Verification, seen: dict[str, Seen]) -> None:
+    for loop in sorted({*seen, *found.heads}):
+        head, there = found.heads.get(loop, Head(0, 0, 0)), seen.get(loop, Seen())
+        if there.n_records != head.last - head.removed:
+            wanted = head.last - head.removed
+            found.add(file, f"loop {loop!r} must have {wanted} records, and has {there.n_records}", loop=loop)
+        elif not _ends_at(there, head) and not any(one.loop == loop for one in found.findings):
+            found.add(file, f"the head of loop {loop!r} does not match its last record", loop=loop)
+
+
+def _ends_at(there: Seen, head: Head) -> bool:
+    if there.last < head.last:  # the last records were dropped
+        return there.time <= head.time
+    return (there.last, there.time) == (head.last, head.time)
+
+
+def verify_log(log: Log, name: str, progress: Progress = ignore_progress) -> Verification:
+    """Check the records of any log through its own calls."""
+    found = Verification(heads=log.heads())
+    total = sum(head.last - head.removed for head in found.heads.values())
+    for loop, head in found.heads.items():
+        n_damaged = len(found.findings)
+        n_before = found.n_records
+        for entry in _readable(log, loop, head.last):
+            found.n_records += 1
+            if isinstance(entry, DamagedRecord):
+                _add_record(found, name, entry.loop, entry.position, None)
+            if found.n_records % 1_000 == 0:
+                progress(found.n_records, total)
+        n_records, now = found.n_records - n_before, log.heads()[loop]
+        if len(found.findings) == n_damaged and now.removed == head.removed and n_records != head.last - head.removed:
+            wanted = head.last - head.removed
+            found.add(name, f"loop {loop!r} must have {wanted} records, and has {n_records}", loop=loop)
+    return found
+
+
+def _readable(log: Log, loop: str, last: int) -> Iterator[Entry | DamagedRecord]:
+    after, limit = 0, 1_000
+    while after < last:
+        try:
+            entries = log.read(loop, after, limit)
+        except DamagedRecord as damage:
+            if limit > 1:  # one by one, to the damaged record
+                limit = 1
+                continue
+            yield damage
+            after, limit = max(after + 1, damage.position), 1_000
+            continue
+        if not entries:
+            return
+        yield from (entry for entry in entries if entry.position <= last)
+        after = entries[-1].position

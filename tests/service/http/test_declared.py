@@ -1,0 +1,96 @@
+"""Routes are declared once: router, roles and the OpenAPI document all follow."""
+
+from collections import Counter
+
+import pytest
+
+from service.app import declared_routes, fastapi_routes
+from service.http.limits import Limits
+from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK
+
+ROUTES = declared_routes(None, None, Limits())
+BODIES = {"POST", "PUT"}
+
+
+def name(route):
+    return f"{route.method} {route.path}"
+
+
+@pytest.fixture(scope="module")
+def document(client):
+    return client.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory, live_service):
+    """A client, and a key of each role for all loops."""
+    with live_service(tmp_path_factory.mktemp("declared")) as live:
+        keys = {role: live.keys.add(role) for role in ("rank", "device", "admin")}
+        with live.client() as client:
+            yield client, keys
+
+
+def test_no_route_is_declared_twice():
+    assert [one for one, n in Counter(map(name, [*ROUTES, *fastapi_routes()])).items() if n > 1] == []
+
+
+def test_what_is_a_loops_is_there_for_the_default_loop_and_for_any():
+    first, second = (
+        [name(route) for route in ROUTES if route.of_loop and rest_of(route, prefix)] for prefix in PREFIXES
+    )
+    assert len(second) > 20
+    assert [one.replace(PREFIXES[1], PREFIXES[0]) for one in second] == [one for one in first if "{loop}" not in one]
+
+
+def rest_of(route, prefix):
+    """Return what follows the prefix and a slash."""
+    return route.path.removeprefix(f"{prefix}/") if route.path.startswith(f"{prefix}/") else ""
+
+
+def test_the_document_has_exactly_the_declared_routes(document):
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+    ids = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name)
+def test_the_document_says_of_a_route_what_was_declared(document, route):
+    operation = document["paths"][route.path][route.method.lower()]
+    assert operation["summary"] == route.summary
+    assert operation["security"] == ([] if route.roles is OPEN else [{"key": []}])
+    assert str(route.status) in operation["responses"]
+    assert ("401" in operation["responses"]) == ("403" in operation["responses"]) == (route.roles is not OPEN)
+    in_path = {one["name"] for one in operation.get("parameters", []) if one["in"] == "path"}
+    assert in_path == {part[1:-1] for part in route.path.split("/") if part.startswith("{")}
+    if route.body is None:
+        assert "requestBody" not in operation
+    else:
+        assert route.method in BODIES
+        assert [*operation["requestBody"]["content"]] == [route.body_type or JSON]
+    if route.reply is None:
+        assert "content" not in operation["responses"][str(route.status)]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name)
+def test_a_role_gets_403_unless_it_was_declared(keyed, route):
+    client, keys = keyed
+    assert route.roles in (OPEN, RANK, DEVICE, ADMIN)
+    path = route.path.replace("{loop}", "none").replace("{event_id}", "e").replace("{user}", "u")
+    for role, key in keys.items():
+        reply = client.request(route.method, path, headers={"Authorization": f"Bearer {key}"})
+        assert (reply.status_code == 403) == (route.roles is not OPEN and role not in route.roles), role
+    assert (client.request(route.method, path).status_code == 401) == (route.roles is not OPEN)
+
+
+@pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
+def test_other_methods_get_405_and_options_names_those_that_were_declared(client, path):
+    declared = {route.method for route in ROUTES if route.path == path}
+    real = path.replace("{", "").replace("}", "")
+    allowed = declared | {"OPTIONS"} | ({"HEAD"} if "GET" in declared else set())
+    for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE"} - allowed:
+        reply = client.request(method, real)
+        assert reply.status_code == 405
+        assert set(reply.headers["allow"].split(", ")) == allowed
+    options = client.options(real)
+    assert (options.status_code, set(options.headers["allow"].split(", "))) == (204, allowed)

@@ -1,0 +1,152 @@
+"""Shared memory by itself: blocks that are found, moved, freed and read whole while another process writes them."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.models import memory
+from service.models.memory import (
+    HEAD,
+    NOT_FOUND,
+    SMALLEST_INDEX,
+    TORN,
+    MemoryReader,
+    MemoryWriter,
+    TornRead,
+    begin_change,
+    capacity_for,
+    copy_block,
+    find_block,
+    key_of,
+    read_block,
+)
+
+N_READS = 200_000  # of each of two readers
+HOSTILE = Path(__file__).with_name("hostile.py")
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(prefix="fedres-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def both(folder):
+    writer = MemoryWriter(folder / "models")
+    yield writer, MemoryReader(folder / "models")
+    writer.close()
+
+
+def test_what_was_written_is_read_and_what_was_not_is_not_there(both):
+    writer, reader = both
+    assert reader.read(key_of("a")) is None
+    for data in (b"x", b"12345678", b"y" * 1_000, b"z", bytes(100_000)):
+        writer.write(key_of("a"), data)
+        assert reader.read(key_of("a")) == data
+    assert reader.read(key_of("b")) is None
+
+
+def test_the_index_grows_with_its_keys(both):
+    writer, reader = both
+    n = 3 * SMALLEST_INDEX
+    for k in range(n):
+        writer.write(key_of(f"{k}"), b"%d" % k)
+    assert all(reader.read(key_of(f"{k}")) == b"%d" % k for k in range(n))
+    assert writer.find(key_of(f"{n}")) == NOT_FOUND
+
+
+def test_a_block_that_was_freed_is_used_again_and_holds_nothing_of_before(both):
+    writer, reader = both
+    writer.write(key_of("gone"), b"secret" * 4)
+    offset, used = writer.find(key_of("gone")), writer.used_bytes
+    writer.free(key_of("gone"))
+    assert reader.read(key_of("gone")) is None
+    assert not writer.words[offset + HEAD : offset + HEAD + 8].any()
+    writer.write(key_of("new"), b"open")
+    assert (writer.find(key_of("new")), writer.used_bytes) == (offset, used)
+    assert reader.read(key_of("new")) == b"open"
+
+
+def test_a_reader_that_found_a_block_before_it_became_anothers_does_not_take_it(both):
+    writer, reader = both
+    writer.write(key_of("mine"), b"mine")
+    offset, out = find_block(reader.words, *key_of("mine")), np.zeros(8, np.uint64)
+    writer.free(key_of("mine"))
+    writer.write(key_of("other"), b"other")
+    assert find_block(reader.words, *key_of("other")) == offset
+    assert copy_block(reader.words, offset, *key_of("mine"), out) == NOT_FOUND
+
+
+def test_a_block_that_grows_is_there_at_every_moment(both, monkeypatch):
+    writer, reader = both
+    writer.write(key_of("a"), b"before")
+    seen, put, release = [], writer._put, writer._release
+    monkeypatch.setattr(writer, "_put", lambda *one: (seen.append(reader.read(key_of("a"))), put(*one)))
+    monkeypatch.setattr(writer, "_release", lambda *one: (seen.append(reader.read(key_of("a"))), release(*one)))
+    writer.write(key_of("a"), b"after" * 100)
+    assert seen == [b"before", b"after" * 100]
+    assert reader.read(key_of("a")) == b"after" * 100
+
+
+def test_a_block_whose_writer_ended_in_the_middle_is_given_up(both):
+    writer, reader = both
+    writer.write(key_of("a"), b"whole")
+    offset, out = writer.find(key_of("a")), np.zeros(8, np.uint64)
+    begin_change(writer.words, offset)
+    assert copy_block(reader.words, offset, *key_of("a"), out) == TORN
+    assert read_block(reader.words, *key_of("a"), out) == TORN
+    with pytest.raises(TornRead, match="half written"):
+        reader.read(key_of("a"))
+
+
+def test_a_full_file_system_is_an_error_and_changes_nothing(both, monkeypatch):
+    writer, reader = both
+    writer.write(key_of("a"), b"before")
+    used = writer.used_bytes
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="no space left"):
+        writer.write(key_of("a"), bytes(2 * memory.STEP_BYTES))
+    assert (reader.read(key_of("a")), writer.used_bytes) == (b"before", used)
+    monkeypatch.undo()
+    writer.write(key_of("a"), bytes(2 * memory.STEP_BYTES))
+    assert len(reader.read(key_of("a"))) == 2 * memory.STEP_BYTES
+
+
+def test_a_block_has_at_most_a_quarter_more_room_than_is_needed():
+    for n_words in [*range(1, 300), 10_000, 12_345]:
+        assert n_words <= capacity_for(n_words) <= max(8, 1.25 * n_words + 1)
+
+
+def test_a_file_that_is_none_of_ours_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(memory, "VIRTUAL_BYTES", 8_192)
+    (folder / "models").write_bytes(bytes(8_192))
+    with pytest.raises(ValueError, match="must hold published models"):
+        MemoryReader(folder / "models")
+
+
+def test_no_read_is_torn_while_a_hostile_writer_rewrites_moves_and_frees_blocks(folder):
+    def start(role):
+        command = [sys.executable, str(HOSTILE), role, str(folder / "models"), str(N_READS)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    writing = start("write")
+    assert writing.stdout.readline() == "ready\n"
+    readers = [start("read") for _ in range(2)]
+    found = [one for reader in readers for one in json.loads(reader.communicate()[0])]
+    writing.communicate("stop\n")
+    assert [process.returncode for process in (writing, *readers)] == [0, 0, 0]
+    assert [torn for _, torn, _ in found] == [0] * 8
+    assert sum(whole for whole, _, _ in found) > N_READS // 10  # the writer may lose its core in the middle of a block
+    assert all(newest > 1 for *_, newest in found)

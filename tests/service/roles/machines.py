@@ -1,0 +1,329 @@
+"""Machines for tests: ``fedres serve`` with a folder and a port of its own, on a database that they share."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from service.learn.control import LENGTH, Answer, Question
+from service.learn.learner import replay
+from service.log.postgres import PostgresLog
+from service.log.records import checksum
+from service.log.sqlite import COLUMNS, SqliteLog, readable
+from service.log.sqlite_schema import sqlite_file
+
+FEDRES = Path(sys.executable).with_name("fedres")
+ACTIONS = [{"id": name, "features": {"name": name, "n": k}} for k, name in enumerate(("tea", "juice", "milk"))]
+TIMEOUT = 60.0  # seconds, of whatever a test waits for
+
+
+def eventually(condition, what, seconds=TIMEOUT):
+    """Return what ``condition`` returns once that is true."""
+    deadline, failure = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (httpx.TransportError, OSError, EOFError) as error:
+            failure = error
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not happen within {seconds:g} s: {failure!r}")
+
+
+class MachineProcess:
+    """A machine; it keeps its port when it is started again."""
+
+    def __init__(self, folder, database, *options):
+        self.folder, self.database, self.options = Path(folder), database, options
+        self.folder.mkdir(exist_ok=True)
+        self.port, self.process = 0, None
+        self.http = httpx.Client(trust_env=False, timeout=30.0)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, wait=True):
+        command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
+        with open(self.folder / "stderr", "ab") as errors:
+            self.process = subprocess.Popen(
+                [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+        if wait:
+            self.wait_until_started()
+        return self
+
+    def wait_until_started(self):
+        for line in self.process.stdout:
+            if found := re.search(r"page +http://[\d.]+:(\d+)/", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError(f"no start: {(self.folder / 'stderr').read_text()[-2000:]}")
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+            self.process.stdout.close()
+        return self.process.returncode
+
+    def kill(self):
+        """End all processes of the machine at once, as a power cut does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def close(self):
+        self.kill()
+        self.http.close()
+
+    def ask(self, method, path, **options):
+        return self.http.request(method, self.url + path, **options)
+
+    def status(self):
+        reply = self.ask("GET", "/v1/status")
+        if reply.status_code != 200:
+            raise ConnectionError(reply.text)
+        return reply.json()
+
+    def pids(self, role):
+        return [one["pid"] for one in self.status()["processes"] if one["role"] == role and one["pid"]]
+
+    def kill_role(self, role):
+        for pid in self.pids(role):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def is_ready(self):
+        return self.ask("GET", "/readyz").status_code == 200
+
+    def digest(self, loop="default"):
+        """Return the digest of a loop's models, with all that is in the log learned."""
+        [note] = self.folder.glob("*-run")
+        with socket.socket(socket.AF_UNIX) as learner:
+            learner.settimeout(TIMEOUT)
+            learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
+            body = msgspec.msgpack.encode(Question("digest", loop))
+            learner.sendall(LENGTH.pack(len(body)) + body)
+            (length,) = LENGTH.unpack(_exactly(learner, LENGTH.size))
+            answer = msgspec.msgpack.decode(_exactly(learner, length), type=Answer)
+        assert answer.error is None, answer.error
+        return answer.body
+
+
+def _exactly(connection, size):
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+class Proxy:
+    """Forwards TCP connections to a Unix socket, until it is told to stall: then bytes wait, and nobody is told."""
+
+    def __init__(self, path):
+        self._path = str(path)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def stall(self):
+        self._flowing.clear()
+
+    def heal(self):
+        self._flowing.set()
+
+    def close(self):
+        """End; whoever used it is gone."""
+        self._flowing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(TIMEOUT)
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                thread = threading.Thread(target=self._serve, args=[self._listener.accept()[0]], daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, client):
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            self._flowing.wait()
+            server.connect(self._path)
+            other = {client: server, server: client}
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    self._flowing.wait()
+                    if not data:
+                        return
+                    other[source].sendall(data)
+
+
+class Ledger:
+    """What the service acknowledged, as its clients know it."""
+
+    def __init__(self):
+        self.ranks = {}  # event: (loop, action, probability)
+        self.rewards = {}  # event: (loop, value)
+        self.refused = 0  # requests that were answered with 503 or not at all, and repeated
+        self.wrong = []
+
+    def grow(self, by=20, seconds=TIMEOUT):
+        """Return once so many more events are complete."""
+        wanted = len(self.rewards) + by
+        eventually(lambda: len(self.rewards) >= wanted or self.wrong, f"{by} more events", seconds)
+
+
+class Load:
+    """Clients that rank on one machine and send the reward to another; what fails they repeat until it is answered."""
+
+    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.0):
+        self.machines, self.ledger, self.loops, self.pause = machines, ledger, loops, pause
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=[random.Random(f"{seed}/{k}"), f"{seed}-{k}"])
+            for k in range(n_clients)
+        ]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, rng, name):
+        with httpx.Client(trust_env=False, timeout=30.0) as http:
+            for k in itertools.count():
+                if self._stopping.is_set():
+                    return
+                try:
+                    self._one(http, rng, f"{name}-{k}", rng.choice(self.loops))
+                except TimeoutError as error:
+                    self.ledger.wrong.append(str(error))
+                    return
+                time.sleep(self.pause)
+
+    def _one(self, http, rng, event, loop):
+        asked = {"user": f"u{rng.randrange(20)}", "context": {"hour": rng.randrange(24)}, "actions": ACTIONS}
+        given = self._repeat(http, rng, f"/v1/loops/{loop}/rank", {**asked, "event_id": event})
+        self.ledger.ranks[event] = (loop, given["action"], given["probability"])
+        value = float(rng.random() < {"tea": 0.8, "juice": 0.3, "milk": 0.1}[given["action"]])
+        self._repeat(http, rng, f"/v1/loops/{loop}/events/{event}/reward", {"value": value})
+        self.ledger.rewards[event] = (loop, value)
+
+    def _repeat(self, http, rng, path, body):
+        deadline = time.monotonic() + 2 * TIMEOUT
+        while time.monotonic() < deadline:
+            machine = rng.choice(self.machines)
+            try:
+                reply = http.post(machine.url + path, json=body)
+            except httpx.TransportError:
+                reply = None
+            if reply is not None and reply.status_code < 300:
+                return reply.json() if reply.content else {}
+            if reply is not None and reply.status_code != 503:
+                self.ledger.wrong.append(f"{path}: {reply.status_code} {reply.text}")
+            self.ledger.refused += 1
+            time.sleep(0.05)
+        raise TimeoutError(f"{path} was never answered")
+
+
+def judge(ledger, database):
+    """Return what is wrong with the log, by what clients were told."""
+    wrong = list(ledger.wrong)
+    ranks, rewards = {}, {}
+    with contextlib.closing(PostgresLog(database)) as log:
+        for loop, head in log.heads().items():
+            entries = list(all_entries(log, loop))
+            positions = [entry.position for entry in entries]
+            if sorted(set(positions)) != positions or len(positions) != head.last - head.removed:
+                wrong.append(f"positions of {loop} have gaps or repeats")
+            if any(one.time > other.time for one, other in itertools.pairwise(entries)):
+                wrong.append(f"time goes backwards in {loop}")
+            for entry in entries:
+                if entry.kind == "rank":
+                    if entry.event in ranks:
+                        wrong.append(f"{entry.event} is there twice")
+                    body = json.loads(entry.body)
+                    taken = body["action"]
+                    ranks[entry.event] = (loop, body["actions"][taken]["id"], body["probabilities"][taken])
+                elif entry.kind == "reward":
+                    rewards.setdefault(entry.event, set()).add((loop, json.loads(entry.body)["value"]))
+    wrong += [f"rank {event} is lost or changed" for event, told in ledger.ranks.items() if ranks.get(event) != told]
+    wrong += [
+        f"reward {event} is lost or changed" for event, told in ledger.rewards.items() if rewards.get(event) != {told}
+    ]
+    return wrong
+
+
+def all_entries(log, loop):
+    after = 0
+    while entries := log.read(loop, after, 1_000):
+        yield from entries
+        after = entries[-1].position
+
+
+def copied_to_sqlite(database, path):
+    """Return a SQLite log with the same records."""
+    marks = ", ".join("?" * 9)
+    copy = SqliteLog(sqlite_file(path))
+    with contextlib.closing(PostgresLog(database)) as log, copy._connection() as db:
+        for loop, head in log.heads().items():
+            for entry in all_entries(log, loop):
+                _, position, at, kind, event, user, example, body = entry
+                row = (loop, position, at, kind, event, user, checksum(entry), example, readable(body))
+                db.execute(f"INSERT INTO log ({COLUMNS}) VALUES ({marks})", row)
+            db.execute("INSERT INTO head VALUES (?, ?, ?, ?)", (loop, *head))
+    return copy
+
+
+def digests(machines, database, folder, loop="default"):
+    """Return the digests of a loop's models by who made them: equal, or something is wrong."""
+    found = {machine.folder.name: machine.digest(loop) for machine in machines}
+    with contextlib.closing(PostgresLog(database)) as log:
+        found["replayed"] = replay(log, folder)[loop]
+    with contextlib.closing(copied_to_sqlite(database, folder / f"copy-{time.monotonic_ns()}.db")) as copy:
+        found["on SQLite"] = replay(copy, folder)[loop]
+    return found
+
+
+@contextlib.contextmanager
+def running(*machines):
+    """Lend machines that are started together, and stopped whatever happens."""
+    try:
+        for machine in machines:
+            machine.start(wait=False)
+        for machine in machines:
+            machine.wait_until_started()
+        yield machines
+    finally:
+        for machine in machines:
+            if machine.process is not None:
+                machine.close()

@@ -1,0 +1,212 @@
+"""Two machines on one database: both learn the same bits from whatever either was told, and lose nothing.
+
+They are started once; each test leaves them as it found them. ``b`` reaches the database through a proxy.
+"""
+
+import threading
+import time
+
+import pytest
+from machines import ACTIONS, Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running
+
+from service.http.key_table import KeyTable
+from service.http.keys import Keys
+from service.log.postgres import PostgresLog
+
+
+class World:
+    """Two machines, their database, and what their clients were told so far."""
+
+    def __init__(self, postgres, folder):
+        self.postgres, self.database, self.folder = postgres, postgres.address, folder
+        self.proxy = Proxy(postgres.data.parent / ".s.PGSQL.5432")
+        self.through_proxy = f"postgresql://fedres@127.0.0.1:{self.proxy.port}/postgres"
+        self.a = MachineProcess(folder / "a", self.database)
+        self.b = MachineProcess(folder / "b", self.through_proxy)
+        self.machines = [self.a, self.b]
+        self.ledger = Ledger()
+        self._seeds = iter(range(1, 100))
+
+    def load(self, machines=None, **options):
+        return Load(machines or self.machines, self.ledger, seed=next(self._seeds), **options)
+
+    def check(self, loop="default"):
+        """Judge by the clients' ledger; compare the models of both machines, of a replay, and of a copy in SQLite."""
+        assert judge(self.ledger, self.database) == []
+        assert len(set(digests(self.machines, self.database, self.folder, loop).values())) == 1
+        rewarded = sum(of == loop for of, _ in self.ledger.rewards.values())
+        assert [one.status()["loops"][loop]["rewarded_events"] for one in self.machines] == [rewarded] * 2
+
+
+@pytest.fixture(scope="module")
+def world(postgres, tmp_path_factory):
+    postgres.ask("DROP SCHEMA IF EXISTS fedres CASCADE")
+    world = World(postgres, tmp_path_factory.mktemp("machines"))
+    with running(*world.machines):
+        yield world
+    world.proxy.close()
+
+
+def rank(machine, event, user="anna", **options):
+    body = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": event}
+    return machine.ask("POST", "/v1/rank", json=body, **options)
+
+
+def reward(machine, event, value=1.0):
+    return machine.ask("POST", f"/v1/events/{event}/reward", json={"value": value})
+
+
+def test_what_one_machine_is_told_both_learn(world):
+    with world.load():
+        world.ledger.grow(60)
+    world.check()
+
+
+def test_a_repeat_on_another_machine_is_answered_as_the_first(world):
+    first = rank(world.a, "asked twice").json()
+    assert rank(world.b, "asked twice").json() == first
+    world.ledger.ranks["asked twice"] = ("default", first["action"], first["probability"])
+    assert (reward(world.a, "asked twice").status_code, reward(world.b, "asked twice").status_code) == (204, 204)
+    world.ledger.rewards["asked twice"] = ("default", 1.0)
+    world.check()
+
+
+def test_killed_processes_cost_nothing_that_was_acknowledged(world):
+    with world.load():
+        for role in ("ranker", "learner", "log"):
+            world.a.kill_role(role)
+            world.ledger.grow(20)
+        world.b.kill()
+        world.ledger.grow(20)
+        world.b.start()
+        world.ledger.grow(20)
+    world.check()
+
+
+def test_a_restart_of_the_database_costs_nothing_that_was_acknowledged(world):
+    with world.load():
+        for how in ("fast", "immediate"):
+            world.ledger.grow()
+            world.postgres.stop(how)
+            refused = eventually(lambda: (reply := reward(world.a, "x")).status_code == 503 and reply, "a refusal")
+            assert refused.json()["error"]["code"] == "store_io"
+            world.postgres.start()
+            world.ledger.grow()
+    for machine in world.machines:
+        eventually(machine.is_ready, "readiness")
+    world.check()
+
+
+def test_a_machine_without_the_database_says_so_and_comes_back(world):
+    world.proxy.stall()
+    replies = []
+    asking = threading.Thread(target=lambda: replies.append(rank(world.b, "during the partition")))
+    asking.start()
+    with world.load([world.a]):
+        world.ledger.grow()
+        eventually(lambda: not world.b.is_ready(), "b noticing")
+        assert world.a.is_ready()
+        asking.join()
+        assert [reply.status_code for reply in replies] == [503]
+        world.proxy.heal()
+        eventually(world.b.is_ready, "b coming back")
+    known = rank(world.b, "during the partition").json()  # whether or not the first attempt was stored
+    world.ledger.ranks["during the partition"] = ("default", known["action"], known["probability"])
+    with world.load():
+        world.ledger.grow()
+    world.check()
+
+
+def test_a_wait_time_ends_once_for_all_machines(world):
+    assert world.a.ask("POST", "/v1/loops", json={"name": "short", "settings": {"wait_time": 0.2}}).status_code == 201
+    eventually(lambda: "short" in world.b.ask("GET", "/v1/loops").json()["loops"], "b following the loop")
+    for k, machine in enumerate(world.machines):
+        body = {"user": "anna", "context": {}, "actions": ACTIONS, "event_id": f"short {k}"}
+        assert machine.ask("POST", "/v1/loops/short/rank", json=body).status_code == 200
+    for machine in world.machines:
+        eventually(lambda: machine.status()["loops"]["short"]["learned_events"] == 2, "the end of the wait")  # noqa: B023
+    assert len(set(digests(world.machines, world.database, world.folder, "short").values())) == 1
+
+
+def test_a_user_is_erased_from_all_machines_whoever_is_asked(world):
+    for k, machine in enumerate(world.machines):
+        user = f"erased-{k}"
+        assert rank(world.a, f"of {user}", user).status_code == 200
+        assert reward(world.b, f"of {user}").status_code == 204
+        for one in world.machines:
+            eventually(lambda: one.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")  # noqa: B023
+            one.digest()  # writes the snapshot
+        assert machine.ask("DELETE", f"/v1/users/{user}", timeout=60).status_code == 204
+        assert user.encode() not in _models(machine)
+        for one in world.machines:
+            eventually(lambda: user.encode() not in _models(one), "clean files")  # noqa: B023
+            assert one.ask("GET", f"/v1/users/{user}/model").status_code == 404
+        assert world.postgres.ask(f"SELECT count(*) FROM fedres.log WHERE \"user\" = '{user}'") == [(0,)]
+    assert len(set(digests(world.machines, world.database, world.folder).values())) == 1
+
+
+def _models(machine):
+    return b"".join(file.read_bytes() for file in machine.folder.glob("*-models*"))
+
+
+def test_a_machine_that_was_away_during_an_erasure_catches_up(world):
+    user = "missed"
+    assert rank(world.a, f"of {user}", user).status_code == 200
+    assert reward(world.a, f"of {user}").status_code == 204
+    eventually(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")
+    world.proxy.stall()
+    with world.load([world.a], n_clients=1):
+        world.ledger.grow(5)
+        # Until the server has ended b's session, b may be the holder.
+        assert world.a.ask("DELETE", f"/v1/users/{user}", timeout=60).status_code == 204
+        world.ledger.grow(5)
+    world.proxy.heal()
+    eventually(world.b.is_ready, "b coming back")
+    eventually(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 404, "b forgetting")
+    assert user.encode() not in _models(world.b)
+    assert len(set(digests(world.machines, world.database, world.folder).values())) == 1
+
+
+def test_a_machine_joins_and_leaves_and_follows_the_loops_it_is_told_to(world, tmp_path):
+    third = MachineProcess(tmp_path / "c", world.database, "--loops", "default")
+    with world.load(), running(third):
+        with world.load([*world.machines, third], n_clients=2):
+            world.ledger.grow()
+        assert len({machine.digest("short") for machine in world.machines}) == 1
+        refused = third.ask("POST", "/v1/loops/short/rank", json={"user": "anna", "context": {}, "actions": ACTIONS})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (421, "not_followed")
+        assert third.ask("POST", "/v1/loops", json={"name": "other"}).status_code == 421
+        assert third.ask("GET", "/v1/loops").json() == {"loops": ["default"]}
+        assert third.stop() == 0
+        world.ledger.grow()
+    assert judge(world.ledger, world.database) == []
+    assert len(set(digests(world.machines, world.database, world.folder).values())) == 1
+
+
+def test_keys_are_shared_and_known_while_the_database_is_away(world):
+    keys = Keys(KeyTable(world.database))
+    key = keys.add("admin")
+    bearer = {"Authorization": f"Bearer {key}"}
+    for machine in world.machines:
+        eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")  # noqa: B023
+        assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
+    world.postgres.stop("fast")
+    for machine in world.machines:
+        time.sleep(1.1)  # longer than keys are cached
+        assert machine.ask("GET", "/v1/loops").status_code == 401
+        assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
+    world.postgres.start()
+    [known] = keys.list()
+    keys.revoke(known.id)
+    for machine in world.machines:
+        eventually(lambda: machine.ask("GET", "/v1/loops", headers=bearer).status_code == 401, "its end")  # noqa: B023
+    keys.close()
+
+
+def test_another_architecture_is_refused_unless_it_is_wanted(world, tmp_path):
+    world.postgres.ask("UPDATE fedres.meta SET value = 'vax' WHERE name = 'architecture'")
+    other = MachineProcess(tmp_path / "vax", world.database)
+    with pytest.raises(AssertionError, match=r"was made on vax.* --any-architecture"):
+        other.start()
+    other.close()
+    PostgresLog(world.database, any_architecture=True).close()

@@ -1,0 +1,110 @@
+"""A ranker and its learner on PostgreSQL: they learn what they learn on SQLite, on any machine."""
+
+import functools
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from machine import running
+
+from service.errors import ApiError
+from service.log.postgres import PostgresLog
+from service.log.records import ERASE, EraseBody, Record, encode
+from service.ranking.requests import Action, RankRequest
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def request(user, hour, event):
+    actions = [Action(f"a{k}", msgspec.Raw(json.dumps({"topic": f"t{k}"}).encode())) for k in range(3)]
+    context = msgspec.Raw(json.dumps({"hour": hour}).encode())
+    exclude = ["a0"] if hour == 0 else []
+    return RankRequest(user=user, context=context, actions=actions, event_id=event, exclude=exclude)
+
+
+async def play(engine, seed):
+    """Rank and reward one at a time, so that the log is the same each time, and erase a user."""
+    rng = np.random.default_rng(seed)
+    for k in range(40):
+        await engine.rank("default", request(f"user-{rng.integers(4)}", int(rng.integers(4)), f"{seed}-{k}"))
+        await engine.reward("default", f"{seed}-{k}", float(rng.random()))
+        await engine.settle()  # so that the next decision knows this reward
+    await engine.erase_user("default", f"user-{seed}")
+
+
+async def test_models_on_postgresql_are_those_on_sqlite_on_whatever_machine_they_are_made(tmp_path, database):
+    digests = []
+    on_postgres = {"open_log": functools.partial(PostgresLog, database)}
+    for folder, options in (("sqlite", {}), ("first", on_postgres)):
+        (tmp_path / folder).mkdir()
+        async with running(tmp_path / folder, **options) as engine:
+            await play(engine, seed=1)
+            await play(engine, seed=2)
+            digests.append(engine.digest())
+            digests.append(engine.rebuilt())
+    (tmp_path / "second").mkdir()
+    for folder in ("first", "second"):  # with a snapshot, and with nothing
+        async with running(tmp_path / folder, **on_postgres) as engine:
+            digests.append(engine.digest())
+    assert digests == digests[:1] * 6
+
+
+async def test_ids_that_postgresql_cannot_store_are_the_callers_mistake_and_nobodys_records(tmp_path, database):
+    async with running(tmp_path, open_log=functools.partial(PostgresLog, database)) as engine:
+        for user, event in (("u", "a\0"), ("u\0", "a")):
+            with pytest.raises(ApiError, match="must have no NUL") as raised:
+                await engine.rank("default", request(user, 1, event))
+            assert raised.value.status == 422
+
+
+def models_file(folder):
+    return b"".join(file.read_bytes() for file in folder.glob("store.db-models*"))
+
+
+async def test_a_learner_that_was_behind_an_erasure_begins_again_at_its_base(tmp_path, database):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    on_postgres = {"open_log": functools.partial(PostgresLog, database)}
+    async with running(folders[0], **on_postgres) as a, running(folders[1], **on_postgres) as b:
+        for k in range(20):
+            await a.rank("default", request(f"user-{k % 3}", k % 4, f"e{k}"))
+            await b.reward("default", f"e{k}", 1.0)
+        assert a.digest() == b.digest()
+        assert b"user-1" in models_file(folders[1])
+        await a.rank("default", request("user-1", 1, "not read by b"))
+        await a.reward("default", "not read by b", 1.0)
+        await a.erase_user("default", "user-1")
+        assert b"user-1" not in models_file(folders[0])
+        await a.rank("default", request("user-2", 2, "after"))
+        await a.reward("default", "after", 1.0)
+        assert a.digest() == b.digest() == a.rebuilt() == b.rebuilt()
+        assert b"user-1" not in models_file(folders[1])
+
+
+async def test_another_machine_completes_the_erasure_of_one_that_is_gone(tmp_path, database):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    on_postgres = {"open_log": functools.partial(PostgresLog, database)}
+    async with running(folders[1], **on_postgres) as b:
+        async with running(folders[0], **on_postgres) as a:
+            for k in range(6):
+                await a.rank("default", request(f"user-{k % 3}", k % 4, f"e{k}"))
+                await a.reward("default", f"e{k}", 1.0)
+            await a.settle()
+            assert a.learner.hold("default") is not None
+            assert b.learner.hold("default") is None
+            a.log.append([[Record("default", ERASE, user="user-1", body=encode(EraseBody("token")))]])
+            await b.settle()
+            assert [entry.kind for entry in b.logged()][-1] == "erase"  # which is left to the holder
+        while [entry.kind for entry in b.logged()][-1] != "erased":
+            await b.settle()
+        assert b"user-1" not in models_file(folders[1])
+        assert b.digest() == b.rebuilt()

@@ -1,0 +1,81 @@
+"""docs/log.md keeps its word: its commands run, its questions are answered, its tables are complete."""
+
+import asyncio
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from service.http.keys import Keys
+from service.log import records
+from service.log.sqlite_schema import SCHEMA_VERSION
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "log")]
+
+DOCS = (Path(__file__).parents[2] / "docs" / "log.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(sh|sql|python)\n(.*?)```", DOCS, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from stores import make_store
+
+    made = tmp_path_factory.mktemp("docs")
+    asyncio.run(make_store(made))
+    for file in made.glob("store.db*"):
+        file.rename(made / file.name.replace("store.db", "fedres.db"))
+    Keys(made / "fedres.db").add("admin")
+    return made
+
+
+def run(folder, *command):
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env)
+    assert (done.returncode, done.stderr.strip()) == (0, ""), command[-1] + done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_commands_run_one_after_the_other(folder):
+    said = "".join(run(folder, "sh", "-e", "-c", block) for language, block in BLOCKS if language == "sh")
+    assert said.count(" is good: ") == 4
+    assert "fedres.db is restored from backup.db" in said
+    assert {"report.json", "backup.db", "backup.db-keys", "log.jsonl", "copy.db"} <= {
+        file.name for file in folder.iterdir()
+    }
+
+
+def test_its_questions_are_answered(folder):
+    features, rewards = [block for language, block in BLOCKS if language == "sql"]
+    with closing(sqlite3.connect(folder / "fedres.db")) as db:
+        rows = db.execute(features).fetchall()
+        assert {(action, text) for _, action, text in rows} == {
+            ("tea", '{"hot":true}'),
+            ("juice", '{"hot":false,"sugar":9.5}'),
+        }
+        decisions = db.execute(rewards).fetchall()
+    assert len(rows) == 2 * len(decisions)
+    assert {(action, reward) for *_, action, reward in decisions} == {
+        (action, reward) for action in ("tea", "juice") for reward in (None, 0.0, 1.0)
+    }
+
+
+def test_its_program_checks_a_record_and_shows_its_features(folder):
+    [program] = [block for language, block in BLOCKS if language == "python"]
+    n_context, n, shown = run(folder, sys.executable, "-c", program).split(" ", 2)
+    assert int(n_context) == 1  # the weather; the hour was 0
+    assert int(n) == shown.count(":") > 2
+
+
+def test_its_tables_have_every_kind_and_the_version():
+    table = DOCS.partition("| kind |")[2].partition("\n\n")[0]
+    kinds = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    named = {value for name, value in vars(records).items() if name.isupper() and isinstance(value, str)}
+    assert kinds == named
+    assert f"Version {SCHEMA_VERSION}." in DOCS
+    assert records._DECISION.size == 21
+    assert records._RESIDUAL.size == 37
