@@ -159,6 +159,10 @@ class Join:
         """Return the position of the first record about an event that is not finished."""
         return next((pending.first for pending in self.events.values() if not pending.finished), None)  # oldest first
 
+    def early(self) -> list[str]:
+        """Return the events that have a reward or were activated, but not decided as far as is known."""
+        return [event for event, pending in self.events.items() if pending.status == EARLY]
+
     def events_of(self, user: str) -> set[str]:
         """Return the events of a user that are known."""
         return {event for event, pending in self.events.items() if pending.user == user}

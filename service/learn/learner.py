@@ -24,7 +24,7 @@ from service.learn.saving import Saver
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
-from service.log.records import DELETED, ERASED, LOOP, TICK, DamagedRecord, Entry, Record, decode_erased
+from service.log.records import DELETED, ERASED, LOOP, RANK, TICK, DamagedRecord, Entry, Record, decode_erased
 from service.models.personal import PersonalModels
 from service.models.published import LearnerView, LoopView, Publisher
 
@@ -144,6 +144,9 @@ class Learner:
                 raise DamagedSnapshot("records in front of the snapshot are missing")
             state.take([entry for entry in entries if entry.position <= saved.position])
         state.time, state.mark = saved.time, saved.record
+        known = range(saved.head.since, saved.position + 1)  # where a decision that was not read again was settled
+        ranks = [one for one in self.log.find(name, state.join.early()) if one.kind == RANK and one.position in known]
+        state.join.forget({str(rank.event) for rank in ranks})
         state.join.unmatched = Join(saved.unmatched).unmatched  # those joined again were listed before
         self.loops[name], self._positions[name] = state, saved.position
         self.saver.note_saved(state)

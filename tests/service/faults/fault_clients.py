@@ -53,6 +53,12 @@ class Whereabouts:
         for connection in self.connections:
             connection.close()
 
+    def close_idle(self):
+        """Close connections on which nothing is under way."""
+        for connection in self.connections:
+            if not connection.insisting:
+                connection.close()
+
     async def get(self):
         await self._up.wait()
         return self._address

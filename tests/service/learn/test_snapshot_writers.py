@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 from machine import SECOND, Clock, Engine, running
 
+from service.learn import saving
 from service.learn.snapshots import Changes, Snapshots
 from service.log import sqlite
 from service.log.protocol import StoreUnavailable
@@ -70,3 +71,37 @@ async def test_late_rewards_are_listed_once_after_a_restart(tmp_path):
     async with running(tmp_path, clock=clock) as engine:
         assert await engine.unmatched("default") == before
         assert len(before) == 1
+
+
+@pytest.mark.anyio
+async def test_a_reward_that_counted_is_not_listed_as_unmatched_after_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "REJOINED", 1)  # records: the reward is joined again, its decision is not
+    clock = Clock()
+    engine = Engine(tmp_path, clock=clock)
+    await engine.put_actions("default", [Action("a"), Action("b")])
+    await engine.rank("default", request("e", "u"))
+    await engine.put_actions("default", [Action("c")])
+    await engine.reward("default", "e", 1.0)
+    await engine.reward("default", "early", 1.0)
+    await engine.settle()
+    engine.digest()
+    engine.kill()
+    async with running(tmp_path, clock=clock) as engine:
+        clock.now += 10**6 * SECOND
+        await engine.settle()
+        assert [reward["event_id"] for reward in await engine.unmatched("default")] == ["early"]
+
+
+@pytest.mark.anyio
+async def test_an_early_reward_counts_where_its_decision_comes_after_the_snapshot(tmp_path):
+    clock = Clock()
+    engine = Engine(tmp_path, clock=clock)
+    await engine.put_actions("default", [Action("a"), Action("b")])
+    await engine.reward("default", "e", 1.0)
+    engine.digest()
+    await engine.rank("default", request("e", "u"))
+    engine.kill()
+    async with running(tmp_path, clock=clock) as engine:
+        await engine.settle()
+        assert engine.view().statistics.rewarded == 1
+        assert engine.digest() == engine.rebuilt()
