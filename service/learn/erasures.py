@@ -26,6 +26,8 @@ _pack = msgspec.msgpack.Encoder().encode
 def complete_erasures(learner: Learner) -> None:
     """Complete the erasures of loops that this machine holds."""
     for state in list(learner.loops.values()):
+        if state.head.name in learner.broken:
+            continue
         for user, token in list(state.head.erasing.items()):
             learner.saver.erase(state.head.name, user)
             if learner.holds(state.head.name):
@@ -38,6 +40,7 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str) -> None:
     learner.writer.erase(state.head.name, user, state.position, token)
     while learner.step_log():
         pass
+    learner.saver.flush(learner.loops)  # the snapshot before may end with a record that is gone
 
 
 def _log_base(learner: Learner, state: LoopState) -> None:
@@ -49,6 +52,6 @@ def _log_base(learner: Learner, state: LoopState) -> None:
         if len(records) == CHUNK:
             learner.writer.append([records])
             records = []
-    shared = Base(state.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard)
+    shared = Base(state.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard, state.time)
     records.append(Record(name, BASE, body=_pack(shared)))
     learner.writer.append([records])

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 
 from service.learn.snapshots import Changes, SavedLoop, Snapshots
+from service.log.protocol import StoreUnavailable
 from service.models.personal import PersonalModels, read_model
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ class Saver:
         pending = self._gather(loops)
         try:
             self._snapshots.write(pending.changes())
+        except sqlite3.Error as error:
+            self._give_back(pending)
+            raise StoreUnavailable("snapshot", f"the snapshot cannot be written: {error}") from error
         except BaseException:
             self._give_back(pending)
             raise
@@ -91,8 +96,9 @@ class Saver:
 
     def _gather(self, loops: Mapping[str, LoopState]) -> _Pending:
         names = {state.head.id: name for name, state in loops.items()}
-        pending = _Pending(self._dropped, self._erased, self._personal.unsaved)
-        self._dropped, self._erased, self._personal.unsaved = [], [], set()
+        removed = [(names[loop], user) for loop, user in self._personal.removed if loop in names]
+        pending = _Pending(self._dropped, [*self._erased, *removed], self._personal.unsaved)
+        self._dropped, self._erased, self._personal.unsaved, self._personal.removed = [], [], set(), set()
         for name, state in loops.items():
             if self._saved.get(name) != state.position:
                 pending.loops[name] = _saved_loop(state)
@@ -148,7 +154,7 @@ def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        Snapshots(snapshots.path).write(pending.changes())
+        Snapshots(snapshots.path, exist=True).write(pending.changes())
         code = 0
     finally:
         os._exit(code)
