@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
+from service.engine import Engine
 
 from service import bench
-from service.engine import Engine
 from service.load_generator import USER, Load, generate, rank_bodies
 
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from service.engine.settings import Settings
 
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import Limits as FeatureLimits
-from service.engine.settings import Settings
 from service.http.limits import Limits
 
 FOLDER = Path(__file__).parents[2] / "docs"
