@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +19,6 @@ from fedres.scoring.model import PersonalModel
 from service.learn.erasures import clean_files, complete_erasures
 from service.learn.heads import Base, PersonalBase
 from service.learn.history import History
-from service.learn.join import Join
 from service.learn.loop_state import LoopState, digest, new_loop, record_mark
 from service.learn.saving import Saver
 from service.learn.shared_models import read_model
@@ -68,7 +68,7 @@ class Learner:
         self.trouble: Exception | None = None
         self._only = only
         self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
-        self._broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
+        self.broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
         self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
         self._published: dict[str, int] = {}  # position at which each loop was last published
         self._names: list[str] | None = None
@@ -83,7 +83,9 @@ class Learner:
             self.snapshots.claim()
             saved = {loop.head.name: loop for loop in self.snapshots.loops()}
         except DamagedSnapshot as damage:
-            self._discard(damage)
+            logging.getLogger(__name__).warning("all is learned from the log again: %s", damage)
+            self.rebuilt += 1
+            self.snapshots.discard()
             self.snapshots.claim()
             saved = {}
         for name in heads:
@@ -95,6 +97,13 @@ class Learner:
         self.publisher.show()
 
     def _open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
+        try:
+            self._restore_or_rebuild(name, head, saved)
+        except DamagedRecord as damage:  # of the few that nothing can be learned without
+            self.loops.pop(name, None)
+            self._stand_still(name, damage)
+
+    def _restore_or_rebuild(self, name: str, head: Head, saved: SavedLoop | None) -> None:
         if saved is not None:
             try:
                 self._restore(name, head, saved)
@@ -112,14 +121,12 @@ class Learner:
         except DamagedSnapshot:
             return []
 
-    def _discard(self, damage: DamagedSnapshot) -> None:
-        logging.getLogger(__name__).warning("all is learned from the log again: %s", damage)
-        self.rebuilt += 1
-        self.snapshots.discard()
-
     def _restore(self, name: str, head: Head, saved: SavedLoop) -> None:
         """Take a loop from the snapshot; join its pending events again, without learning."""
-        at = self.log.read(name, saved.position - 1, 1)
+        try:
+            at = self.log.read(name, saved.position - 1, 1)
+        except DamagedRecord as damage:
+            raise DamagedSnapshot("the record that it ends with is damaged") from damage
         if head.last < saved.position or not at or record_mark(at[0]) != saved.record:
             raise DamagedSnapshot("the snapshot is of another log")
         if any(decode_erased(entry.body).base > saved.position for entry in self.log.of_kind(name, ERASED)):
@@ -134,19 +141,30 @@ class Learner:
             n_users += 1
         if n_users != saved.n_personal:
             raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
-        state = LoopState(saved.head, shared, self.personal, Join(saved.unmatched))
+        state = LoopState(saved.head, shared, self.personal)
         state.learn_from = saved.position + 1
         state.resume_erasures()
         state.position = max(saved.head.since, saved.pending_from - 1)
-        while state.position < saved.position:
-            entries = self.log.read(name, state.position, min(BATCH, saved.position - state.position), bodies=False)
-            if not entries:
-                raise DamagedSnapshot("records in front of the snapshot are missing")
-            state.take([entry for entry in entries if entry.position <= saved.position])
-        state.time, state.mark = saved.time, saved.record
-        state.join.unmatched = Join(saved.unmatched).unmatched  # those joined again were listed before
+        self._join_again(state, saved.position)
+        state.join.unmatched.clear()
+        state.join.unmatched.extend(saved.unmatched)
+        state.position, state.time, state.mark = saved.position, saved.time, saved.record
         self.loops[name], self._positions[name] = state, saved.position
         self.saver.note_saved(state)
+
+    def _join_again(self, state: LoopState, last: int) -> None:
+        """Join a loop's records up to a position whose models are known; stand still where one is damaged."""
+        while state.position < last:
+            try:
+                entries = self.log.read(state.head.name, state.position, BATCH, bodies=False)
+            except DamagedRecord as damage:
+                if damage.position <= last:
+                    self._stand_still(state.head.name, damage)
+                    return
+                entries = self._in_front_of(damage, state.position)
+            state.take([entry for entry in entries if entry.position <= last])
+            if not entries or entries[-1].position >= last:
+                return
 
     def _rebuild(self, name: str) -> None:
         """Begin with the record that made the loop, or with the base of its last erasure."""
@@ -160,18 +178,9 @@ class Learner:
         if erased:
             base = decode_erased(erased[-1].body).base
             state.learn_from = base + 1
-            while state.position < base:
-                try:
-                    entries = self.log.read(name, state.position, BATCH, bodies=False)
-                except DamagedRecord as damage:
-                    entries = self._before_damage(name, state.position)
-                    if damage.position <= base:
-                        raise
-                state.take([entry for entry in entries if entry.position <= base])
-                if not entries or entries[-1].position >= base:
-                    break
+            self._join_again(state, base)
             self._install(state, erased[-1], base)
-            self._positions[name] = state.position = base
+            self._positions[name] = base
 
     def _begin(self, made: Entry) -> LoopState:
         state = self.loops[made.loop] = new_loop(made, self.personal)
@@ -190,8 +199,11 @@ class Learner:
                 continue
             known = msgspec.msgpack.decode(entry.body, type=Base)
             state.models.replace_shared(read_model(head.settings, known.shared))
+            state.begin_at(base, known.time)
             head.version, head.statistics, head.base = known.version, known.statistics, base
             head.clients, head.guard = known.clients, known.guard
+        for user in head.erasing:  # older bases may still have them
+            state.forget_models(user)
 
     # one turn
 
@@ -206,8 +218,8 @@ class Learner:
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
-        if self._broken:
-            self.trouble = next(iter(self._broken.values()))
+        if self.broken:
+            self.trouble = next(iter(self.broken.values()))
         self.publish()
         self.saver.save_if_due(self.loops)
         return more
@@ -228,27 +240,29 @@ class Learner:
 
     def _read(self, name: str, position: int) -> list[Entry]:
         """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
-        broken = name in self._broken
+        broken = name in self.broken
         try:
             entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
         except DamagedRecord as damage:
             if broken:
                 return []
-            logging.getLogger(__name__).error("the learner stops: %s", damage)
-            self._broken[name] = damage
-            return self._before_damage(name, position)
-        self._broken.pop(name, None)
+            self._stand_still(name, damage)
+            return self._in_front_of(damage, position)
+        self.broken.pop(name, None)
         return entries
 
-    def _before_damage(self, name: str, position: int) -> list[Entry]:
+    def _in_front_of(self, damage: DamagedRecord, position: int) -> list[Entry]:
+        """Return the records from behind a position up to a damaged one."""
         entries: list[Entry] = []
-        try:
-            while entry := self.log.read(name, position, 1, bodies=False):
-                entries += entry
-                position = entry[0].position
-        except DamagedRecord:
-            pass
+        with contextlib.suppress(DamagedRecord):  # that is the next where the records between the two were erased
+            while position < damage.position - 1:
+                entries += self.log.read(damage.loop, position, 1, bodies=False)
+                position = entries[-1].position
         return entries
+
+    def _stand_still(self, name: str, damage: DamagedRecord) -> None:
+        logging.getLogger(__name__).error("the learner stops: %s", damage)
+        self.broken[name] = self.trouble = damage
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
@@ -300,7 +314,7 @@ class Learner:
 
         A loop that stands still in front of a damaged record could not learn of it.
         """
-        return None if name in self._broken else self.hold(name)
+        return None if name in self.broken else self.hold(name)
 
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""

@@ -74,9 +74,9 @@ class Saver:
         pending = self._gather(loops)
         try:
             self._snapshots.write(pending.changes(), scrub=scrub)
-        except sqlite3.OperationalError as error:  # locked or full; damage ends the learner, and the next one rebuilds
+        except sqlite3.Error as error:
             self._give_back(pending)
-            raise StoreUnavailable("busy", f"the snapshot cannot be written: {error}") from error
+            raise StoreUnavailable("snapshot", f"the snapshot cannot be written: {error}") from error
         except BaseException:
             self._give_back(pending)
             raise
@@ -162,7 +162,7 @@ def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        own = Snapshots(snapshots.path)
+        own = Snapshots(snapshots.path, exist=True)
         own.epoch = snapshots.epoch
         own.write(pending.changes())
         code = 0
