@@ -240,16 +240,24 @@ class Learner:
 
     def _read(self, name: str, position: int) -> list[Entry]:
         """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
-        broken = name in self.broken
-        try:
-            entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
-        except DamagedRecord as damage:
-            if broken:
+        if name in self.broken:
+            if self._is_damaged(self.broken[name]):
                 return []
+            if self.broken.pop(name).position <= position:  # it was among those that are joined again
+                self._relearn(name)
+                position = self._positions.get(name, 0)
+        try:
+            return self.log.read(name, position, BATCH, bodies=False)
+        except DamagedRecord as damage:
             self._stand_still(name, damage)
             return self._in_front_of(damage, position)
-        self.broken.pop(name, None)
-        return entries
+
+    def _is_damaged(self, damage: DamagedRecord) -> bool:
+        try:
+            self.log.read(damage.loop, damage.position - 1, 1)
+        except DamagedRecord as found:
+            return found.position == damage.position
+        return False
 
     def _in_front_of(self, damage: DamagedRecord, position: int) -> list[Entry]:
         """Return the records from behind a position up to a damaged one."""
@@ -284,10 +292,11 @@ class Learner:
                 self._relearn(name)
 
     def _relearn(self, name: str) -> None:
-        """Begin a loop again at the base of an erasure: records in front of it were deleted before they were read."""
-        logging.getLogger(__name__).warning("loop %r is learned again: a user was erased meanwhile", name)
-        state = self.loops.pop(name)
-        self._remove_personal(state)
+        """Begin a loop again, from the base of its last erasure: records that it had not read are gone."""
+        logging.getLogger(__name__).warning("loop %r is learned again: records that it needs were erased", name)
+        state = self.loops.pop(name, None)
+        if state is not None:
+            self._remove_personal(state)
         self.saver.drop(name)
         self._rebuild(name)
 

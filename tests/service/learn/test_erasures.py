@@ -94,7 +94,7 @@ def test_models_are_logged_a_few_at_a_time_and_only_those_that_changed_since_the
         monkeypatch.setattr(erasures, "CHUNK", 5)
         async with running(tmp_path) as engine:
             groups, append = [], engine.learner.writer.append
-            engine.learner.writer.append = lambda some: (groups.extend(some), append(some))[1]
+            engine.learner.writer.append = lambda some, *epochs: (groups.extend(some), append(some, *epochs))[1]
             await play(engine, 200, n_users=30)
             await engine.erase_user("default", "user-3")
             bases = [[record.user for record in group] for group in groups if group[0].kind == "base"]
@@ -167,7 +167,7 @@ class Killed(Exception):  # noqa: N818
     """Stands for the end of the process."""
 
 
-def die(*_):
+def die(*_, **__):
     raise Killed
 
 
@@ -178,7 +178,7 @@ def before_the_base(engine):
 def within_the_base(engine):
     append, left = engine.learner.writer.append, iter([True, True])
 
-    def append_some(groups):
+    def append_some(groups, *_):
         if next(left, None) is None:
             raise Killed
         return append(groups)
@@ -279,7 +279,7 @@ def test_an_erasure_that_fails_goes_on_once_the_disk_has_room(tmp_path, monkeypa
         async with running(tmp_path, connect=disk.connect) as engine:
             await play(engine, 200, n_users=30)
             append = engine.learner.writer.append
-            engine.learner.writer.append = lambda groups: (disk.fill(True), append(groups))[1]
+            engine.learner.writer.append = lambda groups, *epochs: (disk.fill(True), append(groups, *epochs))[1]
             with pytest.raises(ApiError) as raised:
                 await engine.erase_user("default", "user-3")
             assert (raised.value.status, raised.value.code) == (503, "not_published")
@@ -300,7 +300,7 @@ def test_a_snapshot_that_cannot_be_written_holds_an_erasure_up_and_nothing_else(
         async with running(tmp_path) as engine:
             await play(engine, 20)
 
-            def full(*_):
+            def full(*_, **__):
                 raise StoreUnavailable("snapshot", "the snapshot cannot be written")
 
             flush = engine.learner.saver.flush

@@ -46,7 +46,7 @@ def folder():
 
 def features(action, context=CONTEXT):
     shared, own = Preparer().hash_all([Named("", None, context), Named("", *ACTIONS[action])])
-    return Example(shared.hashes + own.hashes, shared.values + own.values, len(shared))
+    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size)
 
 
 class Script:
@@ -91,12 +91,12 @@ class Script:
 
     def models(self, state):
         """Return the users' models."""
-        found = {user: state.personal.get(state.head.id, user) for user in sorted(self.users)}
+        found = {user: state.models.personal.get(state.head.id, user) for user in sorted(self.users)}
         return {user: model for user, model in found.items() if model is not None}
 
     def digest(self, splits=()):
         state = self.play(splits)
-        return digest(state.shared, ((user, model.to_bytes()) for user, model in self.models(state).items()))
+        return digest(state.models.shared, ((user, model.to_bytes()) for user, model in self.models(state).items()))
 
 
 def random_script(seed, n=300, n_names=40, width=3, **settings):
@@ -115,7 +115,7 @@ def test_a_reward_teaches_the_shared_and_the_users_model_about_the_action_taken(
     script = Script().rank(0, "e", action=2).reward(1, "e", 1.0)
     state = script.play()
     prepared = Preparer().prepare(CONTEXT, ACTIONS)
-    shared, own = score(prepared, state.shared.weights, script.models(state)["u"])
+    shared, own = score(prepared, state.models.shared.weights, script.models(state)["u"])
     assert shared.argmax() == own.argmax() == 2
     assert shared[2] > 0
     assert state.head.version == 3
@@ -126,7 +126,7 @@ def test_an_event_without_a_user_or_in_a_loop_without_personal_models_teaches_th
     for script in (Script().rank(0, "e", user=None), Script(personal=False).rank(0, "e")):
         state = script.reward(1, "e", 1.0).play()
         assert script.models(state) == {}
-        assert state.shared.weights.any()
+        assert state.models.shared.weights.any()
 
 
 def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_that_says_so():
@@ -140,7 +140,7 @@ def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_
 
 def test_no_default_reward_is_nothing_learned():
     state = Script(default_reward=None).rank(0, "e").log("tick", 10).play()
-    assert not state.shared.weights.any()
+    assert not state.models.shared.weights.any()
     assert state.join.n_waiting == state.head.statistics.settled == 0
 
 
@@ -255,14 +255,14 @@ def test_the_catalogue_is_what_was_put_and_not_retired_since():
 def test_an_uploaded_model_takes_the_place_of_the_shared_one():
     model = Script().rank(0, "e").reward(1, "e", 1.0).play().shared.to_bytes()
     state = Script().rank(0, "e").log("model", 1, body=model).play()
-    assert state.shared.to_bytes() == model
+    assert state.models.shared.to_bytes() == model
     assert state.head.version == 3
 
 
 def test_what_settled_before_a_model_was_uploaded_is_learned_by_the_one_before():
     model = SharedModel().to_bytes()
     state = Script().rank(0, "e").reward(1, "e", 1.0).log("model", 2, body=model).play()
-    assert not state.shared.weights.any()
+    assert not state.models.shared.weights.any()
 
 
 def test_apprentices_agreement_and_the_baseline_are_counted():
@@ -280,7 +280,7 @@ def test_an_erasure_forgets_the_model_and_the_events_of_that_user_alone():
     assert list(script.models(state)) == ["v"]
     assert list(state.join.events) == ["f"]
     assert state.head.erasing == {"u": "token"}
-    assert state.shared.to_bytes() == shared
+    assert state.models.shared.to_bytes() == shared
 
 
 def test_what_comes_of_a_user_who_is_being_erased_is_ignored_until_that_is_complete():
@@ -301,7 +301,7 @@ def test_a_residual_teaches_the_shared_model_what_the_device_leaves_over():
     state = script.play()
     assert script.models(state) == {}
     assert (state.head.version, state.head.statistics.uploads, state.head.statistics.settled) == (2, 1, 0)
-    assert state.shared.weights.any()
+    assert state.models.shared.weights.any()
     assert not Script().residual(0, 1, local=1.0).play().shared.weights.any()
 
 
@@ -319,7 +319,7 @@ def test_an_upload_that_is_not_learned_from_moves_the_version_all_the_same():
     state, before = script.play(), script.digest()
     state.head.guard = Deaf()
     state.take(script.residual(1, 2).entries[-1:])
-    assert (digest(state.shared, []), state.head.version) == (before, 3)
+    assert (digest(state.models.shared, []), state.head.version) == (before, 3)
     assert (state.head.statistics.uploads, state.head.statistics.passed_over) == (1, 1)
 
 
@@ -335,7 +335,7 @@ def test_a_residual_weighs_what_the_guard_says_of_its_client_and_its_clipped_fea
     keys, values = expand(Preparer().prepare(CONTEXT, ACTIONS[:1]), 0)
     model = SharedModel()
     model.learn((keys, values / 2), 1.0, 0.25, 0.5)
-    assert np.array_equal(state.shared.weights, model.weights)
+    assert np.array_equal(state.models.shared.weights, model.weights)
 
 
 def test_clients_join_in_order_and_only_as_many_as_there_are():

@@ -214,7 +214,9 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_and_nothing_is_missing
         async with running(tmp_path) as engine:
             await play(engine, 30)
             write = engine.snapshots.write
-            monkeypatch.setattr(engine.snapshots, "write", lambda changes: (_ for _ in ()).throw(sqlite3.Error("full")))
+            monkeypatch.setattr(
+                engine.snapshots, "write", lambda *_, **__: (_ for _ in ()).throw(sqlite3.Error("full"))
+            )
             with pytest.raises(Exception, match="cannot be written: full"):
                 engine.digest()
             await play(engine, 10, seed=1)

@@ -9,9 +9,17 @@ import pytest
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.model import PersonalModel
 from service.learn.heads import CatalogueAction, Clients, Statistics
-from service.models.memory import HEAD, begin_change, end_change, key_of
+from service.models.memory import HEAD, TornRead, begin_change, end_change, key_of
 from service.models.personal import PersonalModels, personal_key, read_personal
-from service.models.published import LoopView, Models, Publisher, make_current, new_generation, weights_key
+from service.models.published import (
+    LoopView,
+    Models,
+    NotPublished,
+    Publisher,
+    make_current,
+    new_generation,
+    weights_key,
+)
 from service.settings import Settings
 
 BITS = 13
@@ -58,9 +66,11 @@ class Learning:
 def test_before_the_first_publication_there_is_nothing_and_then_there_is(folder):
     models, learning = Models(folder), Learning(folder)
     assert not models.ready
-    assert models.loop("shop") is None
+    with pytest.raises(NotPublished):
+        models.loop("shop")
     learning.publish(1)
-    assert models.loop("shop") is None
+    with pytest.raises(NotPublished):
+        models.loop("shop")
     learning.publisher.show()
     assert models.ready
     assert models.names() == ["shop"]
@@ -108,7 +118,7 @@ def test_a_ranker_goes_on_with_what_it_has_while_weights_or_a_view_are_being_wri
     assert models.loop("shop").weights[3] == 1
     learning.publish(2, 3)
     words = learning.publisher.memory.words
-    for offset in (learning.block(), learning.publisher.memory.find(key_of("view", "shop"))):
+    for offset in (learning.block(), learning.publisher.memory.find(key_of("view\0shop"))):
         begin_change(words, offset)
         loop = models.loop("shop")
         assert (loop.view.version, loop.weights[3]) == (1, 1)
@@ -124,8 +134,9 @@ def test_the_block_of_a_deleted_loop_is_never_taken_for_another_loops_weights(fo
     learning.publisher.show()
     loop = models.loop("shop")
     learning.publisher.drop("shop", "shop@1")
-    learning.publisher.memory.block(weights_key("other@1"), 2**BITS)
-    assert not models._refresh_weights(models.memory, loop, loop.view)
+    learning.publisher.memory.write(weights_key("other@1"), bytes(8 * 2**BITS))
+    with pytest.raises(TornRead):
+        models._refresh_weights(models.memory, loop, loop.view)
     learning.publisher.done()
     assert models.loop("shop") is None
 
@@ -190,5 +201,5 @@ def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
     learning.publisher.show()
     models = Models(folder)
     assert models.ready
-    learning.publisher.memory.block(personal_key("shop@1", "ann"), 100)
+    learning.publisher.memory.room_for(personal_key("shop@1", "ann"), 100)
     assert read_personal(models.memory, "shop@1", "ann") is None
