@@ -133,7 +133,7 @@ def test_what_comes_of_the_user_before_the_erasure_is_complete_is_ignored_and_go
         clock = Clock()
         async with running(tmp_path, clock=clock) as engine:
             await live_a_little(engine, clock)
-            engine.learner.holds = lambda loop: False  # another machine would complete it
+            engine.learner.hold = lambda loop: None  # another machine would complete it
             order_erasure(engine)
             await engine.settle()
             models = engine.learner.digest("default")
@@ -143,7 +143,7 @@ def test_what_comes_of_the_user_before_the_erasure_is_complete_is_ignored_and_go
             await engine.reward("default", "private-newer", 1.0)
             await engine.reward("default", "private-waiting", 1.0)
             clock.pass_seconds(700)
-            engine.learner.holds = lambda loop: True
+            engine.learner.hold = lambda loop: 0
             writer = engine.learner.writer
             erase, writer.erase = writer.erase, lambda *_: 0
             await engine.settle()

@@ -253,7 +253,7 @@ def test_the_catalogue_is_what_was_put_and_not_retired_since():
 
 
 def test_an_uploaded_model_takes_the_place_of_the_shared_one():
-    model = Script().rank(0, "e").reward(1, "e", 1.0).play().shared.to_bytes()
+    model = Script().rank(0, "e").reward(1, "e", 1.0).play().models.shared.to_bytes()
     state = Script().rank(0, "e").log("model", 1, body=model).play()
     assert state.models.shared.to_bytes() == model
     assert state.head.version == 3
@@ -275,7 +275,7 @@ def test_apprentices_agreement_and_the_baseline_are_counted():
 
 def test_an_erasure_forgets_the_model_and_the_events_of_that_user_alone():
     script = Script().rank(0, "e").rank(0, "f", user="v").reward(1, "e", 1.0).reward(1, "f", 1.0).rank(2, "g")
-    shared = script.play().shared.to_bytes()
+    shared = script.play().models.shared.to_bytes()
     state = script.log("erase", 3, user="u", body=encode(EraseBody("token"))).play()
     assert list(script.models(state)) == ["v"]
     assert list(state.join.events) == ["f"]
@@ -302,7 +302,7 @@ def test_a_residual_teaches_the_shared_model_what_the_device_leaves_over():
     assert script.models(state) == {}
     assert (state.head.version, state.head.statistics.uploads, state.head.statistics.settled) == (2, 1, 0)
     assert state.models.shared.weights.any()
-    assert not Script().residual(0, 1, local=1.0).play().shared.weights.any()
+    assert not Script().residual(0, 1, local=1.0).play().models.shared.weights.any()
 
 
 def test_a_residual_settles_what_is_due_before_it():
