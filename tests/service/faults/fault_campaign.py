@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter, defaultdict
@@ -142,7 +143,11 @@ class Campaign:
         for (phase, kind, status), n in sorted(seen.items(), key=str):
             yield f"  {phase:<18}{kind:<9}{status!s:<16}{n:>7}"
         yield f"lost, changed, doubled or otherwise wrong: {len(self.found)}"
-        yield from (f"  {found}" for found in self.found[:30])
+        kinds = defaultdict(list)
+        for found in self.found:
+            kinds[re.sub(r"\S*\d\S*", "…", found)[:100]].append(found)
+        for of_kind in list(kinds.values())[:30]:
+            yield f"  {len(of_kind)} × {of_kind[0][:500]}"
 
 
 def is_allowed(phase, kind, status):

@@ -64,6 +64,8 @@ class Service:
         """Make the loops that the clients use."""
         made = await self.ask("POST", "/v1/loops", {"name": SUMS, "settings": SETTINGS[SUMS]})
         assert made.status == 201, made
+        put = await self.ask("PUT", path_of(EARLIEST, "settings"), SETTINGS[EARLIEST])
+        assert put.status == 200, put
 
     async def settle(self):
         """Return the status once no sum waits for more rewards."""
