@@ -45,7 +45,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
         n_taken, active = 0, 0.0
         while not stopping:
             began = time.monotonic()
-            more = learner.step()
+            more = learner.step(urgent=False)
             if learner.n_taken != n_taken:
                 n_taken, active = learner.n_taken, began
             wait = 0.0 if more else max(0.0, began + learner.seconds_until_due() - time.monotonic())

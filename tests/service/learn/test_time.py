@@ -7,6 +7,8 @@ from machine import SECOND, Clock, running
 from playing import gauges, logged, play, rebuilt, request
 
 from service.log.clock import steady_clock
+from service.log.records import SETTINGS, Record, encode
+from service.settings import Settings
 
 
 def test_wait_times_run_out_by_the_clock_and_a_tick_in_the_log_says_when(tmp_path):
@@ -121,5 +123,23 @@ def test_a_deferred_event_is_learned_only_once_it_is_activated(tmp_path):
                 ("rewarded", 1.0)
             ]
             assert (await gauges(engine))["learned_events"] == 1
+
+    asyncio.run(story())
+
+
+def test_what_was_learned_waits_for_the_update_interval_and_a_change_of_settings_does_not(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"update_interval": 60})
+            version = engine.view().version
+            await engine.rank("default", request("u", event_id="e"))
+            await engine.reward("default", "e", 1.0)
+            engine.learner.step(urgent=False)
+            assert engine.learner.loops["default"].head.version > version == engine.view().version
+            settings = Settings(epsilon=0.5, update_interval=60)
+            engine.log.append([[Record("default", SETTINGS, body=encode(settings))]])
+            engine.learner.step(urgent=False)
+            assert engine.view().settings.epsilon == 0.5
+            assert engine.view().version > version
 
     asyncio.run(story())
