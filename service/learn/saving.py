@@ -34,6 +34,7 @@ class Saver:
         self._versions: dict[str, int] = {}  # version of the shared model in the file
         self._dropped: list[str] = []
         self._erased: list[tuple[str, str]] = []  # loop and user
+        self.n_written = 0  # snapshots so far
         self._child: tuple[int, _Pending] | None = None  # the process that writes, and what
 
     def note_saved(self, state: LoopState) -> None:
@@ -119,6 +120,7 @@ class Saver:
         return pending
 
     def _written(self, pending: _Pending) -> None:
+        self.n_written += 1
         for name, saved in pending.loops.items():
             self._saved[name] = saved.position
         for name, (version, _) in pending.shared.items():
