@@ -148,7 +148,7 @@ class Count:
         }
 
 
-def one_look(cell: Cell, n_logs: int, seed: int = 1) -> dict[str, tuple[float, float]]:
+def one_look(cell: Cell, n_logs: int, seed: int) -> dict[str, tuple[float, float]]:
     rng, count = np.random.default_rng(seed), Count(cell)
     for _ in range(n_logs):
         log = cell.draw(rng)
@@ -157,7 +157,7 @@ def one_look(cell: Cell, n_logs: int, seed: int = 1) -> dict[str, tuple[float, f
     return count.summary()
 
 
-def daily_looks(cell: Cell, n_logs: int, seed: int = 1) -> dict[str, tuple[float, float]]:
+def daily_looks(cell: Cell, n_logs: int, seed: int) -> dict[str, tuple[float, float]]:
     rng, count = np.random.default_rng(seed), Count(cell)
     for _ in range(n_logs):
         log = cell.draw(rng)
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
     parser.add_argument("--logs", type=int, help="Logs a cell.")
     parser.add_argument("--cells", type=int, help="Only that many cells of each table.")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="Write all numbers to a file.")
     options = parser.parse_args()
     document = {}
@@ -202,7 +203,7 @@ def main() -> None:
         print("|---" * (4 + len(SHOWN) * len(columns)) + "|")
         document[part] = []
         for cell, n_logs in cells[: options.cells]:
-            found = measure(cell, options.logs or n_logs)
+            found = measure(cell, options.logs or n_logs, options.seed)
             document[part].append(asdict(cell) | found)
             print(_line(cell, [found[f"{column} {shown}"] for shown, column in product(SHOWN, columns)]), flush=True)
         print()

@@ -64,6 +64,7 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int
     learner.writer.erase(state.head.name, user, state.position, token, epoch)
     while learner.step_log():
         pass
+    clean_files(learner)  # the snapshot before may also end with a record that is gone
 
 
 def _log_base(learner: Learner, state: LoopState, epoch: int) -> None:
@@ -75,6 +76,6 @@ def _log_base(learner: Learner, state: LoopState, epoch: int) -> None:
         if len(records) == CHUNK:
             learner.writer.append([records], {name: epoch})
             records = []
-    shared = Base(state.models.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard)
+    shared = Base(state.models.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard, state.time)
     records.append(Record(name, BASE, body=_pack(shared)))
     learner.writer.append([records], {name: epoch})

@@ -61,6 +61,7 @@ class Base(msgspec.Struct):
     statistics: Statistics
     clients: Clients
     guard: Guard
+    time: int  # of the last record then, which may be the user's own
 
 
 class PersonalBase(msgspec.Struct):

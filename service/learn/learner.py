@@ -11,24 +11,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
-from fedres.checks import Array
-from fedres.scoring.model import PersonalModel
 from service.learn.erasures import clean_files, complete_erasures
-from service.learn.heads import Base, PersonalBase
-from service.learn.history import History
-from service.learn.join import Join
-from service.learn.loop_state import LoopState, digest, new_loop, record_mark
+from service.learn.loop_state import LoopState, digest
+from service.learn.publishing import Followed, Published, publish_loop, published_now
+from service.learn.restoring import BATCH, begin, in_front_of, is_damaged, known_users, rebuild, restore_or_rebuild
 from service.learn.saving import Saver
-from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
-from service.log.records import DELETED, ERASED, LOOP, RANK, TICK, DamagedRecord, Entry, Record, decode_erased
+from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Record
 from service.models.personal import PersonalModels
-from service.models.published import LearnerView, LoopView, Publisher
+from service.models.published import LearnerView, Publisher
 
-BATCH = 2_000  # records that are learned from together
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
@@ -62,17 +55,15 @@ class Learner:
         self.hold = hold or log.hold
         self.rebuilt = 0
         self.n_taken = 0  # records so far
-        self.lag = (
-            0.0  # seconds from the last record learned to the end of its log, of the loop that is furthest behind
-        )
+        self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
         self.trouble: Exception | None = None
         self._only = only
-        self._positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
-        self._broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
+        self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
+        self.broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
         self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
-        self._published: dict[str, int] = {}  # position at which each loop was last published
+        self._published: dict[str, Published] = {}  # what was last published of each loop
         self._names: list[str] | None = None
-        self._followed: dict[str, tuple[int, Array, History | None]] = {}  # loops whose devices ask what has changed
+        self.followed = Followed()
 
     # start
 
@@ -83,7 +74,9 @@ class Learner:
             self.snapshots.claim()
             saved = {loop.head.name: loop for loop in self.snapshots.loops()}
         except DamagedSnapshot as damage:
-            self._discard(damage)
+            logging.getLogger(__name__).warning("all is learned from the log again: %s", damage)
+            self.rebuilt += 1
+            self.snapshots.discard()
             self.snapshots.claim()
             saved = {}
         for name in heads:
@@ -95,111 +88,19 @@ class Learner:
         self.publisher.show()
 
     def _open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
-        if saved is not None:
-            try:
-                self._restore(name, head, saved)
-                return
-            except DamagedSnapshot as damage:
-                logging.getLogger(__name__).warning("loop %r is learned from the log again: %s", name, damage)
-                self.rebuilt += 1
-                self.personal.remove(saved.head.id, self._users(name))
-                self.saver.drop(name)
-        self._rebuild(name)
-
-    def _users(self, name: str) -> list[str]:
         try:
-            return self.snapshots.users(name)
-        except DamagedSnapshot:
-            return []
-
-    def _discard(self, damage: DamagedSnapshot) -> None:
-        logging.getLogger(__name__).warning("all is learned from the log again: %s", damage)
-        self.rebuilt += 1
-        self.snapshots.discard()
-
-    def _restore(self, name: str, head: Head, saved: SavedLoop) -> None:
-        """Take a loop from the snapshot; join its pending events again, without learning."""
-        at = self.log.read(name, saved.position - 1, 1)
-        if head.last < saved.position or not at or record_mark(at[0]) != saved.record:
-            raise DamagedSnapshot("the snapshot is of another log")
-        if any(decode_erased(entry.body).base > saved.position for entry in self.log.of_kind(name, ERASED)):
-            raise DamagedSnapshot("the snapshot is older than an erasure")
-        try:
-            shared = read_model(saved.head.settings, self.snapshots.shared(name))
-        except ValueError as error:
-            raise DamagedSnapshot(str(error)) from error
-        n_users = 0
-        for user, changed, model in self.snapshots.personal(name):
-            self.personal.put(saved.head.id, user, changed, PersonalModel.from_bytes(model), saved=True)
-            n_users += 1
-        if n_users != saved.n_personal:
-            raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
-        state = LoopState(saved.head, shared, self.personal, Join(saved.unmatched))
-        state.learn_from = saved.position + 1
-        state.resume_erasures()
-        state.position = max(saved.head.since, saved.pending_from - 1)
-        while state.position < saved.position:
-            entries = self.log.read(name, state.position, min(BATCH, saved.position - state.position), bodies=False)
-            if not entries:
-                raise DamagedSnapshot("records in front of the snapshot are missing")
-            state.take([entry for entry in entries if entry.position <= saved.position])
-        state.time, state.mark = saved.time, saved.record
-        known = range(saved.head.since, saved.position + 1)  # where a decision that was not read again was settled
-        ranks = [one for one in self.log.find(name, state.join.early()) if one.kind == RANK and one.position in known]
-        state.join.forget({str(rank.event) for rank in ranks})
-        state.join.unmatched = Join(saved.unmatched).unmatched  # those joined again were listed before
-        self.loops[name], self._positions[name] = state, saved.position
-        self.saver.note_saved(state)
-
-    def _rebuild(self, name: str) -> None:
-        """Begin with the record that made the loop, or with the base of its last erasure."""
-        made = self.log.of_kind(name, LOOP)
-        deleted = self.log.of_kind(name, DELETED)
-        if not made or (deleted and deleted[-1].position > made[-1].position):
-            self._positions[name] = deleted[-1].position if deleted else 0
-            return
-        state = self._begin(made[-1])
-        erased = [entry for entry in self.log.of_kind(name, ERASED) if entry.position > state.head.since]
-        if erased:
-            base = decode_erased(erased[-1].body).base
-            state.learn_from = base + 1
-            while state.position < base:
-                try:
-                    entries = self.log.read(name, state.position, BATCH, bodies=False)
-                except DamagedRecord as damage:
-                    entries = self._before_damage(name, state.position)
-                    if damage.position <= base:
-                        raise
-                state.take([entry for entry in entries if entry.position <= base])
-                if not entries or entries[-1].position >= base:
-                    break
-            self._install(state, erased[-1], base)
-            self._positions[name] = state.position = base
-
-    def _begin(self, made: Entry) -> LoopState:
-        state = self.loops[made.loop] = new_loop(made, self.personal)
-        self._positions[made.loop] = made.position
-        return state
-
-    def _install(self, state: LoopState, erased: Entry, base: int) -> None:
-        """Put in the models as they were at the base of an erasure."""
-        head = state.head
-        for entry in self.log.bases(head.name, erased.position):
-            if entry.position <= head.since:
-                continue
-            if entry.user is not None:
-                own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
-                self.personal.put(head.id, entry.user, own.changed, PersonalModel.from_bytes(own.model))
-                continue
-            known = msgspec.msgpack.decode(entry.body, type=Base)
-            state.models.replace_shared(read_model(head.settings, known.shared))
-            head.version, head.statistics, head.base = known.version, known.statistics, base
-            head.clients, head.guard = known.clients, known.guard
+            restore_or_rebuild(self, name, head, saved)
+        except DamagedRecord as damage:  # of the few that nothing can be learned without
+            self.loops.pop(name, None)
+            self.stand_still(name, damage)
 
     # one turn
 
-    def step(self) -> bool:
-        """Learn what is new, publish, and see to what is due; return whether there is more to learn at once."""
+    def step(self, *, urgent: bool = True) -> bool:
+        """Learn what is new, publish, and see to what is due; return whether there is more to learn at once.
+
+        Unless it is ``urgent``, what was learned is published once a loop's ``update_interval`` is over.
+        """
         more = False
         try:
             more = self.step_log()
@@ -209,9 +110,9 @@ class Learner:
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
-        if self._broken:
-            self.trouble = next(iter(self._broken.values()))
-        self.publish()
+        if self.broken:
+            self.trouble = next(iter(self.broken.values()))
+        self.publish(urgent=urgent)
         self.saver.save_if_due(self.loops)
         return more
 
@@ -219,39 +120,33 @@ class Learner:
         """Take at most one batch of each loop; return whether there may be more."""
         more, lag = False, 0
         for name, head in self.log.heads().items():
-            position = self._positions.get(name, 0)
+            position = self.positions.get(name, 0)
             if head.last > position and self._follows(name):
                 entries = self._read(name, position)
                 self._take(name, entries)
                 more |= len(entries) == BATCH
-                if name in self.loops and self._positions[name] < head.last:
+                if name in self.loops and self.positions[name] < head.last:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
 
     def _read(self, name: str, position: int) -> list[Entry]:
         """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
-        broken = name in self._broken
-        try:
-            entries = self.log.read(name, position, 1 if broken else BATCH, bodies=False)
-        except DamagedRecord as damage:
-            if broken:
+        if name in self.broken:
+            if is_damaged(self.log, self.broken[name]):
                 return []
-            logging.getLogger(__name__).error("the learner stops: %s", damage)
-            self._broken[name] = damage
-            return self._before_damage(name, position)
-        self._broken.pop(name, None)
-        return entries
-
-    def _before_damage(self, name: str, position: int) -> list[Entry]:
-        entries: list[Entry] = []
+            if self.broken.pop(name).position <= position:  # it was among those that are joined again
+                self._relearn(name)
+                position = self.positions.get(name, 0)
         try:
-            while entry := self.log.read(name, position, 1, bodies=False):
-                entries += entry
-                position = entry[0].position
-        except DamagedRecord:
-            pass
-        return entries
+            return self.log.read(name, position, BATCH, bodies=False)
+        except DamagedRecord as damage:
+            self.stand_still(name, damage)
+            return in_front_of(self.log, damage, position)
+
+    def stand_still(self, name: str, damage: DamagedRecord) -> None:
+        logging.getLogger(__name__).error("the learner stops: %s", damage)
+        self.broken[name] = self.trouble = damage
 
     def _take(self, name: str, entries: list[Entry]) -> None:
         start = 0
@@ -262,28 +157,32 @@ class Learner:
                     self.loops[name].take(entries[start:k])
                 start = k + 1
                 if entry.kind == LOOP and name not in self.loops:
-                    self._begin(entry)
+                    begin(self, entry)
                 elif entry.kind == DELETED:
                     self._drop(name)
         if entries:
-            self._positions[name] = entries[-1].position
+            self.positions[name] = entries[-1].position
         if name in self.loops:
             self.loops[name].take(entries[start:])
             if self.loops[name].missed_erasure:
                 self._relearn(name)
 
     def _relearn(self, name: str) -> None:
-        """Begin a loop again at the base of an erasure: records in front of it were deleted before they were read."""
-        logging.getLogger(__name__).warning("loop %r is learned again: a user was erased meanwhile", name)
-        state = self.loops.pop(name)
-        self._remove_personal(state)
+        """Begin a loop again, from the base of its last erasure: records that it had not read are gone."""
+        logging.getLogger(__name__).warning("loop %r is learned again: records that it needs were erased", name)
+        state = self.loops.pop(name, None)
+        if state is not None:
+            self._remove_personal(state)
         self.saver.drop(name)
-        self._rebuild(name)
+        rebuild(self, name)
 
     def _remove_personal(self, state: LoopState) -> None:
         name = state.head.name
         self.saver.finish()
-        users = {*self._users(name), *(user for loop, user in self.personal.unsaved if loop == state.head.id)}
+        users = {
+            *known_users(self.snapshots, name),
+            *(user for loop, user in self.personal.unsaved if loop == state.head.id),
+        }
         self.personal.remove(state.head.id, users)
 
     def _drop(self, name: str) -> None:
@@ -303,7 +202,7 @@ class Learner:
 
         A loop that stands still in front of a damaged record could not learn of it.
         """
-        return None if name in self._broken else self.hold(name)
+        return None if name in self.broken else self.hold(name)
 
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""
@@ -332,12 +231,14 @@ class Learner:
         """Let the next ``publish`` publish all loops."""
         self._published.clear()
 
-    def publish(self) -> None:
+    def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""
         for name, state in self.loops.items():
-            if self._published.get(name) != state.position:
-                self._publish_loop(state)
-                self._published[name] = state.position
+            before = self._published.get(name)
+            if before is None or before.is_due(state, urgent=urgent):
+                self.followed.note(state)
+                publish_loop(self.publisher, state, self.cleaned)
+                self._published[name] = published_now(state)
         names = sorted(self.loops)
         if names != self._names:
             self.publisher.publish_names(names)
@@ -346,54 +247,6 @@ class Learner:
         used = self.publisher.memory.used_bytes
         self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
         self.publisher.done()
-
-    def _publish_loop(self, state: LoopState) -> None:
-        head = state.head
-        view = LoopView(
-            head.name,
-            head.since,
-            state.position,
-            state.time,
-            head.version,
-            head.settings,
-            head.settings_version,
-            head.statistics,
-            state.join.n_waiting,
-            state.models.shared.reward_range,
-            state.models.shared.newest,
-            head.catalogue_version,
-            head.clients.joined * 2**20 + len(head.clients.numbers),
-            [token for token in head.erased if token in self.cleaned],
-        )
-        if state.catalogue_changed:
-            self.publisher.publish_catalogue(view, head.catalogue)
-            state.catalogue_changed = False
-        if state.clients_changed:
-            self.publisher.publish_clients(view, head.clients)
-            state.clients_changed = False
-        self._follow(state)
-        self.publisher.publish(view, state.models.shared.weights, state.models.changed)
-
-    def _follow(self, state: LoopState) -> None:
-        """Note which weights changed, for devices that fetch only those."""
-        known = self._followed.get(state.head.name)
-        if known is None or known[0] == state.head.version:
-            return
-        version, weights, history = known
-        now = state.models.shared.weights.copy()
-        if weights.size == now.size and version >= state.head.since:
-            history = history or History(version, now.size)
-            history.add(weights, state.head.version, now)
-        else:
-            history = None
-        self._followed[state.head.name] = (state.head.version, now, history)
-
-    def history(self, loop: str) -> History | None:
-        """Return which of a loop's weights changed when, from the first call on."""
-        state = self.loops[loop]
-        if loop not in self._followed:
-            self._followed[loop] = (state.head.version, state.models.shared.weights.copy(), None)
-        return self._followed[loop][2]
 
     def digest(self, loop: str) -> str:
         """Return the SHA-256 of a loop's models."""
@@ -418,7 +271,7 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
     learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
         for name in log.heads():
-            learner._rebuild(name)
+            rebuild(learner, name)
         while learner.step_log():
             pass
         return {name: learner.digest(name) for name in learner.loops}

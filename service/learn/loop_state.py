@@ -85,6 +85,12 @@ class LoopState:
         if entries:
             self.mark = record_mark(entries[-1])
 
+    def begin_at(self, position: int, time: int) -> None:
+        """Go on from a position whose models are in place, and forget what was due by then: it is in them."""
+        self.position, self.time = position, time
+        for _ in self.join.expire(time):
+            pass
+
     def learn(self) -> None:
         """Learn from all that has settled."""
         settled, self._settled = self._settled, []
@@ -202,10 +208,10 @@ class LoopState:
         assert entry.user is not None
         events = self.join.events_of(entry.user)
         self.join.forget(events)
-        self._ignored[entry.user] = events
+        self._ignored[entry.user] = self._ignored.get(entry.user, set()) | events
+        self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
         if entry.position >= self.learn_from:
             self.forgotten.append(entry.user)
-            self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
             self.forget_models(entry.user)
 
     def forget_models(self, user: str) -> None:
@@ -224,11 +230,12 @@ class LoopState:
         for user in [user for user, token in self.head.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
+            self.models.forget(user, None)  # and whatever a snapshot says of the erasure
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget
-        if entry.position >= self.learn_from:
-            self.head.base = max(self.head.base, body.base)
-            self.head.erased = [*self.head.erased, *tokens][-REMEMBERED_ERASURES:]
+        self.head.base = max(self.head.base, body.base)
+        new = [token for token in tokens if token not in self.head.erased]
+        self.head.erased = [*self.head.erased, *new][-REMEMBERED_ERASURES:]
 
     def _is_ignored(self, event: str) -> bool:
         return bool(self._ignored) and any(event in events for events in self._ignored.values())

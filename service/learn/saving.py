@@ -34,6 +34,7 @@ class Saver:
         self._versions: dict[str, int] = {}  # version of the shared model in the file
         self._dropped: list[str] = []
         self._erased: list[tuple[str, str]] = []  # loop and user
+        self.n_written = 0  # snapshots so far
         self._child: tuple[int, _Pending] | None = None  # the process that writes, and what
 
     def note_saved(self, state: LoopState) -> None:
@@ -74,9 +75,9 @@ class Saver:
         pending = self._gather(loops)
         try:
             self._snapshots.write(pending.changes(), scrub=scrub)
-        except sqlite3.OperationalError as error:  # locked or full; damage ends the learner, and the next one rebuilds
+        except sqlite3.Error as error:
             self._give_back(pending)
-            raise StoreUnavailable("busy", f"the snapshot cannot be written: {error}") from error
+            raise StoreUnavailable("snapshot", f"the snapshot cannot be written: {error}") from error
         except BaseException:
             self._give_back(pending)
             raise
@@ -119,6 +120,7 @@ class Saver:
         return pending
 
     def _written(self, pending: _Pending) -> None:
+        self.n_written += 1
         for name, saved in pending.loops.items():
             self._saved[name] = saved.position
         for name, (version, _) in pending.shared.items():
@@ -162,7 +164,7 @@ def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        own = Snapshots(snapshots.path)
+        own = Snapshots(snapshots.path, exist=True)
         own.epoch = snapshots.epoch
         own.write(pending.changes())
         code = 0

@@ -20,6 +20,15 @@ from service.learn.heads import LoopHead
 from service.learn.join import Unmatched
 
 FORMAT = 6
+TABLES = {"loop", "shared", "personal", "writer"}
+PASSING = {  # errors that say nothing about the file
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+}
 SCHEMA = f"""
 PRAGMA application_id = 0x6672656D;
 PRAGMA user_version = {FORMAT};
@@ -62,15 +71,19 @@ class Changes(msgspec.Struct):
 
 
 class Snapshots:
-    """The file at ``path``, made if it is not there; a damaged one is thrown away."""
+    """The file at ``path``, made if it is not there; a damaged one is thrown away unless it must ``exist``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exist: bool = False) -> None:
         self.path = path
         self.epoch: int | None = None  # of the writer that this is, None for any
+        self.was_damaged = False
         try:
             self._db = _opened(path)
-        except (sqlite3.DatabaseError, ValueError):  # no text where a message should be is damage too
+        except (sqlite3.DatabaseError, ValueError) as error:  # no text where a message should be is damage too
+            if exist or getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING:
+                raise
             self.discard()
+            self.was_damaged = True
 
     def discard(self) -> None:
         """Throw the file away and begin an empty one."""
@@ -79,9 +92,12 @@ class Snapshots:
         for suffix in ("", "-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._db = _opened(self.path)
+        self.was_damaged = False
 
     def loops(self) -> list[SavedLoop]:
         """Return the loops as they were saved, after a look at the file as a whole."""
+        if self.was_damaged:
+            raise DamagedSnapshot("the file was none of this version's snapshots")
         with _damage():
             [(found,)] = self._db.execute("PRAGMA quick_check(1)")
             if found != "ok":
@@ -145,16 +161,19 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
             db.execute(f"PRAGMA {pragma}").fetchall()
-        [(n_objects,)] = db.execute("SELECT count(*) FROM sqlite_master")
-        if n_objects == 0:
+        if not _tables(db):
             db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
         [(version,)] = db.execute("PRAGMA user_version")
-        if version != FORMAT:
+        if version != FORMAT or _tables(db) != TABLES:
             raise sqlite3.DatabaseError("another format")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _write(db: sqlite3.Connection, changes: Changes) -> None:

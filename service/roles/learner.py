@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 
+from service import metrics
 from service.learn.control import serve_one
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
@@ -42,12 +43,15 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, lambda: serve_one(listener, learner))
         selector.register(parent, selectors.EVENT_READ, stop)
-        n_taken, active = 0, 0.0
+        n_taken, n_saved, active = learner.n_taken, learner.saver.n_written, 0.0
         while not stopping:
             began = time.monotonic()
-            more = learner.step()
+            more = learner.step(urgent=False)
             if learner.n_taken != n_taken:
+                metrics.batches.observe(learner.n_taken - n_taken)
                 n_taken, active = learner.n_taken, began
+            metrics.snapshots.inc(learner.saver.n_written - n_saved)
+            n_saved = learner.saver.n_written
             wait = 0.0 if more else max(0.0, began + learner.seconds_until_due() - time.monotonic())
             _serve(selector, wait)
             if began - active > QUIET_SECONDS and not stopping:

@@ -1,0 +1,158 @@
+"""How a loop begins when the learner starts: from its snapshot, the base of an erasure, or its first record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fedres.scoring.model import PersonalModel
+from service.learn.heads import Base, PersonalBase
+from service.learn.loop_state import LoopState, new_loop, record_mark
+from service.learn.shared_models import read_model
+from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
+from service.log.protocol import Head, Log
+from service.log.records import DELETED, ERASED, LOOP, RANK, DamagedRecord, Entry, decode_erased
+
+if TYPE_CHECKING:
+    from service.learn.learner import Learner
+
+BATCH = 2_000  # records that are read together
+
+
+def restore_or_rebuild(learner: Learner, name: str, head: Head, saved: SavedLoop | None) -> None:
+    if saved is not None:
+        try:
+            restore(learner, name, head, saved)
+            return
+        except DamagedSnapshot as damage:
+            logging.getLogger(__name__).warning("loop %r is learned from the log again: %s", name, damage)
+            learner.rebuilt += 1
+            learner.personal.remove(saved.head.id, known_users(learner.snapshots, name))
+            learner.saver.drop(name)
+    rebuild(learner, name)
+
+
+def known_users(snapshots: Snapshots, name: str) -> list[str]:
+    try:
+        return snapshots.users(name)
+    except DamagedSnapshot:
+        return []
+
+
+def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
+    """Take a loop from the snapshot; join its pending events again, without learning."""
+    try:
+        at = learner.log.read(name, saved.position - 1, 1)
+    except DamagedRecord as damage:
+        raise DamagedSnapshot("the record that it ends with is damaged") from damage
+    if head.last < saved.position or not at or record_mark(at[0]) != saved.record:
+        raise DamagedSnapshot("the snapshot is of another log")
+    if any(decode_erased(entry.body).base > saved.position for entry in learner.log.of_kind(name, ERASED)):
+        raise DamagedSnapshot("the snapshot is older than an erasure")
+    try:
+        shared = read_model(saved.head.settings, learner.snapshots.shared(name))
+    except ValueError as error:
+        raise DamagedSnapshot(str(error)) from error
+    n_users = 0
+    for user, changed, model in learner.snapshots.personal(name):
+        learner.personal.put(saved.head.id, user, changed, PersonalModel.from_bytes(model), saved=True)
+        n_users += 1
+    if n_users != saved.n_personal:
+        raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
+    state = LoopState(saved.head, shared, learner.personal)
+    state.learn_from = saved.position + 1
+    state.resume_erasures()
+    state.position = max(saved.head.since, saved.pending_from - 1)
+    join_again(learner, state, saved.position)
+    forget_settled(learner.log, state, saved.position)
+    state.join.unmatched.clear()
+    state.join.unmatched.extend(saved.unmatched)
+    state.position, state.time, state.mark = saved.position, saved.time, saved.record
+    learner.loops[name], learner.positions[name] = state, saved.position
+    learner.saver.note_saved(state)
+
+
+def forget_settled(log: Log, state: LoopState, last: int) -> None:
+    """Forget rewards that look as if they came early, because the decision they belong to was not read again."""
+    with contextlib.suppress(DamagedRecord):
+        about = log.find(state.head.name, state.join.early())
+        decided = [entry for entry in about if entry.kind == RANK and state.head.since < entry.position <= last]
+        state.join.forget({str(entry.event) for entry in decided})
+
+
+def join_again(learner: Learner, state: LoopState, last: int) -> None:
+    """Join a loop's records up to a position whose models are known; stand still where one is damaged."""
+    while state.position < last:
+        try:
+            entries = learner.log.read(state.head.name, state.position, BATCH, bodies=False)
+        except DamagedRecord as damage:
+            if damage.position <= last:
+                learner.stand_still(state.head.name, damage)
+                return
+            entries = in_front_of(learner.log, damage, state.position)
+        state.take([entry for entry in entries if entry.position <= last])
+        if not entries or entries[-1].position >= last:
+            return
+
+
+def rebuild(learner: Learner, name: str) -> None:
+    """Begin with the record that made the loop, or with the base of its last erasure."""
+    made = learner.log.of_kind(name, LOOP)
+    deleted = learner.log.of_kind(name, DELETED)
+    if not made or (deleted and deleted[-1].position > made[-1].position):
+        learner.positions[name] = deleted[-1].position if deleted else 0
+        return
+    state = begin(learner, made[-1])
+    erased = [entry for entry in learner.log.of_kind(name, ERASED) if entry.position > state.head.since]
+    if erased:
+        base = decode_erased(erased[-1].body).base
+        state.learn_from = base + 1
+        join_again(learner, state, base)
+        install(learner, state, erased[-1], base)
+        learner.positions[name] = base
+
+
+def begin(learner: Learner, made: Entry) -> LoopState:
+    state = learner.loops[made.loop] = new_loop(made, learner.personal)
+    learner.positions[made.loop] = made.position
+    return state
+
+
+def install(learner: Learner, state: LoopState, erased: Entry, base: int) -> None:
+    """Put in the models as they were at the base of an erasure."""
+    head = state.head
+    for entry in learner.log.bases(head.name, erased.position):
+        if entry.position <= head.since:
+            continue
+        if entry.user is not None:
+            own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
+            learner.personal.put(head.id, entry.user, own.changed, PersonalModel.from_bytes(own.model))
+            continue
+        known = msgspec.msgpack.decode(entry.body, type=Base)
+        state.models.replace_shared(read_model(head.settings, known.shared))
+        state.begin_at(base, known.time)
+        head.version, head.statistics, head.base = known.version, known.statistics, base
+        head.clients, head.guard = known.clients, known.guard
+    for user in head.erasing:  # older bases may still have them
+        state.forget_models(user)
+
+
+def is_damaged(log: Log, damage: DamagedRecord) -> bool:
+    try:
+        log.read(damage.loop, damage.position - 1, 1)
+    except DamagedRecord as found:
+        return found.position == damage.position
+    return False
+
+
+def in_front_of(log: Log, damage: DamagedRecord, position: int) -> list[Entry]:
+    """Return the records from behind a position up to a damaged one."""
+    entries: list[Entry] = []
+    with contextlib.suppress(DamagedRecord):  # that is the next where the records between the two were erased
+        while position < damage.position - 1:
+            entries += log.read(damage.loop, position, 1, bodies=False)
+            position = entries[-1].position
+    return entries
