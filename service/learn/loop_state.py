@@ -97,7 +97,7 @@ class LoopState:
         start = 0
         for k in range(1, len(settled) + 1):  # runs of events that were decided under the same settings
             if k == len(settled) or settled[k][0].decided.settings != settled[start][0].decided.settings:
-                self._learn_run(settled[start:k], self._settings_of(settled[start][0].decided.settings))
+                self._learn_run(settled[start:k], _settings_of(self.head, settled[start][0].decided.settings))
                 start = k
 
     def _rank(self, entry: Entry) -> None:
@@ -142,13 +142,10 @@ class LoopState:
 
     # settings and rules
 
-    def _settings_of(self, position: int) -> Settings:
-        return self.head.history.get(position, self.head.settings)
-
     def _rules_of(self, position: int) -> Rules:
         rules = self._rules.get(position)
         if rules is None:
-            rules = self._rules[position] = rules_of(self._settings_of(position))
+            rules = self._rules[position] = rules_of(_settings_of(self.head, position))
         return rules
 
     def _rules_at(self, position: int) -> Rules:
@@ -257,6 +254,10 @@ _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
     ERASE: LoopState._take_erase,
     ERASED: LoopState._take_erased,
 }
+
+
+def _settings_of(head: LoopHead, position: int) -> Settings:
+    return head.history.get(position, head.settings)
 
 
 def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:

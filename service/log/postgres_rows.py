@@ -10,9 +10,9 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
+from service.log.checking import checked, duplicate, readable
 from service.log.protocol import Group, Outcome, Refused
 from service.log.records import ONCE, Entry, Record, checksum
-from service.log.sqlite import checked, duplicate, readable
 
 LONGEST_KEY = 2_500  # bytes; an index entry takes at most 2,704
 LONGEST_BODY = 250_000_000  # bytes; a value takes at most a gigabyte, and so does a message

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedres.checks import whole
-from service.log.protocol import NO_EPOCHS, Duplicate, Group, Head, Outcome, Refused, StoreUnavailable
+from service.log.checking import check_group, checked, duplicate, readable
+from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Refused, StoreUnavailable
 from service.log.records import (
     ACTIVATE,
     BASE,
@@ -320,53 +321,6 @@ def _heads(db: Connection, loops: set[str] | None = None) -> dict[str, Head]:
 @functools.cache
 def _insertion(n_rows: int) -> str:
     return INSERT + MORE_ROWS * (n_rows - 1)
-
-
-def check_group(group: Group) -> None:
-    """Refuse a group that is empty or not of one loop."""
-    if not group:
-        raise Refused("a group must have at least one record, got none")
-    if len(group) > 1 and len(loops := {record.loop for record in group}) > 1:
-        raise Refused(f"the records of a group must be of one loop, got {len(loops)} loops")
-
-
-def checked(record: Record) -> Record:
-    """Return the record, or refuse what is wrong with it: one caller's mistake must not fail the batch."""
-    loop, kind, event, user, example, body = record
-    if not (loop and kind and type(loop) is type(kind) is str and type(body) is bytes):
-        _refuse(record)
-    if not (type(event) in _TEXT and type(user) in _TEXT and type(example) in _BYTES):
-        _refuse(record)
-    return record
-
-
-_TEXT, _BYTES = {str, type(None)}, {bytes, type(None)}
-
-
-def _refuse(record: Record) -> None:
-    for name, value in (("loop", record.loop), ("kind", record.kind)):
-        if not isinstance(value, str) or not value:
-            raise Refused(f"{name} must be a string that is not empty, got {value!r}")
-    for name, given in (("event", record.event), ("user", record.user)):
-        if given is not None and not isinstance(given, str):
-            raise Refused(f"{name} must be a string or None, got {given!r}")
-    if not isinstance(record.body, bytes):
-        raise Refused(f"body must be bytes, got {type(record.body).__name__}")
-    raise Refused(f"example must be bytes or None, got {type(record.example).__name__}")
-
-
-def duplicate(record: Record, first: int) -> Duplicate:
-    at = f", the event of record {first}" if first else " twice"
-    return Duplicate(f"event must be new in loop {record.loop!r}, got {record.event!r}{at}", first)
-
-
-def readable(body: bytes) -> str | bytes:
-    """Return UTF-8 as text, so that other tools can read it; what is no text stays as it is."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return body
-    return body if "\0" in text else text  # many tools end a text at its first NUL
 
 
 def entry_of(row: tuple[Any, ...], *, with_body: bool) -> Entry:

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from fedres.lease import Lease
+from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.maintenance import remove_derived
 from service.log.protocol import Head, Log
 from service.log.records import ERASED, Entry, checksum
-from service.log.sqlite import BODIES, INSERT, NAMES, SET_HEAD, entry_of, readable
+from service.log.sqlite import BODIES, INSERT, NAMES, SET_HEAD, entry_of
 from service.log.sqlite_schema import opened, sqlite_file
 from service.log.verifying import Progress, heads_of, ignore_progress, snapshot_of
 
