@@ -1,9 +1,9 @@
 """How well models decide: streams of decisions, played through the library by ours, today's service model and VW.
 
-``python benchmarks/decision_streams.py [--streams digits,news] [--players kalman,vw] [--seeds 301,302,303]`` prints mean
-and standard error over seeds, all players seeing the same rounds. Figures are mean rewards of all decisions from the
-first on, in one pass; of streams with clicks by chance, (click rate − uniform's)/(best possible − uniform's), by the
-true rates of what was chosen. Seeds 11 to 13 are for tuning; judge by others.
+``python benchmarks/decision_streams.py [--streams digits,news] [--players kalman,vw] [--seeds 301,302,303]`` prints
+mean and standard error over seeds, all players seeing the same rounds. Figures are mean rewards of all decisions from
+the first on, in one pass; of streams with clicks by chance, (click rate − uniform's)/(best possible − uniform's), by
+the true rates of what was chosen. Seeds 11 to 13 are for tuning; judge by others.
 
     digits         1,797 images of sklearn's digits, one user; the reward is 1 for the image's digit
     same, permuted, shuffled   20 users × 600 digits: one meaning for all; three digits traded by each user; all of them

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB, choose, draw, pick
+from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB, choose, draw, optimistic_squarecb, pick
 from fedres.exploration import epsilon_greedy as epsilon_greedy_into
-from fedres.exploration import optimistic_squarecb
 from fedres.exploration import squarecb as squarecb_into
 
 LAST = 1 - 2.0**-53  # the largest number that is drawn

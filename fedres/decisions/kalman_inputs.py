@@ -37,12 +37,12 @@ def key_of(word: Key) -> Key:
 
 
 @kernel
-def _first_slot(key: Key, n_slots: int) -> int:
+def _first_slot(key: Key, n_slots: int) -> Any:
     return np.int64((np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(12)) & np.uint64(n_slots - 1))
 
 
 @kernel
-def find_scale(keys: Array, key: Key) -> int:
+def find_scale(keys: Array, key: Key) -> Any:
     """Return the slot of a key, or −1 − the empty slot it would have."""
     slot = _first_slot(key, keys.size)
     while keys[at(slot)] != 0:
@@ -81,7 +81,7 @@ def _settle(first: Array, n: int, stats: Array) -> None:
 
 
 @kernel
-def scale_of(shared: Any, key: Key, value: float, new: bool) -> int:
+def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
     """Return the slot of a number's scale, −1 if it has none; ``new`` values settle it."""
     slot = find_scale(shared.scale_keys, key)
     if not new:
@@ -101,7 +101,7 @@ def scale_of(shared: Any, key: Key, value: float, new: bool) -> int:
 
 
 @kernel
-def scaled(shared: Any, slot: int, value: float, centred: bool) -> float:
+def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
     """Return a number in root mean squares or, centred, in deviations from the mean; its sign if it has no scale."""
     if slot < 0:
         return math.copysign(1.0, value)
@@ -150,7 +150,7 @@ def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
 
 
 @kernel
-def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> float:
+def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> Any:
     """Return x of an action feature."""
     key = key_of(word)
     if key != key_of(field) and value == 1.0:
@@ -185,7 +185,7 @@ def action_blocks(
 
 
 @kernel
-def field_place(shared: Any, field: Key, new: bool) -> int:
+def field_place(shared: Any, field: Key, new: bool) -> Any:
     """Return the place of a field's prior, −1 if it has none yet."""
     n = shared.counts[FIELDS]
     for k in range(n):
@@ -201,7 +201,7 @@ def field_place(shared: Any, field: Key, new: bool) -> int:
 
 
 @kernel
-def find_block(shared: Any, key: Key) -> int:
+def find_block(shared: Any, key: Key) -> Any:
     """Return the place of a block, −1 if there is none."""
     table = shared.block_table
     slot = _first_slot(key, table.size)
@@ -221,7 +221,7 @@ def put_block(table: Array, key: Key, place: int) -> None:
 
 
 @kernel
-def touch_block(shared: Any, key: Key, variance: float) -> int:
+def touch_block(shared: Any, key: Key, variance: float) -> Any:
     """Return the place of a block, of a new one if need be; −1 if all are in use by this event."""
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
     if place < 0 and n < shared.block_keys.size:
@@ -253,7 +253,7 @@ def _renew(shared: Any, place: int, key: Key, variance: float) -> None:
 
 
 @kernel
-def tail_place(block: Key, coordinate: Key, size: int) -> int:
+def tail_place(block: Key, coordinate: Key, size: int) -> Any:
     """Return the place of a tail weight: collisions share one."""
     word = np.uint64(0xFFFFFFFF)
     mixed = (np.uint64(block) * np.uint64(0x9E3779B1) ^ np.uint64(coordinate) * np.uint64(0x85EBCA77)) & word

@@ -44,7 +44,7 @@ SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 
 
 @kernel
-def tau_of(shared: Any, field: int, side: int) -> float:
+def tau_of(shared: Any, field: Any, side: int) -> float:
     return math.exp(shared.log_tau[field, side] if field >= 0 else FIRST_LOG_TAU)
 
 
@@ -105,7 +105,7 @@ def own_numbers(words: Array, slot: int, k: int) -> Array:
 
 
 @kernel
-def find_slot(words: Array, key: Key, k: int) -> int:
+def find_slot(words: Array, key: Key, k: int) -> Any:
     stride = slot_words(k)
     if words.size:
         for slot in range(np.int64(words[COUNT])):
@@ -115,9 +115,10 @@ def find_slot(words: Array, key: Key, k: int) -> int:
 
 
 @kernel
-def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> int:
+def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
     """Return the slot of a block, of a new one if need be; −1 if all are in use by this event."""
-    stride, n, slot = slot_words(k), np.int64(words[COUNT]), find_slot(words, key, k)
+    stride, n = slot_words(k), np.int64(words[COUNT])
+    slot = find_slot(words, key, k)
     if slot < 0:
         if n < limit:
             slot = n

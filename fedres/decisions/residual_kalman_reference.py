@@ -23,6 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +156,7 @@ def tail_place(block: int, coordinate: int, bits: int) -> int:
 def eigenvectors(symmetric: Array, n: int) -> Array:
     """Return the n leading ones as columns, by cyclic Jacobi: fixed sweeps in a fixed order, unlike LAPACK's."""
     A, V, d = symmetric.copy(), np.eye(len(symmetric)), len(symmetric)
-    for i, j in [(i, j) for _ in range(the.JACOBI_SWEEPS) for i in range(d) for j in range(i + 1, d)]:
+    for i, j in the.JACOBI_SWEEPS * [*combinations(range(d), 2)]:
         if abs(A[i, j]) > 1e-14:
             cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle that makes A[i, j] zero
             tangent = (1.0 if cotangent >= 0 else -1.0) / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
@@ -250,7 +251,7 @@ class ResidualKalman:
         return z, t, self.bases[-1].T @ z
 
     def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
-        """Return key -> (x, field) of an action. Those of one hash are one; a missing number counts as the usual one."""
+        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
         found: dict[int, tuple[float, int]] = {}
         for key, value, name in zip(*action, strict=True):
             if value:
