@@ -7,7 +7,8 @@ the true rates of what was chosen. Seeds 11 to 13 are for tuning; judge by other
 
     digits         1,797 images of sklearn's digits, one user; the reward is 1 for the image's digit
     same, permuted, shuffled   20 users × 600 digits: one meaning for all; three digits traded by each user; all of them
-    news           200 readers × 100: categories of context × topics, half shared, half personal tastes; clicks 2 to 30%
+    news           200 readers × 100, 9 topics: half shared, half personal tastes; clicks of 2 to 30%
+    wide           the same with 10 articles of 6 topics, and 22 context indicators that all matter
     raw            300 shoppers × 40: price, age in days, hour and basket as they come
 """
 
@@ -79,6 +80,20 @@ def _logistic(x: Array) -> Array:
 
 
 def _news(rng: np.random.Generator, readers: int = 200, rounds: int = 100) -> Iterator[Round]:
+    """One article of each of 9 topics; what matters is the reader's segment, the time of day and the reader."""
+    groups, n = {"segment": 6, "daypart": 4, "device": 3, "weekday": 7}, 9
+    actions = [{f"_id=topic{k}": 1.0} for k in range(n)]
+    liked, times, tastes = rng.normal(size=(6, n)), rng.normal(size=(4, n)) * 0.5, rng.normal(size=(readers, n))
+    homes = rng.integers(6, size=readers)
+    for reader in rng.permutation(readers * rounds) % readers:
+        here = {name: int(rng.integers(size)) for name, size in groups.items()} | {"segment": int(homes[reader])}
+        wish = liked[here["segment"]] + times[here["daypart"]] + tastes[reader]
+        rates = 0.02 + 0.28 * _logistic(3 * wish - 4)
+        yield Round(f"u{reader}", {f"{name}={value}": 1.0 for name, value in here.items()}, actions, rates)
+
+
+def _wide(rng: np.random.Generator, readers: int = 200, rounds: int = 100) -> Iterator[Round]:
+    """Ten articles of six topics; four categories of the context matter for every topic, and the reader."""
     groups = {"device": 3, "daypart": 5, "weekday": 7, "region": 7}  # 22 coordinates and the constant
     n_topics, n_articles = 6, 10
     topics = np.append(np.arange(n_topics), rng.integers(n_topics, size=n_articles - n_topics))
@@ -118,6 +133,7 @@ STREAMS: dict[str, Callable[[np.random.Generator], Iterator[Round]]] = {
     "permuted": lambda rng: _digits(rng, 20, 600, _permuted),
     "shuffled": lambda rng: _digits(rng, 20, 600, _shuffled),
     "news": _news,
+    "wide": _wide,
     "raw": _raw,
 }
 
@@ -143,9 +159,9 @@ def _field(name: str) -> int:
 class Kalman:
     """residual-kalman with optimistic squarecb; ``**settings`` are the model's."""
 
-    def __init__(self, floor: float = FLOOR, greed: float = GREED, **settings: Any) -> None:
+    def __init__(self, floor: float = FLOOR, greed: float = GREED, width: float = 1.0, **settings: Any) -> None:
         self.model, self.own = ResidualKalman(**settings), {}
-        self.floor, self.greed = floor, greed
+        self.floor, self.greed, self.width = floor, greed, width
 
     def decide(self, now: Round, draw: float) -> int:
         context = [_hash(name) for name in now.context], [*now.context.values()]
@@ -153,7 +169,7 @@ class Kalman:
         self.request, self.user, n = request_of(context, actions), now.user, len(actions)
         found, out = self.model.predict(self.request, self.own.get(now.user, NO_MODEL)), np.empty(n)
         gamma = self.greed * self.model.learned**0.5
-        optimistic_squarecb(found.means, found.widths, np.ones(n, np.bool_), 0.0, gamma, self.floor, out)
+        optimistic_squarecb(found.means, self.width * found.widths, np.ones(n, np.bool_), 0.0, gamma, self.floor, out)
         self.action = pick(out, draw)
         return self.action
 

@@ -23,25 +23,25 @@ from fedres.decisions.kalman_state import (
     RMS,
     SCALES,
 )
-from fedres.local_learners.adagrad import at, kernel
+from fedres.local_learners.adagrad import at, bare_kernel
 
 Key = Any  # uint32 inside the kernels
 
 _ACTION = np.uint32(0x9E3779B9)  # sets the numbers of actions apart from those of contexts
 
 
-@kernel
+@bare_kernel
 def key_of(word: Key) -> Key:
     """Return a hash as a key: 0 is empty, or block 0."""
     return np.uint32(1) if word == 0 else np.uint32(word)
 
 
-@kernel
+@bare_kernel
 def _first_slot(key: Key, n_slots: int) -> Any:
     return np.int64((np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(12)) & np.uint64(n_slots - 1))
 
 
-@kernel
+@bare_kernel
 def find_scale(keys: Array, key: Key) -> Any:
     """Return the slot of a key, or −1 − the empty slot it would have."""
     slot = _first_slot(key, keys.size)
@@ -52,22 +52,29 @@ def find_scale(keys: Array, key: Key) -> Any:
     return -1 - slot
 
 
-@kernel
+@bare_kernel
 def signed_log(value: float, median: float) -> float:
     return math.copysign(math.log1p(abs(value) / median), value)
 
 
-@kernel
+@bare_kernel
+def _size_of_rank(first: Array, n: int, rank: int) -> float:
+    """Return the size of that rank, from 0, among the sizes of the first n values."""
+    for k in range(n):
+        size, less, equal = abs(np.float64(first[k])), 0, 0
+        for j in range(n):
+            less += abs(np.float64(first[j])) < size
+            equal += abs(np.float64(first[j])) == size
+        if less <= rank < less + equal:
+            return size
+    return 0.0
+
+
+@bare_kernel
 def _settle(first: Array, n: int, stats: Array) -> None:
     """Fill in the statistics of the first n values."""
-    sizes, total, squares = np.empty(n), 0.0, 0.0
-    for k in range(n):
-        size, j = abs(np.float64(first[k])), k
-        while j > 0 and sizes[j - 1] > size:
-            sizes[j] = sizes[j - 1]
-            j -= 1
-        sizes[j] = size
-    stats[MEDIAN] = (sizes[(n - 1) // 2] + sizes[n // 2]) / 2
+    stats[MEDIAN] = (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
+    total, squares = 0.0, 0.0
     for k in range(n):
         s = signed_log(np.float64(first[k]), stats[MEDIAN])
         total += s
@@ -80,7 +87,7 @@ def _settle(first: Array, n: int, stats: Array) -> None:
     stats[DEVIATION] = math.sqrt(total / n)
 
 
-@kernel
+@bare_kernel
 def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
     """Return the slot of a number's scale, −1 if it has none; ``new`` values settle it."""
     slot = find_scale(shared.scale_keys, key)
@@ -100,7 +107,7 @@ def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
     return slot
 
 
-@kernel
+@bare_kernel
 def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
     """Return a number in root mean squares or, centred, in deviations from the mean; its sign if it has no scale."""
     if slot < 0:
@@ -111,7 +118,7 @@ def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
     return min(max(x, -NUMBER_LIMIT), NUMBER_LIMIT)
 
 
-@kernel
+@bare_kernel
 def context_inputs(
     shared: Any, hashes: Array, values: Array, new: bool, z: Array, places: Array, t_keys: Array, t: Array
 ) -> Any:
@@ -139,7 +146,7 @@ def context_inputs(
     return n_places, n_tail
 
 
-@kernel
+@bare_kernel
 def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
     """r = U'z"""
     r[:] = 0.0
@@ -149,7 +156,7 @@ def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
             r[k] += basis[i, k] * z[i]
 
 
-@kernel
+@bare_kernel
 def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> Any:
     """Return x of an action feature."""
     key = key_of(word)
@@ -159,7 +166,7 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     return scaled(shared, scale_of(shared, scale_key, value, new), value, True)
 
 
-@kernel
+@bare_kernel
 def action_blocks(
     shared: Any, hashes: Array, values: Array, fields: Array, new: bool, keys: Array, xs: Array, names: Array
 ) -> int:
@@ -184,7 +191,7 @@ def action_blocks(
     return m
 
 
-@kernel
+@bare_kernel
 def field_place(shared: Any, field: Key, new: bool) -> Any:
     """Return the place of a field's prior, −1 if it has none yet."""
     n = shared.counts[FIELDS]
@@ -200,7 +207,7 @@ def field_place(shared: Any, field: Key, new: bool) -> Any:
     return n
 
 
-@kernel
+@bare_kernel
 def find_block(shared: Any, key: Key) -> Any:
     """Return the place of a block, −1 if there is none."""
     table = shared.block_table
@@ -212,7 +219,7 @@ def find_block(shared: Any, key: Key) -> Any:
     return -1
 
 
-@kernel
+@bare_kernel
 def put_block(table: Array, key: Key, place: int) -> None:
     slot = _first_slot(key, table.size)
     while table[at(slot)] != 0:
@@ -220,7 +227,7 @@ def put_block(table: Array, key: Key, place: int) -> None:
     table[slot] = place + 1
 
 
-@kernel
+@bare_kernel
 def touch_block(shared: Any, key: Key, variance: float) -> Any:
     """Return the place of a block, of a new one if need be; −1 if all are in use by this event."""
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
@@ -244,7 +251,7 @@ def touch_block(shared: Any, key: Key, variance: float) -> Any:
     return place
 
 
-@kernel
+@bare_kernel
 def _renew(shared: Any, place: int, key: Key, variance: float) -> None:
     shared.block_keys[place] = key
     shared.means[place], shared.covariances[place] = 0.0, 0.0
@@ -252,7 +259,7 @@ def _renew(shared: Any, place: int, key: Key, variance: float) -> None:
         shared.covariances[place, i, i] = variance
 
 
-@kernel
+@bare_kernel
 def tail_place(block: Key, coordinate: Key, size: int) -> Any:
     """Return the place of a tail weight: collisions share one."""
     word = np.uint64(0xFFFFFFFF)
@@ -261,29 +268,44 @@ def tail_place(block: Key, coordinate: Key, size: int) -> Any:
     return np.int64((mixed ^ mixed >> np.uint64(13)) & np.uint64(size - 1))
 
 
-@kernel
-def eigenvectors(symmetric: Array, basis: Array) -> None:
-    """Fill in the leading eigenvectors as columns, by cyclic Jacobi: fixed sweeps in a fixed order."""
-    A, d = symmetric.copy(), len(symmetric)
-    V = np.eye(d)
+@bare_kernel
+def eigenvectors(A: Array, V: Array, basis: Array) -> None:
+    """Fill in the leading eigenvectors of A as columns, by cyclic Jacobi: fixed sweeps in a fixed order.
+
+    A is overwritten, its diagonal by −∞ where an eigenvalue was taken; V, as large, is room to work in.
+    """
+    d = len(A)
+    V[:] = 0.0
+    for i in range(d):
+        V[i, i] = 1.0
     for _ in range(JACOBI_SWEEPS):
         for i in range(d):
             for j in range(i + 1, d):
                 if abs(A[i, j]) > 1e-14:
-                    cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])
-                    sign = 1.0 if cotangent >= 0 else -1.0
-                    tangent = sign / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
-                    cosine = 1 / math.sqrt(tangent * tangent + 1)
-                    sine = tangent * cosine
-                    for k in range(d):
-                        a, b = A[k, i], A[k, j]
-                        A[k, i], A[k, j] = cosine * a - sine * b, sine * a + cosine * b
-                    for k in range(d):
-                        a, b = A[i, k], A[j, k]
-                        A[i, k], A[j, k] = cosine * a - sine * b, sine * a + cosine * b
-                    for k in range(d):
-                        a, b = V[k, i], V[k, j]
-                        V[k, i], V[k, j] = cosine * a - sine * b, sine * a + cosine * b
-    order = np.argsort(-np.diag(A), kind="mergesort")
+                    _rotate(A, V, i, j)
     for k in range(basis.shape[1]):
-        basis[:, k] = V[:, order[k]]
+        best = 0
+        for i in range(1, d):
+            if A[i, i] > A[best, best]:
+                best = i
+        A[best, best] = -np.inf
+        for i in range(d):
+            basis[i, k] = V[best, i]
+
+
+@bare_kernel
+def _rotate(A: Array, V: Array, i: int, j: int) -> None:
+    """Make A[i, j] zero; rows of V are the eigenvectors to be."""
+    cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle
+    tangent = (1.0 if cotangent >= 0 else -1.0) / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
+    cosine = 1 / math.sqrt(tangent * tangent + 1)
+    sine = tangent * cosine
+    for k in range(len(A)):
+        a, b = A[k, i], A[k, j]
+        A[k, i], A[k, j] = cosine * a - sine * b, sine * a + cosine * b
+    for k in range(len(A)):
+        a, b = A[i, k], A[j, k]
+        A[i, k], A[j, k] = cosine * a - sine * b, sine * a + cosine * b
+    for k in range(len(A)):
+        a, b = V[i, k], V[j, k]
+        V[i, k], V[j, k] = cosine * a - sine * b, sine * a + cosine * b

@@ -36,19 +36,19 @@ from fedres.decisions.kalman_inputs import (
     touch_block,
     turn_inputs,
 )
-from fedres.decisions.kalman_state import BASES, LEARNED, NOISE, OWN, TAIL, slot_words
-from fedres.local_learners.adagrad import kernel
+from fedres.decisions.kalman_state import BASES, LEARNED, NOISE, OWN, TAIL, scratch_for, slot_words
+from fedres.local_learners.adagrad import bare_kernel, kernel
 
 COUNT, BASIS, CLOCK = range(3)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 
 
-@kernel
+@bare_kernel
 def tau_of(shared: Any, field: Any, side: int) -> float:
     return math.exp(shared.log_tau[field, side] if field >= 0 else FIRST_LOG_TAU)
 
 
-@kernel
+@bare_kernel
 def core_part(shared: Any, block: int, z: Array, places: Array, gain: Array) -> Any:
     """Fill in P z; return mean and variance of a block's core weights at z."""
     mean, variance = 0.0, 0.0
@@ -68,7 +68,7 @@ def core_part(shared: Any, block: int, z: Array, places: Array, gain: Array) -> 
     return mean, variance
 
 
-@kernel
+@bare_kernel
 def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any:
     """Return mean, variance and slope by log τ of a block's tail weights."""
     mean, variance, slope = 0.0, 0.0, 0.0
@@ -82,29 +82,32 @@ def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any
     return mean, variance, slope
 
 
-@kernel
-def own_part(numbers: Array, r: Array, tau: float) -> Any:
-    """Return the same of a personal block: b and h, or nothing."""
+@bare_kernel
+def own_part(words: Array, slot: int, r: Array, tau: float) -> Any:
+    """Return the same of a personal block, or of none: slot −1."""
     mean, variance, slope, k = 0.0, 0.0, 0.0, r.size
+    if slot < 0:
+        for i in range(k):
+            variance += tau * r[i] * r[i]
+        return mean, variance, slope
+    first = numbers_at(slot, k)
+    numbers = words[first : first + 2 * k].view(np.float32)
     for i in range(k):
-        h = np.float64(numbers[k + i]) if numbers.size else 0.0
-        b = np.float64(numbers[i]) if numbers.size else 0.0
-        c = 1 / (1 / tau + h)
-        term = b * c * r[i]
+        c = 1 / (1 / tau + np.float64(numbers[k + i]))
+        term = np.float64(numbers[i]) * c * r[i]
         mean += term
         variance += c * r[i] * r[i]
         slope += term * c / tau
     return mean, variance, slope
 
 
-@kernel
-def own_numbers(words: Array, slot: int, k: int) -> Array:
-    """Return b and h of a slot."""
-    first = HEAD + slot * slot_words(k) + SLOT_HEAD
-    return words[first : first + 2 * k].view(np.float32)
+@bare_kernel
+def numbers_at(slot: int, k: int) -> int:
+    """Return where b of a slot begins; h follows."""
+    return HEAD + slot * slot_words(k) + SLOT_HEAD
 
 
-@kernel
+@bare_kernel
 def find_slot(words: Array, key: Key, k: int) -> Any:
     stride = slot_words(k)
     if words.size:
@@ -114,7 +117,7 @@ def find_slot(words: Array, key: Key, k: int) -> Any:
     return -1
 
 
-@kernel
+@bare_kernel
 def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
     """Return the slot of a block, of a new one if need be; −1 if all are in use by this event."""
     stride, n = slot_words(k), np.int64(words[COUNT])
@@ -138,21 +141,23 @@ def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
     return slot
 
 
-@kernel
-def turn_own(shared: Any, words: Array, k: int) -> None:
+@bare_kernel
+def turn_own(shared: Any, words: Array, k: int, squares: Array) -> None:
     """Bring a personal model to the present basis: means are turned, precisions keep their diagonal."""
     last = shared.counts[BASES] - 1
     if words[BASIS] == last:
         return
     old, new, d = shared.bases[words[BASIS]], shared.bases[last], shared.bases.shape[1]
-    turn, mean, h = np.zeros((k, k)), np.empty(k), np.empty(k)
+    turn, mean, h = squares[0], squares[1, 0], squares[2, 0]
+    turn[:] = 0.0
     for a in range(k):
         for i in range(d):
             for b in range(k):
                 turn[a, b] += new[i, a] * old[i, b]
     for slot in range(np.int64(words[COUNT])):
         tau = tau_of(shared, np.int64(words[HEAD + slot * slot_words(k) + SLOT_FIELD]), OWN)
-        numbers = own_numbers(words, slot, k)
+        first = numbers_at(slot, k)
+        numbers = words[first : first + 2 * k].view(np.float32)
         mean[:], h[:] = 0.0, 0.0
         for a in range(k):
             for b in range(k):
@@ -167,25 +172,38 @@ def turn_own(shared: Any, words: Array, k: int) -> None:
 @kernel
 def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array) -> None:
     """Fill in the shared mean, the personal mean and the variance of each action; ``own`` may be empty."""
-    d, k = shared.bases.shape[1], shared.bases.shape[2]
-    hashes, values, fields, starts = request
-    n_context, n_features = starts[0], hashes.size - starts[0]
-    z, r, gain, all_places = np.empty(d), np.empty(k), np.empty(d), np.empty(d, np.int64)
-    all_t_keys, all_t = np.empty(n_context, np.uint32), np.empty(n_context)
-    n_places, n_tail = context_inputs(
-        shared, hashes[:n_context], values[:n_context], False, z, all_places, all_t_keys, all_t
-    )
-    places, t_keys, t = all_places[:n_places], all_t_keys[:n_tail], all_t[:n_tail]
-    turn_inputs(shared.bases[shared.counts[BASES] - 1], z, places, r)
-    if own.size and own[BASIS] != shared.counts[BASES] - 1:
-        own = own.copy()
-        turn_own(shared, own, k)
-    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), (z, places, t_keys, t, r), gain)
-    n_slots = 4
+    n_context, n_features, n_slots = request.starts[0], request.hashes.size - request.starts[0], 4
     while n_slots < 2 * n_features:
         n_slots *= 2
-    known, known_parts = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))  # blocks that came before
-    keys, xs, names = np.empty(n_features + 1, np.uint32), np.empty(n_features + 1), np.empty(n_features + 1, np.uint32)
+    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], n_context, n_features, 1)
+    if own.size and own[BASIS] != shared.counts[BASES] - 1:
+        own = own.copy()
+        turn_own(shared, own, shared.bases.shape[2], scratch.squares)
+    known = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))
+    predict_in(scratch, known, shared, own, personal, request, parts)
+
+
+@bare_kernel
+def inputs_in(scratch: Any, shared: Any, hashes: Array, values: Array, new: bool) -> Any:
+    """Fill in the inputs of a context; return at how many places z is not 0, and the length of the tail."""
+    n_places, n_tail = context_inputs(
+        shared, hashes, values, new, scratch.z, scratch.places, scratch.t_keys, scratch.t
+    )  # fmt: skip
+    places = scratch.places[:n_places]
+    turn_inputs(shared.bases[shared.counts[BASES] - 1], scratch.z, places, scratch.r)
+    return n_places, n_tail
+
+
+@bare_kernel
+def predict_in(
+    scratch: Any, blocks: Any, shared: Any, own: Array, personal: bool, request: Any, parts: Array
+) -> None:  # fmt: skip
+    """Do so; ``blocks`` is a table, with empty slots, of those that came before."""
+    (known, known_parts), (hashes, values, fields, starts) = blocks, request
+    keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], known.size
+    n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
+    inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
+    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, gain)
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1], parts[a, 2] = base[0], base[1], 0.0
         mine = slice(starts[a], starts[a + 1])
@@ -196,14 +214,14 @@ def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array)
                 slot = (slot + 1) & (n_slots - 1)
             if known[slot] == 0:
                 known[slot] = keys[f]
-                part = block_part(shared, own, personal, keys[f], names[f], (z, places, t_keys, t, r), gain)
+                part = block_part(shared, own, personal, keys[f], names[f], inputs, gain)
                 known_parts[slot, 0], known_parts[slot, 1], known_parts[slot, 2] = part
             parts[a, 0] += xs[f] * known_parts[slot, 0]
             parts[a, 1] += xs[f] * known_parts[slot, 1]
             parts[a, 2] += xs[f] * xs[f] * known_parts[slot, 2]
 
 
-@kernel
+@bare_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, gain: Array) -> Any:
     """Return shared mean, personal mean and variance of a block."""
     z, places, t_keys, t, r = inputs
@@ -216,12 +234,11 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
-    numbers = own_numbers(own, slot, r.size) if slot >= 0 else own[:0].view(np.float32)
-    own_mean, own_variance, _ = own_part(numbers, r, tau_of(shared, field, OWN))
+    own_mean, own_variance, _ = own_part(own, slot, r, tau_of(shared, field, OWN))
     return mean, own_mean, variance + own_variance
 
 
-@kernel
+@bare_kernel
 def learn_diagonal(numbers: Array, b_at: int, h_at: int, value: float, tau: float, error: float, q: float) -> None:
     """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
     b, h = np.float64(numbers[b_at]), np.float64(numbers[h_at])
@@ -230,7 +247,7 @@ def learn_diagonal(numbers: Array, b_at: int, h_at: int, value: float, tau: floa
     numbers[b_at] = (b * c + c * value * error / q) * (1 / tau + np.float64(numbers[h_at]))
 
 
-@kernel
+@bare_kernel
 def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
     """l follows −d(e²/2)/dl with AdaGrad's steps."""
     shared.slope_squares[field, side] += slope * slope
@@ -242,26 +259,39 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 @kernel
 def learn_all(shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool) -> None:
     """Learn from events in their order; ``new`` says that their numbers may settle scales."""
-    d, k, most = shared.bases.shape[1], shared.bases.shape[2], 1
+    most = 1
     for e in range(events.users.size):
         most = max(most, events.starts[e + 1] - events.starts[e])
-    z, r, all_places = np.empty(d), np.empty(k), np.empty(d, np.int64)
-    all_t_keys, all_t, gains = np.empty(most, np.uint32), np.empty(most), np.empty((most + 1, d))
-    keys, xs, names = np.empty(most + 1, np.uint32), np.empty(most + 1), np.empty(most + 1, np.uint32)
-    where, slopes = np.empty((most + 1, 3), np.int64), np.empty((most + 1, 2))
+    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], most, most, 1 + most)
+    learn_in(scratch, shared, events, workspace, low, span, new)
+
+
+@bare_kernel
+def renew_basis(shared: Any, squares: Array) -> None:
+    """Take the leading eigenvectors of the mean of zz' at 32, 64, 128, ... events; from twice the core's size on."""
+    n, n_bases, d = shared.counts[LEARNED], shared.counts[BASES], shared.bases.shape[1]
+    if n >= 2 * max(START_EVENTS, d) and n & (n - 1) == 0 and n_bases < MAX_BASES:
+        for i in range(d):
+            for j in range(d):
+                squares[0, i, j] = shared.moment[i, j] / n
+        eigenvectors(squares[0], squares[1], shared.bases[n_bases])
+        shared.counts[BASES] += 1
+
+
+@bare_kernel
+def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool) -> None:
+    d, k = shared.bases.shape[1], shared.bases.shape[2]
+    keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
+    where, slopes = scratch.where, scratch.slopes
     for e in range(events.users.size):
-        n, n_bases = shared.counts[LEARNED], shared.counts[BASES]
-        if n >= 2 * max(START_EVENTS, d) and n & (n - 1) == 0 and n_bases < MAX_BASES:
-            eigenvectors(shared.moment / n, shared.bases[n_bases])
-            shared.counts[BASES] += 1
+        renew_basis(shared, scratch.squares)
         first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
-        n_places, n_tail = context_inputs(
-            shared, events.hashes[first:middle], events.values[first:middle], new, z, all_places, all_t_keys, all_t
-        )
-        places, t_keys, t = all_places[:n_places], all_t_keys[:n_tail], all_t[:n_tail]
-        turn_inputs(shared.bases[shared.counts[BASES] - 1], z, places, r)
-        for a in range(n_places):
-            for b in range(n_places):
+        n_places, n_tail = inputs_in(scratch, shared, events.hashes[first:middle], events.values[first:middle], new)
+        z, places, t_keys, t, r = (
+            scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
+        )  # fmt: skip
+        for a in range(places.size):
+            for b in range(places.size):
                 shared.moment[places[a], places[b]] += z[places[a]] * z[places[b]]
         user = events.users[e]
         own = workspace.words[:0]
@@ -270,7 +300,7 @@ def learn_all(shared: Any, events: Any, workspace: Any, low: float, span: float,
             if own[COUNT] == 0:
                 own[BASIS] = shared.counts[BASES] - 1
             own[CLOCK] += 1
-            turn_own(shared, own, k)
+            turn_own(shared, own, k, scratch.squares)
         n_blocks = action_blocks(
             shared, events.hashes[middle:last], events.values[middle:last], events.fields[middle:last], new,
             keys, xs, names,
@@ -291,9 +321,7 @@ def learn_all(shared: Any, events: Any, workspace: Any, low: float, span: float,
                 part_mean += tail_mean
                 part_variance += tail_variance
             if slot >= 0:
-                own_mean, own_variance, slopes[m, OWN] = own_part(
-                    own_numbers(own, slot, k), r, tau_of(shared, field, OWN)
-                )
+                own_mean, own_variance, slopes[m, OWN] = own_part(own, slot, r, tau_of(shared, field, OWN))
                 part_mean += own_mean
                 part_variance += own_variance
             mean += xs[f] * part_mean
@@ -318,7 +346,8 @@ def learn_all(shared: Any, events: Any, workspace: Any, low: float, span: float,
                 weight = shared.tail[tail_place(keys[f], t_keys[j], shared.tail.shape[0])]
                 learn_diagonal(weight, 0, 1, x * t[j], tau, error, q)
             if slot >= 0:
-                numbers, tau = own_numbers(own, slot, k), tau_of(shared, field, OWN)
+                at_b, tau = numbers_at(slot, k), tau_of(shared, field, OWN)
+                numbers = own[at_b : at_b + 2 * k].view(np.float32)
                 for i in range(k):
                     learn_diagonal(numbers, i, k + i, x * r[i], tau, error, q)
         for f in range(m):

@@ -23,7 +23,7 @@ from fedres.decisions.constants import (
     OWN_SIZE,
     SLOT_HEAD,
 )
-from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.adagrad import bare_kernel, kernel
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
@@ -84,6 +84,42 @@ class Workspace(NamedTuple):
     limit: int  # slots of a model at most
 
 
+class Scratch(NamedTuple):
+    """Room to work in, for contexts of c features and actions of m."""
+
+    z: Array  # float64, d
+    places: Array  # int64, d: where z is not 0
+    r: Array  # float64, k
+    t_keys: Array  # uint32, c
+    t: Array  # float64, c
+    keys: Array  # uint32, 1 + m: blocks
+    xs: Array  # float64, 1 + m
+    names: Array  # uint32, 1 + m: fields
+    where: Array  # int64, (1 + m) × 3: place of a block, of its field, personal slot
+    slopes: Array  # float64, (1 + m) × 2
+    gains: Array  # float64, (1 + m) × d
+    squares: Array  # float64, 3 × d × d
+
+
+@kernel
+def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> Scratch:
+    m = 1 + n_action
+    return Scratch(
+        np.empty(d),
+        np.empty(d, np.int64),
+        np.empty(k),
+        np.empty(n_context, np.uint32),
+        np.empty(n_context),
+        np.empty(m, np.uint32),
+        np.empty(m),
+        np.empty(m, np.uint32),
+        np.empty((m, 3), np.int64),
+        np.empty((m, 2)),
+        np.empty((n_gains, d)),
+        np.empty((3, d, d)),
+    )
+
+
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
@@ -133,7 +169,7 @@ def with_room(shared: Shared, n_blocks: int) -> Shared:
     return shared._replace(**rows)
 
 
-@kernel
+@bare_kernel
 def slot_words(k: int) -> int:
     """Return how many words a slot takes."""
     return SLOT_HEAD + 2 * k

@@ -146,7 +146,7 @@ def test_a_personal_model_takes_4_kb_at_most(n_context):
     rng, rounds = np.random.default_rng(9), []
     for _ in range(200):
         actions = [([1000 + rng.integers(100), 2000 + rng.integers(10)], [1.0, 1.0], [1, 2])] * 4
-        rounds.append((0, (np.arange(n_context), rng.random(n_context)), actions, 0, float(rng.random() < 0.5)))
+        rounds.append((0, (np.arange(1, n_context + 1), rng.random(n_context)), actions, 0, float(rng.random() < 0.5)))
     model = ResidualKalman(max_blocks=64)
     owns = learn_all(model, {}, rounds, [100, 100])
     k = min(n_context + 1, CORE_SIZE, OWN_SIZE)
@@ -183,6 +183,6 @@ def test_what_is_no_reward_range_or_personal_model_is_refused():
 def test_jacobi_finds_the_leading_eigenvectors():
     rows = np.random.default_rng(12).normal(size=(200, 20)) * np.arange(1, 21)
     moment, basis = rows.T @ rows / 200, np.empty((20, 7))
-    eigenvectors(moment, basis)
+    eigenvectors(moment.copy(), np.empty((20, 20)), basis)
     assert basis.T @ basis == pytest.approx(np.eye(7), abs=1e-9)
     assert np.diag(basis.T @ moment @ basis) == pytest.approx(np.linalg.eigvalsh(moment)[::-1][:7], rel=1e-6)
