@@ -1,4 +1,7 @@
-"""The numbers of ``residual-kalman``. None needs tuning by users; rewards count as shares of their range."""
+"""The numbers of ``residual-kalman``. None needs tuning by users; rewards count as shares of their range.
+
+Kernels are compiled with them: after a change, delete numba's cache (``__pycache__``), which does not look in here.
+"""
 
 START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
 FIRST_VALUES = 16  # of a number, which settle its scale
