@@ -26,6 +26,6 @@ def own_slots(size: int, n_bytes: int = OWN_BYTES) -> int:
     """Return how many blocks of ``size`` coordinates a personal model of ``n_bytes`` has room for.
 
     >>> own_slots(32), own_slots(12)
-    (14, 37)
+    (15, 37)
     """
     return max(1, (n_bytes - 4 * HEAD) // (4 * SLOT_HEAD + 8 * size))

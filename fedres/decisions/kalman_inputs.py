@@ -63,8 +63,9 @@ def _size_of_rank(first: Array, n: int, rank: int) -> float:
     for k in range(n):
         size, less, equal = abs(np.float64(first[k])), 0, 0
         for j in range(n):
-            less += abs(np.float64(first[j])) < size
-            equal += abs(np.float64(first[j])) == size
+            other = abs(np.float64(first[j]))
+            less += 1 if other < size else 0
+            equal += 1 if other == size else 0
         if less <= rank < less + equal:
             return size
     return 0.0

@@ -186,3 +186,15 @@ def test_jacobi_finds_the_leading_eigenvectors():
     eigenvectors(moment.copy(), np.empty((20, 20)), basis)
     assert basis.T @ basis == pytest.approx(np.eye(7), abs=1e-9)
     assert np.diag(basis.T @ moment @ basis) == pytest.approx(np.linalg.eigvalsh(moment)[::-1][:7], rel=1e-6)
+
+
+def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
+    model, owns = ResidualKalman(max_blocks=8), {}
+    for k in range(60):
+        actions = [([1000 + k + a], [1.0], [9]) for a in range(4)]
+        learn_all(model, owns, [(0, ([5], [1.0]), actions, k % 4, 1.0)], [1])
+    kept = model.to_arrays()
+    assert kept["block_keys"].size == 8
+    assert 1000 + 59 + 3 in kept["block_keys"]
+    assert 1003 not in kept["block_keys"]
+    assert model.shared.block_table.astype(bool).sum() == 8
