@@ -24,8 +24,8 @@ RUNS = 5
 IMPORTS = {  # extras, by commas: what their users run first
     "": ("import fedres", "from fedres import Federation", "from fedres.client import DeviceClient"),
     "vw": ("from fedres import VWLearner; VWLearner()",),
-    "serve": ("import service.cli", "import service.serve"),
-    "postgres": ("import service.store.postgres",),
+    "serve": ("import service.cli", "import service.roles.ranker"),
+    "postgres": ("import service.log.postgres",),
     "bench": ("import libsvm_tasks.replay, libsvm_tasks.plots",),
     "vw,serve,postgres,bench": ("import service.cli",),
 }

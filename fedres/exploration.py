@@ -18,6 +18,7 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY = range(4)
+OPTIMISM, GREED, FLOOR = 0.5, 300.0, 0.002  # of ``optimistic_squarecb``: widths, γ for one reward of range 1, uniform
 
 Word = Any  # uint64 inside the kernels
 
@@ -69,6 +70,26 @@ def squarecb(scores: Array, allowed: Array, gamma: float, out: Array) -> None:
     for a in range(scores.size):
         if allowed[a] and scores[a] == best:
             out[a] = left / ties
+
+
+@bare_kernel
+def optimistic_squarecb(
+    means: Array, widths: Array, allowed: Array, low: float, gamma: float, floor: float, out: Array
+) -> None:
+    """Weigh by the inverse gap between scores max(mean, ``low``) + ½ width; spread ``floor`` of it evenly.
+
+    ``low`` is the least reward: an estimate below it is an error, and must not outweigh the width. γ = ``gamma`` is in
+    units of 1/reward: 300·√n over the range of the rewards has worked for all streams, n being the rewards learned.
+    ``means`` are overwritten by the scores.
+    """
+    count = 0
+    for a in range(means.size):
+        means[a] = max(means[a], low) + OPTIMISM * widths[a]
+        count += allowed[a]
+    squarecb(means, allowed, gamma, out)
+    for a in range(means.size):
+        if allowed[a]:
+            out[a] = (1 - floor) * out[a] + floor / count
 
 
 @bare_kernel

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB, choose, draw, pick
+from fedres.exploration import EPSILON_GREEDY, EXPLORE_EVERY, GREEDY, SQUARECB, choose, draw, optimistic_squarecb, pick
 from fedres.exploration import epsilon_greedy as epsilon_greedy_into
 from fedres.exploration import squarecb as squarecb_into
 
@@ -49,6 +49,33 @@ def test_squarecb_counts_only_what_is_allowed_and_ties_share():
     p = 1 / (3 + 10 * 0.5)
     result = distribution(squarecb_into, [0.2, 0.7, 0.9, 0.7], 10.0, [True, True, False, True])
     assert result == pytest.approx([p, (1 - p) / 2, 0, (1 - p) / 2], abs=1e-15)
+
+
+def optimistic(means, widths, allowed, low=0.0, gamma=10.0, floor=0.0):
+    out = np.full(len(means), np.nan)
+    optimistic_squarecb(np.array(means), np.array(widths), np.array(allowed), low, gamma, floor, out)
+    return out
+
+
+def test_optimistic_squarecb_weighs_means_within_the_rewards_with_half_a_width():
+    scores = np.array([0.0 + 0.1, 0.5 + 0.2, 0.3 + 0.3])  # the first mean is less than any reward
+    expected = distribution(squarecb_into, scores, 10.0)
+    assert optimistic([-3.0, 0.5, 0.3], [0.2, 0.4, 0.6], [True] * 3) == pytest.approx(expected, abs=1e-15)
+
+
+def test_optimistic_squarecb_moves_with_the_range_of_the_rewards():
+    means, widths, all_three = np.array([-0.2, 0.5, 0.3]), np.array([0.2, 0.4, 0.6]), [True] * 3
+    moved = optimistic(4 * means - 7, 4 * widths, all_three, low=-7.0, gamma=10.0 / 4)
+    assert moved == pytest.approx(optimistic(means, widths, all_three), abs=1e-15)
+
+
+@given(scored, st.floats(0, 1e6), st.floats(0, 1))
+def test_the_floor_is_under_every_action_that_is_allowed(actions, gamma, floor):
+    means, allowed = zip(*actions, strict=True)
+    p = optimistic(means, [0.1] * len(means), allowed, gamma=gamma, floor=floor)
+    assert p.sum() == pytest.approx(1)
+    assert (p[np.array(allowed)] >= floor / sum(allowed) * (1 - 1e-12)).all()
+    assert (p[~np.array(allowed)] == 0).all()
 
 
 def test_the_gap_counts_for_more_with_every_decision():

@@ -1,0 +1,31 @@
+"""The numbers of ``residual-kalman``. None needs tuning by users; rewards count as shares of their range.
+
+Kernels are compiled with them: after a change, delete numba's cache (``__pycache__``), which does not look in here.
+"""
+
+START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
+FIRST_VALUES = 16  # of a number, which settle its scale
+CORE_COUNT, CORE_SIZE = 3, 64  # core: not 0 in at least 3 contexts of the start; at most 64 with the constant
+OWN_SIZE = 32  # coordinates of a personal block: the leading directions of the core
+SHARED_VARIANCE = 1.0  # prior variance of shared core weights; contexts have a mean squared length of 1
+FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
+LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
+FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
+NUMBER_LIMIT = 5.0  # of scaled numbers
+JACOBI_SWEEPS = 6
+MAX_BASES = 24  # the basis is renewed at 32, 64, 128, ... events
+MAX_FIELDS = 32  # with a prior of their own; all others share the last
+MAX_SCALES = 1_600  # numbers with a scale of their own; others count by their sign
+MAX_BLOCKS = 512  # shared: the least recently learned makes room
+TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, found by a hash
+OWN_BYTES = 4096  # of a personal model: the least recently learned block makes room
+HEAD, SLOT_HEAD = 4, 3  # words of a personal model before its slots, and of a slot before its numbers
+
+
+def own_slots(size: int, n_bytes: int = OWN_BYTES) -> int:
+    """Return how many blocks of ``size`` coordinates a personal model of ``n_bytes`` has room for.
+
+    >>> own_slots(32), own_slots(12)
+    (15, 37)
+    """
+    return max(1, (n_bytes - 4 * HEAD) // (4 * SLOT_HEAD + 8 * size))

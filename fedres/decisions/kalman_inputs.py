@@ -1,0 +1,312 @@
+"""From hashed features to the inputs of ``residual-kalman``: scales, the core, the tail and blocks, compiled.
+
+Each function says in a few lines what ``residual_kalman_reference`` says in its words; sums are in the order written.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import FIRST_VALUES, JACOBI_SWEEPS, MAX_FIELDS, MAX_SCALES, NUMBER_LIMIT
+from fedres.decisions.kalman_state import (
+    BLOCKS,
+    DEVIATION,
+    FIELDS,
+    LEARNED,
+    LENGTH,
+    MEAN,
+    MEDIAN,
+    RMS,
+    SCALES,
+)
+from fedres.local_learners.adagrad import at, bare_kernel
+
+Key = Any  # uint32 inside the kernels
+
+_ACTION = np.uint32(0x9E3779B9)  # sets the numbers of actions apart from those of contexts
+
+
+@bare_kernel
+def key_of(word: Key) -> Key:
+    """Return a hash as a key: 0 is empty, or block 0."""
+    return np.uint32(1) if word == 0 else np.uint32(word)
+
+
+@bare_kernel
+def _first_slot(key: Key, n_slots: int) -> Any:
+    return np.int64((np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(12)) & np.uint64(n_slots - 1))
+
+
+@bare_kernel
+def find_scale(keys: Array, key: Key) -> Any:
+    """Return the slot of a key, or −1 − the empty slot it would have."""
+    slot = _first_slot(key, keys.size)
+    while keys[at(slot)] != 0:
+        if keys[at(slot)] == key:
+            return slot
+        slot = (slot + 1) & (keys.size - 1)
+    return -1 - slot
+
+
+@bare_kernel
+def signed_log(value: float, median: float) -> float:
+    return math.copysign(math.log1p(abs(value) / median), value)
+
+
+@bare_kernel
+def _size_of_rank(first: Array, n: int, rank: int) -> float:
+    """Return the size of that rank, from 0, among the sizes of the first n values."""
+    for k in range(n):
+        size, less, equal = abs(np.float64(first[k])), 0, 0
+        for j in range(n):
+            other = abs(np.float64(first[j]))
+            less += 1 if other < size else 0
+            equal += 1 if other == size else 0
+        if less <= rank < less + equal:
+            return size
+    return 0.0
+
+
+@bare_kernel
+def _settle(first: Array, n: int, stats: Array) -> None:
+    """Fill in the statistics of the first n values."""
+    stats[MEDIAN] = (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
+    total, squares = 0.0, 0.0
+    for k in range(n):
+        s = signed_log(np.float64(first[k]), stats[MEDIAN])
+        total += s
+        squares += s * s
+    stats[MEAN], stats[RMS] = total / n, math.sqrt(squares / n)
+    total = 0.0
+    for k in range(n):
+        s = signed_log(np.float64(first[k]), stats[MEDIAN])
+        total += (s - stats[MEAN]) * (s - stats[MEAN])
+    stats[DEVIATION] = math.sqrt(total / n)
+
+
+@bare_kernel
+def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
+    """Return the slot of a number's scale, −1 if it has none; ``new`` values settle it."""
+    slot = find_scale(shared.scale_keys, key)
+    if not new:
+        return max(slot, -1)
+    if slot < 0:
+        if shared.counts[SCALES] == MAX_SCALES:
+            return -1
+        slot = -1 - slot
+        shared.scale_keys[slot] = key
+        shared.counts[SCALES] += 1
+    n = shared.scale_seen[slot]
+    if n < FIRST_VALUES:
+        shared.scale_first[slot, n] = value
+        shared.scale_seen[slot] = n + 1
+        _settle(shared.scale_first[slot], n + 1, shared.scale_stats[slot])
+    return slot
+
+
+@bare_kernel
+def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
+    """Return a number in root mean squares or, centred, in deviations from the mean; its sign if it has no scale."""
+    if slot < 0:
+        return math.copysign(1.0, value)
+    stats = shared.scale_stats[slot]
+    s = signed_log(value, stats[MEDIAN])
+    x = (s - stats[MEAN]) / stats[DEVIATION] if centred and stats[DEVIATION] > 1e-9 else s / stats[RMS]
+    return min(max(x, -NUMBER_LIMIT), NUMBER_LIMIT)
+
+
+@bare_kernel
+def context_inputs(
+    shared: Any, hashes: Array, values: Array, new: bool, z: Array, places: Array, t_keys: Array, t: Array
+) -> Any:
+    """Fill in z, the places where it is not 0, and keys and values of the tail; return how many of both."""
+    length, n_tail, n_places = shared.numbers[LENGTH], 0, 0
+    z[:] = 0.0
+    z[0] = 1.0 / length
+    for j in range(hashes.size):
+        value = np.float64(values[j])
+        if value == 0:
+            continue
+        key = key_of(hashes[j])
+        slot = scale_of(shared, key, value, new)
+        x = scaled(shared, slot, value, False) / length
+        place = shared.scale_core[slot] if slot >= 0 else -1
+        if place >= 0:
+            z[place] += x
+        else:
+            t_keys[n_tail], t[n_tail] = key, x
+            n_tail += 1
+    for i in range(z.size):
+        if z[i] != 0:
+            places[n_places] = i
+            n_places += 1
+    return n_places, n_tail
+
+
+@bare_kernel
+def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
+    """r = U'z"""
+    r[:] = 0.0
+    for j in range(places.size):
+        i = places[j]
+        for k in range(r.size):
+            r[k] += basis[i, k] * z[i]
+
+
+@bare_kernel
+def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> Any:
+    """Return x of an action feature."""
+    key = key_of(word)
+    if key != key_of(field) and value == 1.0:
+        return 1.0
+    scale_key = key_of(key ^ _ACTION)
+    return scaled(shared, scale_of(shared, scale_key, value, new), value, True)
+
+
+@bare_kernel
+def action_blocks(
+    shared: Any, hashes: Array, values: Array, fields: Array, new: bool, keys: Array, xs: Array, names: Array
+) -> int:
+    """Fill in keys, values and fields of block 0 and of an action's blocks, each once; return how many."""
+    keys[0], xs[0], names[0], n = 0, 1.0, 0, 1
+    for j in range(hashes.size):
+        value = np.float64(values[j])
+        if value == 0:
+            continue
+        key, x, k = key_of(hashes[j]), action_value(shared, hashes[j], value, fields[j], new), 1
+        while k < n and keys[k] != key:
+            k += 1
+        if k == n:
+            keys[n], xs[n], names[n] = key, 0.0, key_of(fields[j])
+            n += 1
+        xs[k] += x
+    m = 1
+    for k in range(1, n):
+        if xs[k] != 0:
+            keys[m], xs[m], names[m] = keys[k], xs[k], names[k]
+            m += 1
+    return m
+
+
+@bare_kernel
+def field_place(shared: Any, field: Key, new: bool) -> Any:
+    """Return the place of a field's prior, −1 if it has none yet."""
+    n = shared.counts[FIELDS]
+    for k in range(n):
+        if shared.field_keys[k] == field:
+            return k
+    if n == MAX_FIELDS:
+        return n - 1
+    if not new:
+        return -1
+    shared.field_keys[n] = field
+    shared.counts[FIELDS] += 1
+    return n
+
+
+@bare_kernel
+def find_block(shared: Any, key: Key) -> Any:
+    """Return the place of a block, −1 if there is none."""
+    table = shared.block_table
+    slot = _first_slot(key, table.size)
+    while table[at(slot)] != 0:
+        if shared.block_keys[at(table[at(slot)] - 1)] == key:
+            return np.int64(table[at(slot)] - 1)
+        slot = (slot + 1) & (table.size - 1)
+    return -1
+
+
+@bare_kernel
+def put_block(table: Array, key: Key, place: int) -> None:
+    slot = _first_slot(key, table.size)
+    while table[at(slot)] != 0:
+        slot = (slot + 1) & (table.size - 1)
+    table[slot] = place + 1
+
+
+@bare_kernel
+def touch_block(shared: Any, key: Key, variance: float) -> Any:
+    """Return the place of a block, of a new one if need be; −1 if all are in use by this event."""
+    now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
+    if place < 0 and n < shared.block_keys.size:
+        place = n
+        shared.counts[BLOCKS] += 1
+        _renew(shared, place, key, variance)
+        put_block(shared.block_table, key, place)
+    elif place < 0:
+        place = 0
+        for k in range(1, n):
+            if place == 0 or shared.block_used[k] < shared.block_used[place]:
+                place = k
+        if shared.block_used[place] == now:
+            return -1
+        _renew(shared, place, key, variance)
+        shared.block_table[:] = 0
+        for k in range(n):
+            put_block(shared.block_table, shared.block_keys[k], k)
+    shared.block_used[place] = now
+    return place
+
+
+@bare_kernel
+def _renew(shared: Any, place: int, key: Key, variance: float) -> None:
+    shared.block_keys[place] = key
+    shared.means[place], shared.covariances[place] = 0.0, 0.0
+    for i in range(shared.means.shape[1]):
+        shared.covariances[place, i, i] = variance
+
+
+@bare_kernel
+def tail_place(block: Key, coordinate: Key, size: int) -> Any:
+    """Return the place of a tail weight: collisions share one."""
+    word = np.uint64(0xFFFFFFFF)
+    mixed = (np.uint64(block) * np.uint64(0x9E3779B1) ^ np.uint64(coordinate) * np.uint64(0x85EBCA77)) & word
+    mixed = ((mixed ^ mixed >> np.uint64(15)) * np.uint64(0x2C1B3C6D)) & word
+    return np.int64((mixed ^ mixed >> np.uint64(13)) & np.uint64(size - 1))
+
+
+@bare_kernel
+def eigenvectors(A: Array, V: Array, basis: Array) -> None:
+    """Fill in the leading eigenvectors of A as columns, by cyclic Jacobi: fixed sweeps in a fixed order.
+
+    A is overwritten, its diagonal by −∞ where an eigenvalue was taken; V, as large, is room to work in.
+    """
+    d = len(A)
+    V[:] = 0.0
+    for i in range(d):
+        V[i, i] = 1.0
+    for _ in range(JACOBI_SWEEPS):
+        for i in range(d):
+            for j in range(i + 1, d):
+                if abs(A[i, j]) > 1e-14:
+                    _rotate(A, V, i, j)
+    for k in range(basis.shape[1]):
+        best = 0
+        for i in range(1, d):
+            if A[i, i] > A[best, best]:
+                best = i
+        A[best, best] = -np.inf
+        for i in range(d):
+            basis[i, k] = V[best, i]
+
+
+@bare_kernel
+def _rotate(A: Array, V: Array, i: int, j: int) -> None:
+    """Make A[i, j] zero; rows of V are the eigenvectors to be."""
+    cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle
+    tangent = (1.0 if cotangent >= 0 else -1.0) / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
+    cosine = 1 / math.sqrt(tangent * tangent + 1)
+    sine = tangent * cosine
+    for k in range(len(A)):
+        a, b = A[k, i], A[k, j]
+        A[k, i], A[k, j] = cosine * a - sine * b, sine * a + cosine * b
+    for k in range(len(A)):
+        a, b = A[i, k], A[j, k]
+        A[i, k], A[j, k] = cosine * a - sine * b, sine * a + cosine * b
+    for k in range(len(A)):
+        a, b = V[i, k], V[j, k]
+        V[i, k], V[j, k] = cosine * a - sine * b, sine * a + cosine * b

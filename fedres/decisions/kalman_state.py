@@ -1,0 +1,204 @@
+"""What ``residual-kalman`` keeps, in plain arrays: one struct that is shared, and one array of words for each user.
+
+The words (uint32) of a personal model: how many slots are full, the number of its basis, events learned, 0; then for
+each slot the key of its block, the place of its field, the event that learned it last, and b and h (float32) for each
+of the leading coordinates. Slot 0 is block 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import (
+    FIRST_LOG_TAU,
+    FIRST_NOISE,
+    FIRST_VALUES,
+    HEAD,
+    MAX_BASES,
+    MAX_FIELDS,
+    MAX_SCALES,
+    OWN_SIZE,
+    SLOT_HEAD,
+)
+from fedres.local_learners.adagrad import bare_kernel, kernel
+
+LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
+NOISE, LENGTH = range(2)  # of ``numbers``
+MEDIAN, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
+OWN, TAIL = range(2)  # columns of ``log_tau``
+SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
+
+
+class Shared(NamedTuple):
+    """The shared model; d coordinates in the core, k of them in personal blocks."""
+
+    counts: Array  # int64: events learned, blocks, bases, fields, scales
+    numbers: Array  # float64: noise, length of a context
+    scale_keys: Array  # uint32, a table with empty slots: 0
+    scale_core: Array  # int32, the coordinate in the core, −1 is none
+    scale_seen: Array  # int32, how many of the first values there are
+    scale_first: Array  # float32, the first values
+    scale_stats: Array  # float64: median, mean, deviation, root mean square
+    field_keys: Array  # uint32
+    log_tau: Array  # float64, of personal and of tail weights
+    slope_squares: Array  # float64, the sums of squared slopes by log τ
+    block_table: Array  # int32, 1 + the place of a block, 0 where empty
+    block_keys: Array  # uint32
+    block_used: Array  # int64, the event that learned it last
+    means: Array  # float64, W: blocks × d
+    covariances: Array  # float64, P: blocks × d × d
+    tail: Array  # float32, (b, h) by hash
+    moment: Array  # float64, the sum of zz'
+    bases: Array  # float64, U: bases × d × k
+
+
+class Events(NamedTuple):
+    """Hashed examples with their rewards, in the order they are learned from."""
+
+    hashes: Array  # uint32, of all events: the context's, then the chosen action's
+    values: Array  # float32
+    fields: Array  # uint32, hashes of the JSON keys; those of contexts are not looked at
+    starts: Array  # int64: event k has those from starts[k] up to starts[k + 1]
+    n_context: Array  # int64, how many of them are the context's
+    rewards: Array  # float32
+    users: Array  # int64, which personal model is the user's; −1 is none
+
+
+class Request(NamedTuple):
+    """A context and actions, hashed: the context's features come first, up to ``starts[0]``."""
+
+    hashes: Array  # uint32
+    values: Array  # float32
+    fields: Array  # uint32
+    starts: Array  # int64, one more than there are actions
+
+
+class Workspace(NamedTuple):
+    """The personal models of a batch: model u has the words from ``starts[u]`` up to ``starts[u + 1]``."""
+
+    starts: Array  # int64
+    words: Array  # uint32
+    limit: int  # slots of a model at most
+
+
+class Scratch(NamedTuple):
+    """Room to work in, for contexts of c features and actions of m."""
+
+    z: Array  # float64, d
+    places: Array  # int64, d: where z is not 0
+    r: Array  # float64, k
+    t_keys: Array  # uint32, c
+    t: Array  # float64, c
+    keys: Array  # uint32, 1 + m: blocks
+    xs: Array  # float64, 1 + m
+    names: Array  # uint32, 1 + m: fields
+    where: Array  # int64, (1 + m) × 3: place of a block, of its field, personal slot
+    slopes: Array  # float64, (1 + m) × 2
+    gains: Array  # float64, (1 + m) × d
+    squares: Array  # float64, 3 × d × d
+
+
+@kernel
+def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> Scratch:
+    m = 1 + n_action
+    return Scratch(
+        np.empty(d),
+        np.empty(d, np.int64),
+        np.empty(k),
+        np.empty(n_context, np.uint32),
+        np.empty(n_context),
+        np.empty(m, np.uint32),
+        np.empty(m),
+        np.empty(m, np.uint32),
+        np.empty((m, 3), np.int64),
+        np.empty((m, 2)),
+        np.empty((n_gains, d)),
+        np.empty((3, d, d)),
+    )
+
+
+ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
+    "field_keys": FIELDS,
+    "log_tau": FIELDS,
+    "slope_squares": FIELDS,
+    "block_keys": BLOCKS,
+    "block_used": BLOCKS,
+    "means": BLOCKS,
+    "covariances": BLOCKS,
+    "bases": BASES,
+}
+
+
+def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared:
+    """Return a model that has learned nothing, with d coordinates in its core; its scales are yet to be filled in."""
+    k, n_table = min(d, OWN_SIZE), 1 << (2 * max_blocks - 1).bit_length()
+    bases = np.zeros((MAX_BASES, d, k))
+    bases[0] = np.eye(d)[:, :k]
+    return Shared(
+        counts=np.array([0, 0, 1, 1, 0], np.int64),
+        numbers=np.array([FIRST_NOISE, length]),
+        scale_keys=np.zeros(SCALE_SLOTS, np.uint32),
+        scale_core=np.full(SCALE_SLOTS, -1, np.int32),
+        scale_seen=np.zeros(SCALE_SLOTS, np.int32),
+        scale_first=np.zeros((SCALE_SLOTS, FIRST_VALUES), np.float32),
+        scale_stats=np.zeros((SCALE_SLOTS, 4)),
+        field_keys=np.zeros(MAX_FIELDS, np.uint32),
+        log_tau=np.full((MAX_FIELDS, 2), FIRST_LOG_TAU),
+        slope_squares=np.zeros((MAX_FIELDS, 2)),
+        block_table=np.zeros(n_table, np.int32),
+        block_keys=np.zeros(1, np.uint32),
+        block_used=np.zeros(1, np.int64),
+        means=np.zeros((1, d)),
+        covariances=np.zeros((1, d, d)),
+        tail=np.zeros((1 << tail_bits, 2), np.float32),
+        moment=np.zeros((d, d)),
+        bases=bases,
+    )
+
+
+def with_room(shared: Shared, n_blocks: int) -> Shared:
+    """Return the model with room for this many blocks."""
+    rows: dict[str, Array] = {}
+    for name in ("block_keys", "block_used", "means", "covariances"):
+        old = getattr(shared, name)
+        rows[name] = np.zeros((n_blocks, *old.shape[1:]), old.dtype)
+        rows[name][: len(old)] = old
+    return shared._replace(**rows)
+
+
+@bare_kernel
+def slot_words(k: int) -> int:
+    """Return how many words a slot takes."""
+    return SLOT_HEAD + 2 * k
+
+
+@kernel
+def workspace_for(events: Any, owns: Array, sizes: Array, limit: int, k: int) -> Workspace:
+    """Return room for all that a batch can teach; ``owns`` are the words of the models as they are, of these sizes."""
+    stride = slot_words(k)
+    needed = np.zeros(sizes.size, np.int64)
+    for e in range(events.users.size):
+        if events.users[e] >= 0:
+            needed[events.users[e]] += 1 + events.starts[e + 1] - events.starts[e] - events.n_context[e]
+    starts = np.zeros(sizes.size + 1, np.int64)
+    for u in range(sizes.size):
+        held = max(sizes[u] - HEAD, 0) // stride
+        starts[u + 1] = starts[u] + HEAD + stride * max(min(held + needed[u], limit), held)
+    words, first = np.zeros(starts[sizes.size], np.uint32), 0
+    for u in range(sizes.size):
+        words[starts[u] : starts[u] + sizes[u]] = owns[first : first + sizes[u]]
+        first += sizes[u]
+    return Workspace(starts, words, limit)
+
+
+def own_in(workspace: Workspace, u: int, k: int) -> Array:
+    """Return the words of a model that are in use, as its own array."""
+    first = int(workspace.starts[u])
+    n_words = HEAD + int(workspace.words[first]) * slot_words(k)
+    return np.array(workspace.words[first : first + n_words])
+
+
+assert MAX_SCALES * 5 <= SCALE_SLOTS * 4

@@ -1,0 +1,339 @@
+"""Residual Kalman with a learned personal prior: the readable twin of ``residual_kalman``, in plain NumPy.
+
+The reward of an action is linear. Each action feature f (an id, a category, a number) owns a *block*: one weight for
+each context coordinate. Block 0 is part of every action. All users share one Bayesian regression; each user has a cheap
+diagonal one on what the shared one leaves over. How far users may differ, the prior variance τ of personal weights, is
+learned from the stream, once for each field (the JSON key that an action feature came from).
+
+    z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
+    U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
+    predict   m_a = Σ_f x_f (W_f·z + w_f·t + w_uf·r)            over block 0 and the blocks of a
+              v_a = Σ_f x_f² (z'P_f z + Σ c t² + Σ c r²)        over the blocks of a: block 0 favours no action
+    learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
+
+Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
+its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
+not learned for the longest time make room, in the shared model and in each personal one. A user's model is turned to a
+new basis when the user learns next, so that a renewal costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions import constants as the
+
+Hashed = tuple[Sequence[int], Sequence[float]]
+Action = tuple[Sequence[int], Sequence[float], Sequence[int]]
+
+
+class Event(NamedTuple):
+    """A rewarded decision."""
+
+    user: Hashable  # None is nobody
+    context: Hashed
+    action: Action
+    reward: float
+
+
+class Scale:
+    """A number free of units: s = sign(x) log(1 + |x|/median), by its first 16 values that are not 0."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def add(self, value: float) -> None:
+        if len(self.values) < the.FIRST_VALUES:
+            self.values.append(value)
+            sizes, n = sorted(map(abs, self.values)), len(self.values)
+            self.median = (sizes[(n - 1) // 2] + sizes[n // 2]) / 2
+            logs = [self.log(value) for value in self.values]
+            self.mean, self.rms = sum(logs) / n, math.sqrt(sum(s * s for s in logs) / n)
+            self.deviation = math.sqrt(sum((s - self.mean) * (s - self.mean) for s in logs) / n)
+
+    def log(self, value: float) -> float:
+        return math.copysign(math.log1p(abs(value) / self.median), value)
+
+    def scaled(self, value: float, *, centred: bool) -> float:
+        """Return it in root mean squares or, centred, in deviations from the mean; constants are never centred."""
+        s = self.log(value)
+        x = (s - self.mean) / self.deviation if centred and self.deviation > 1e-9 else s / self.rms
+        return min(max(x, -the.NUMBER_LIMIT), the.NUMBER_LIMIT)
+
+
+class Prior:
+    """Variance τ = exp(l) of the weights of a field. l follows −d(e²/2)/dl = e dm/dl with AdaGrad's steps."""
+
+    def __init__(self) -> None:
+        self.log_tau, self.squares = the.FIRST_LOG_TAU, 0.0
+
+    @property
+    def tau(self) -> float:
+        return math.exp(self.log_tau)
+
+    def step(self, slope: float) -> None:
+        self.squares += slope * slope
+        if slope:
+            moved = self.log_tau + the.LOG_TAU_RATE * slope / math.sqrt(self.squares)
+            self.log_tau = min(max(moved, the.LEAST_LOG_TAU), the.MOST_LOG_TAU)
+
+
+class Diagonal:
+    """Weights taken as independent, without their prior: c = 1/(1/τ + h), w = b·c. As τ moves, they move with it."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.b, self.h = np.zeros(size, np.float32), np.zeros(size, np.float32)
+
+    def predict(self, inputs: Array, tau: float) -> Array:
+        """Return mean Σ w i, variance Σ c i² and d mean/d log τ = Σ w i c/τ."""
+        c = 1 / (1 / tau + self.h.astype(float))
+        return np.array([self.b * c @ inputs, c @ inputs**2, self.b * c * c @ inputs / tau])
+
+    def learn(self, inputs: Array, tau: float, error: float, q: float) -> None:
+        """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
+        c = 1 / (1 / tau + self.h.astype(float))
+        self._set(self.b * c + c * inputs * error / q, self.h + inputs**2 / (q - c * inputs**2), tau)
+
+    def turn(self, turn: Array, tau: float) -> None:
+        """Go on in another basis: means are turned, precisions keep their diagonal."""
+        self._set(turn @ (self.b / (1 / tau + self.h.astype(float))), turn**2 @ self.h.astype(float), tau)
+
+    def _set(self, mean: Array, h: Array, tau: float) -> None:
+        self.h = h.astype(np.float32)
+        self.b = (mean * (1 / tau + self.h.astype(float))).astype(np.float32)
+
+
+@dataclass
+class Block:
+    """The weights of one action feature, of all users (mean, covariance) or of one (diagonal)."""
+
+    key: int
+    field: int
+    used: int
+    weights: Any  # [mean W, covariance P], or Diagonal
+
+
+@dataclass
+class Own:
+    """A user's model."""
+
+    basis: int
+    clock: int = 0  # events learned
+    blocks: list[Block] = field(default_factory=list)
+
+
+def touch(blocks: list[Block], key: int, now: int, limit: int, make: Callable[[], Block]) -> Block | None:
+    """Return the block of a key, or a new one, if need be where the least recently used was; None if all are in use."""
+    for block in blocks:
+        if block.key == key:
+            block.used = now
+            return block
+    if len(blocks) < limit:
+        blocks.append(make())
+        return blocks[-1]
+    oldest = min(range(1, limit), key=lambda k: blocks[k].used, default=0)  # block 0 stays
+    if blocks[oldest].used == now:
+        return None
+    blocks[oldest] = make()
+    return blocks[oldest]
+
+
+def tail_place(block: int, coordinate: int, bits: int) -> int:
+    """Return the place of a tail weight: collisions share one."""
+    mixed = (block * 0x9E3779B1 ^ coordinate * 0x85EBCA77) & 0xFFFFFFFF
+    mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return (mixed ^ mixed >> 13) & (1 << bits) - 1
+
+
+def eigenvectors(symmetric: Array, n: int) -> Array:
+    """Return the n leading ones as columns, by cyclic Jacobi: fixed sweeps in a fixed order, unlike LAPACK's."""
+    A, V, d = symmetric.copy(), np.eye(len(symmetric)), len(symmetric)
+    for i, j in the.JACOBI_SWEEPS * [*combinations(range(d), 2)]:
+        if abs(A[i, j]) > 1e-14:
+            cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle that makes A[i, j] zero
+            tangent = (1.0 if cotangent >= 0 else -1.0) / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
+            cosine = 1 / math.sqrt(tangent * tangent + 1)
+            sine = tangent * cosine
+            A[:, i], A[:, j] = cosine * A[:, i] - sine * A[:, j], sine * A[:, i] + cosine * A[:, j]
+            A[i], A[j] = cosine * A[i] - sine * A[j], sine * A[i] + cosine * A[j]
+            V[:, i], V[:, j] = cosine * V[:, i] - sine * V[:, j], sine * V[:, i] + cosine * V[:, j]
+    return V[:, np.argsort(-np.diag(A), kind="stable")[:n]]
+
+
+class ResidualKalman:
+    """The model: ``predict`` means and widths of actions, ``learn`` rewards; ``reward_range`` is where they lie."""
+
+    def __init__(
+        self, reward_range: tuple[float, float] = (0.0, 1.0), *, max_blocks: int = the.MAX_BLOCKS,
+        tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
+    ) -> None:  # fmt: skip
+        self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
+        self.max_blocks, self.tail_bits, self.own_bytes, self.own_size = max_blocks, tail_bits, own_bytes, own_size
+        self.start: list[Event] = []
+        self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
+        self.bases: list[Array] = []
+        self.scales: dict[tuple[str, int], Scale] = {}
+        self.fields: dict[int, tuple[Prior, Prior]] = {0: (Prior(), Prior())}  # of personal and of tail weights
+        self.blocks: list[Block] = []
+        self.tail: dict[int, Diagonal] = {}
+        self.own: dict[Hashable, Own] = {}
+
+    def predict(self, user: Hashable, context: Hashed, actions: Sequence[Action]) -> tuple[Array, Array]:
+        """Return the mean and the width of each action's reward; nothing is known before the start is over."""
+        if not self.bases:
+            return np.full(len(actions), self.low), np.full(len(actions), self.span)
+        inputs = self._inputs(context)
+        shared = {block.key: block.weights for block in self.blocks}
+        own = self._turned(self.own.get(user))
+        sides = slice(None, 2 if user is None else 3)  # without a user there is no personal side
+        base = self._part(0, self._priors(0), inputs, shared.get(0), own.get(0))[0, sides].sum()
+        found = []
+        for action in actions:
+            mean, variance = base, 0.0
+            for key, (x, name) in self._features(action).items():
+                parts = self._part(key, self._priors(name), inputs, shared.get(key), own.get(key))
+                mean, variance = mean + x * parts[0, sides].sum(), variance + x * x * parts[1, sides].sum()
+            found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
+        means, widths = np.array(found).T
+        return means, widths
+
+    def learn(self, event: Event) -> None:
+        """Learn a reward. The start is kept until it is complete, then learned by the shared model only."""
+        if self.bases:
+            self._learn(event, new=True)
+            return
+        self.start.append(event)
+        if len(self.start) == the.START_EVENTS:
+            self._settle()
+            for each in self.start:
+                self._learn(each._replace(user=None), new=False)
+            self.start = []
+
+    def _settle(self) -> None:
+        """Choose the core by the start's contexts; one divisor for all makes their mean squared length 1."""
+        counts: Counter[int] = Counter()
+        for event in self.start:
+            self._inputs_scaled(event.context, new=True)
+            self._features(event.action, new=True)
+            counts.update({key or 1 for key, value in zip(*event.context, strict=True) if value})
+        frequent = sorted((-n, key) for key, n in counts.items() if n >= the.CORE_COUNT)[: the.CORE_SIZE - 1]
+        self.core |= {key: 1 + k for k, (_, key) in enumerate(frequent)}
+        self.length, d = math.sqrt(1 + counts.total() / len(self.start)), len(self.core)
+        self.bases, self.moment = [np.eye(d)[:, : self.own_size]], np.zeros((d, d))
+        self.own_limit = the.own_slots(min(d, self.own_size), self.own_bytes)
+
+    def _scaled(self, kind: str, key: int, value: float, *, new: bool) -> float:
+        if new and ((kind, key) in self.scales or len(self.scales) < the.MAX_SCALES):
+            self.scales.setdefault((kind, key), Scale()).add(value)
+        scale = self.scales.get((kind, key))
+        return scale.scaled(value, centred=kind == "action") if scale else math.copysign(1.0, value)
+
+    def _inputs_scaled(self, context: Hashed, *, new: bool) -> list[tuple[int, float]]:
+        named = [(int(key) or 1, float(value)) for key, value in zip(*context, strict=True) if value]
+        return [(key, self._scaled("context", key, value, new=new)) for key, value in named]
+
+    def _inputs(self, context: Hashed, *, new: bool = False) -> tuple[Array, list[tuple[int, float]], Array]:
+        """Return z, the tail's coordinates and values, and r."""
+        z, t = np.zeros(len(self.core)), []
+        for key, x in [(0, 1.0), *self._inputs_scaled(context, new=new)]:
+            if key in self.core:
+                z[self.core[key]] += x / self.length
+            else:
+                t.append((key, x / self.length))
+        return z, t, self.bases[-1].T @ z
+
+    def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
+        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
+        found: dict[int, tuple[float, int]] = {}
+        for key, value, name in zip(*action, strict=True):
+            if value:
+                key, value, name = int(key) or 1, float(value), int(name) or 1
+                number = key == name or value != 1.0
+                x = self._scaled("action", key, value, new=new) if number else 1.0
+                before, name = found.get(key, (0.0, name))
+                found[key] = before + x, name
+        return {key: (x, name) for key, (x, name) in found.items() if x}
+
+    def _priors(self, name: int, *, new: bool = False) -> tuple[Prior, Prior]:
+        if name not in self.fields and len(self.fields) == the.MAX_FIELDS:
+            return [*self.fields.values()][-1]
+        if name not in self.fields and new:
+            self.fields[name] = Prior(), Prior()
+        return self.fields.get(name) or (Prior(), Prior())
+
+    def _part(self, key: int, priors: tuple[Prior, Prior], inputs: Any, shared: Any, own: Diagonal | None) -> Array:
+        """Return mean, variance and slope by log τ (rows) of a block's core, tail and personal weights, for x = 1."""
+        z, t, r = inputs
+        parts = np.zeros((3, 3))
+        mean, covariance = shared or (np.zeros(len(z)), the.SHARED_VARIANCE * np.eye(len(z)))
+        parts[:2, 0] = mean @ z, covariance @ z @ z
+        for coordinate, value in t:
+            weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
+            parts[:, 1] += weight.predict(np.array([value]), priors[1].tau)
+        parts[:, 2] = (own or Diagonal(len(r))).predict(r, priors[0].tau)
+        return parts
+
+    def _turned(self, own: Own | None) -> dict[int, Diagonal]:
+        """Return a user's blocks by key, in the present basis, as copies."""
+        found: dict[int, Diagonal] = {}
+        for block in own.blocks if own else []:
+            found[block.key] = copy = Diagonal()
+            copy.b, copy.h = block.weights.b, block.weights.h
+            if own and own.basis < len(self.bases) - 1:
+                copy.turn(self.bases[-1].T @ self.bases[own.basis], self._priors(block.field)[0].tau)
+        return found
+
+    def _learn(self, event: Event, *, new: bool) -> None:
+        n, d, bases = self.learned, len(self.core), len(self.bases)
+        if n >= 2 * max(the.START_EVENTS, d) and n & (n - 1) == 0 and bases < the.MAX_BASES:
+            self.bases.append(eigenvectors(self.moment / n, self.own_size))
+        z, t, r = inputs = self._inputs(event.context, new=new)
+        self.moment += np.outer(z, z)
+        own = None if event.user is None else self.own.setdefault(event.user, Own(len(self.bases) - 1))
+        if own:
+            own.clock += 1
+            turned = self._turned(own)
+            for block in own.blocks:
+                block.weights = turned[block.key]
+            own.basis = len(self.bases) - 1
+        used = []
+        for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
+            fresh = [np.zeros(d), the.SHARED_VARIANCE * np.eye(d)]
+            shared = touch(self.blocks, key, n, self.max_blocks, lambda: Block(key, name, n, fresh))  # noqa: B023
+            if shared is None:
+                continue
+            priors = self._priors(name, new=True)
+            mine = own and touch(own.blocks, key, own.clock, self.own_limit,
+                                 lambda: Block(key, name, own.clock, Diagonal(len(r))))  # fmt: skip # noqa: B023
+            parts = self._part(key, priors, inputs, shared.weights, mine.weights if mine else None)
+            if not mine:
+                parts[:, 2] = 0.0  # nobody's weights are not uncertain
+            used.append((key, x, priors, shared.weights, mine, parts))
+        error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used)
+        variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used)
+        q = self.noise + variance  # expected error²
+        for key, x, priors, shared, mine, _ in used:
+            gain = shared[1] @ z
+            shared[0] += gain * (x * error / q)  # W += P(xz) e/q
+            shared[1] -= np.outer(gain, gain) * (x * x / q)  # P −= P(xz) (P(xz))'/q
+            for coordinate, value in t:
+                place = tail_place(key, coordinate, self.tail_bits)
+                self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), priors[1].tau, error, q)
+            if mine:
+                mine.weights.learn(x * r, priors[0].tau, error, q)
+        for _, x, (personal, tail), _, _, parts in used:  # after the weights: all of them used the old τ
+            personal.step(error * x * parts[2, 2])
+            tail.step(error * x * parts[2, 1])
+        # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
+        self.learned += 1
+        square = (self.noise / q * error) ** 2 + self.noise * variance / q
+        rate = max(1 / (self.learned + 20), the.LEAST_NOISE_RATE)
+        self.noise = min(max(self.noise + rate * (square - self.noise), the.LEAST_NOISE), the.MOST_NOISE)

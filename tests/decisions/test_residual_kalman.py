@@ -1,0 +1,200 @@
+"""The compiled residual-kalman is its readable twin, whatever the stream and the batches."""
+
+import numpy as np
+import pytest
+
+from fedres.decisions.constants import CORE_SIZE, OWN_SIZE, START_EVENTS, own_slots
+from fedres.decisions.kalman_inputs import eigenvectors
+from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
+from fedres.decisions.residual_kalman_reference import Event
+from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
+
+TOLERANCE = 1e-6  # personal and tail weights are rounded to 32 bits: sums in another order may fall to either side
+
+
+def stream(seed, n, n_names=8, n_late=40, n_users=3, n_ids=5):
+    """Return (user, context, actions, taken, reward): numbers, categories, repeated and missing features, 0s."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(n):
+        m = int(rng.integers(1, n_names))
+        hashes = rng.choice(n_late if rng.random() < 0.3 else n_names, m, replace=False)
+        numbers = np.exp(2 * rng.normal(size=m)) * rng.choice([1, 1, 1, -1, 0], m)
+        values = np.where(hashes % 2, numbers, 1.0)
+        actions = [
+            ([100 + rng.integers(n_ids), 200 + rng.integers(3), 50, 60, 60, 70][:size],
+             [1.0, 1.0, np.exp(rng.normal()), 0.5, 2.0, 1.0][:size],
+             [9, 10, 50, 60, 60, 11][:size])
+            for size in rng.integers(7, size=4)
+        ]  # fmt: skip
+        user = None if rng.random() < 0.1 else int(rng.integers(n_users))
+        found.append((user, (hashes, np.float32(values)), actions, int(rng.integers(4)), float(rng.random() < 0.3)))
+    return found
+
+
+def learn_all(model, owns, rounds, sizes):
+    """Learn rounds in batches of these sizes; return the personal models."""
+    first = 0
+    for size in sizes:
+        batch = rounds[first : first + size]
+        users = sorted({user for user, *_ in batch if user is not None})
+        events = events_of(
+            [(request_of(c, a), k, y, -1 if u is None else users.index(u)) for u, c, a, k, y in batch]
+        )  # fmt: skip
+        learned = model.learn(events, [owns.get(user, NO_MODEL) for user in users])
+        owns |= dict(zip(users, learned, strict=True))
+        first += size
+    return owns
+
+
+SETTINGS = [
+    ({}, {}),
+    ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks die, tail weights collide
+    ({"reward_range": (-3.0, 5.0)}, {}),
+    ({}, {"n_names": 120, "n_late": 200}),  # more coordinates than the core and personal models take
+]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("settings", "shape"), SETTINGS)
+def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
+    model, readable, owns = ResidualKalman(**settings), Readable(**settings), {}
+    for number, (user, context, actions, taken, reward) in enumerate(stream(seed, 150, **shape)):
+        own = None if user is None else owns.get(user, NO_MODEL)
+        found, (means, widths) = (
+            model.predict(request_of(context, actions), own),
+            readable.predict(user, context, actions),
+        )
+        assert found.means == pytest.approx(means, abs=TOLERANCE), number
+        assert found.widths == pytest.approx(widths, abs=TOLERANCE), number
+        learn_all(model, owns, [(user, context, actions, taken, reward)], [1])
+        readable.learn(Event(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
+    assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
+    assert len(readable.bases) == model.shared.counts[2]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+@pytest.mark.parametrize(("settings", "shape"), SETTINGS)
+def test_batches_do_not_change_a_bit(settings, shape):
+    rounds, rng = stream(2, 200, **shape), np.random.default_rng(0)
+    models = [ResidualKalman(**settings) for _ in range(3)]
+    split = np.diff([0, *np.sort(rng.choice(200, 9, replace=False)), 200]).tolist()
+    owns = [learn_all(m, {}, rounds, sizes) for m, sizes in zip(models, ([1] * 200, [200], split), strict=True)]
+    assert all(same(model.to_arrays(), models[0].to_arrays()) for model in models)
+    assert all(same(own, owns[0]) for own in owns)
+
+
+@pytest.mark.parametrize("n", [0, 5, START_EVENTS, 100])
+def test_a_saved_model_goes_on_to_the_bit(n):
+    rounds, settings = stream(3, 160), {"max_blocks": 6}
+    model, saved = ResidualKalman(**settings), ResidualKalman(**settings)
+    owns = learn_all(model, {}, rounds[:n], [n])
+    saved.load_arrays(model.to_arrays())
+    assert saved.learned == model.learned == n
+    later = [learn_all(each, dict(owns), rounds[n:], [160 - n]) for each in (model, saved)]
+    assert same(model.to_arrays(), saved.to_arrays())
+    assert same(*later)
+
+
+def test_predicting_changes_nothing():
+    rounds, model = stream(4, 100), ResidualKalman()
+    owns = learn_all(model, {}, rounds, [100])
+    before, own = model.to_arrays(), owns[0].copy()
+    for _, context, actions, *_ in stream(5, 50, n_late=90):
+        model.predict(request_of(context, actions), owns[0])
+    assert same(before, model.to_arrays())
+    assert own.tobytes() == owns[0].tobytes()
+
+
+def test_all_actions_are_alike_before_the_start_is_over():
+    rounds, model = stream(6, START_EVENTS), ResidualKalman((2.0, 4.0))
+    learn_all(model, {}, rounds, [START_EVENTS - 1])
+    found = model.predict(request_of(*rounds[0][1:3]))
+    assert found.means.tolist() == [2.0] * 4
+    assert found.widths.tolist() == [2.0] * 4
+
+
+def test_rewards_count_as_shares_of_their_range():
+    rounds = stream(7, 80)
+    moved = [(*rest, 8 * reward - 3) for *rest, reward in rounds]
+    models = [ResidualKalman(), ResidualKalman((-3.0, 5.0))]
+    owns = [learn_all(model, {}, each, [80]) for model, each in zip(models, (rounds, moved), strict=True)]
+    request = request_of(*rounds[0][1:3])
+    one, other = (model.predict(request, own[0]) for model, own in zip(models, owns, strict=True))
+    assert other.means == pytest.approx(8 * one.means - 3, abs=1e-5)
+    assert other.widths == pytest.approx(8 * one.widths, abs=1e-5)
+
+
+def test_units_do_not_matter():
+    def in_units(rounds, unit):
+        units = [np.where((c[0] % 2 == 1) | (c[0] == 0), unit, 1) for _, c, *_ in rounds]  # hashes 0 and 1 are one
+        return [(u, (c[0], c[1] * by), *rest) for by, (u, c, *rest) in zip(units, rounds, strict=True)]
+
+    rounds, found = stream(8, 80), []
+    for unit in (1.0, 1000.0):
+        model, scaled = ResidualKalman(), in_units(rounds, unit)
+        owns = learn_all(model, {}, scaled, [80])
+        found.append(model.predict(request_of(*scaled[-1][1:3]), owns[0]).means)
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("n_context", [3, 20, 90])
+def test_a_personal_model_takes_4_kb_at_most(n_context):
+    rng, rounds = np.random.default_rng(9), []
+    for _ in range(200):
+        actions = [([1000 + rng.integers(100), 2000 + rng.integers(10)], [1.0, 1.0], [1, 2])] * 4
+        rounds.append((0, (np.arange(1, n_context + 1), rng.random(n_context)), actions, 0, float(rng.random() < 0.5)))
+    model = ResidualKalman(max_blocks=64)
+    owns = learn_all(model, {}, rounds, [100, 100])
+    k = min(n_context + 1, CORE_SIZE, OWN_SIZE)
+    assert model.shared.bases.shape[1:] == (min(n_context + 1, CORE_SIZE), k)
+    assert owns[0][0] == own_slots(k)
+    assert owns[0].nbytes <= 4096
+    assert model.shared.block_keys.size == 64
+
+
+def test_what_users_share_helps_a_new_one_and_what_is_personal_stays_so():
+    """Action 1 is right for all but user 1, for whom it is action 2."""
+    rng, model, owns = np.random.default_rng(10), ResidualKalman(), {}
+    actions = [([1], [1.0], [9]), ([2], [1.0], [9])]
+    rounds = []
+    for _ in range(1200):
+        user, taken = int(rng.integers(6)), int(rng.integers(2))
+        rounds.append((user, ([5], [rng.random()]), actions, taken, float((taken == 0) == (user != 1))))
+    learn_all(model, owns, rounds, [100] * 12)
+    request = request_of(([5], [0.5]), actions)
+    for own, right in [(owns[0], 0), (owns[1], 1), (NO_MODEL, 0)]:
+        means = model.predict(request, own).means
+        assert means[right] > means[1 - right] + 0.3
+
+
+def test_what_is_no_reward_range_or_personal_model_is_refused():
+    with pytest.raises(ValueError, match="reward_range must be two finite rising numbers"):
+        ResidualKalman((1.0, 1.0))
+    rounds, model = stream(11, 20), ResidualKalman()
+    learn_all(model, {}, rounds, [20])
+    with pytest.raises(ValueError, match=r"owns\[0\] must be a personal model or empty, got 2 words"):
+        learn_all(model, dict.fromkeys(range(3), np.zeros(2, np.uint32)), rounds, [20])
+
+
+def test_jacobi_finds_the_leading_eigenvectors():
+    rows = np.random.default_rng(12).normal(size=(200, 20)) * np.arange(1, 21)
+    moment, basis = rows.T @ rows / 200, np.empty((20, 7))
+    eigenvectors(moment.copy(), np.empty((20, 20)), basis)
+    assert basis.T @ basis == pytest.approx(np.eye(7), abs=1e-9)
+    assert np.diag(basis.T @ moment @ basis) == pytest.approx(np.linalg.eigvalsh(moment)[::-1][:7], rel=1e-6)
+
+
+def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
+    model, owns = ResidualKalman(max_blocks=8), {}
+    for k in range(60):
+        actions = [([1000 + k + a], [1.0], [9]) for a in range(4)]
+        learn_all(model, owns, [(0, ([5], [1.0]), actions, k % 4, 1.0)], [1])
+    kept = model.to_arrays()
+    assert kept["block_keys"].size == 8
+    assert 1000 + 59 + 3 in kept["block_keys"]
+    assert 1003 not in kept["block_keys"]
+    assert model.shared.block_table.astype(bool).sum() == 8
