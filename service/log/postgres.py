@@ -148,6 +148,9 @@ class PostgresLog:
                 raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
         return n_erased
 
+    def scrub(self) -> None:
+        """Do nothing: the files are the server's (docs/postgresql.md says what is left there, and for how long)."""
+
     def drop(self, loop: str, position: int) -> None:
         with self._session.lend() as db, db.transaction():
             self._lock(db, [loop], NO_EPOCHS)

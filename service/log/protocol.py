@@ -87,6 +87,9 @@ class Log(Protocol):
         An ``epoch`` is checked as in ``append``.
         """
 
+    def scrub(self) -> None:
+        """Leave nothing of deleted records in any file of this machine."""
+
     def drop(self, loop: str, position: int) -> None:
         """Give a damaged record up."""
 

@@ -255,7 +255,7 @@ class EraseBody(msgspec.Struct):
     token: str  # by which the erasure is known when it is complete
 
 
-class ErasedBody(msgspec.Struct):
+class ErasedBody(msgspec.Struct, omit_defaults=True):
     """That somebody was erased, not who: the models as of position ``base`` are in the base records before this one."""
 
     records: int

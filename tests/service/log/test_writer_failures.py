@@ -50,7 +50,7 @@ async def test_an_unforeseen_error_reaches_every_caller_and_stops_nothing(tmp_pa
     class Broken(HeldLog):
         broken = True
 
-        def append(self, groups):
+        def append(self, groups, epochs=None):
             if self.broken:
                 raise RuntimeError("a mistake")
             return super().append(groups)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 from service.log.client import WriterClient
 from service.log.frames import Frames, read_reply
+from service.log.protocol import NO_EPOCHS
 from service.log.records import Record
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
@@ -37,12 +38,12 @@ class HeldLog(SqliteLog):
         self.go.clear()
         self.started.clear()
 
-    def append(self, groups):
+    def append(self, groups, epochs=NO_EPOCHS):
         if groups:
             self.started.set()
             assert self.go.wait(SOON)
             self.batches.append([record.event for group in groups for record in group])
-        return super().append(groups)
+        return super().append(groups, epochs)
 
 
 class RunningWriter:
