@@ -22,6 +22,9 @@ from service.ranking.status import Status
 from service.roles.config import Config
 
 
+CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
+
+
 def run(config: Config, sock: socket.socket, parent: int) -> None:
     """Serve until SIGTERM, or until ``parent`` ends; then drain."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -50,6 +53,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
+    await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     try:
         await server.serve()
     finally:
