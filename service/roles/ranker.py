@@ -21,7 +21,6 @@ from service.ranking.ranker import Machine
 from service.ranking.status import Status
 from service.roles.config import Config
 
-
 CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
 
 
