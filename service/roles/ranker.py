@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import socket
@@ -20,6 +21,8 @@ from service.models.published import Models
 from service.ranking.ranker import Machine
 from service.ranking.status import Status
 from service.roles.config import Config
+
+CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers
 
 
 def run(config: Config, sock: socket.socket, parent: int) -> None:
@@ -50,6 +53,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
+    with contextlib.suppress(TimeoutError):  # no request is refused only because it came first
+        await asyncio.wait_for(asyncio.shield(connecting), CONNECT_SECONDS)
     try:
         await server.serve()
     finally:
