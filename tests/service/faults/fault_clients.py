@@ -108,8 +108,8 @@ class Connection:
                     answer = await self.ask(method, path, body)
                     if is_acknowledged(answer):
                         return answer
-                    failure = answer.status
-                    assert failure in (200, 503), (method, path, answer)  # 200: a batch of which some are refused
+                    assert answer.status in (200, 503), (method, path, answer)  # 200: a batch, some of it refused
+                    failure = f"503 {answer.code()}" if answer.status == 503 else "200"
                 except (OSError, EOFError):
                     pass  # a dead service's port may still be believed in
                 self.n_failed, self.n_lost = self.n_failed + 1, self.n_lost + (failure == LOST)

@@ -125,7 +125,11 @@ async def judge(service, ledger):
     found += await judge_changes(service, ledger)
     stored = await asyncio.to_thread(read_log, service)
     for loop in LOOPS:
-        expected = await _expected(service, loop, ledger)
+        rewards = _expected(loop, ledger, stored[loop])
+        found += await _judge_unmatched(service, loop, rewards)
+        expected = {
+            event: math.fsum(value for _, value in counted) if counted else None for event, counted in rewards.items()
+        }
         events = (await service.ask("GET", path_of(loop, "events"))).lines()
         found += _judge_events(loop, ledger, events, expected)
         found += judge_log(loop, ledger, stored[loop])
@@ -203,16 +207,30 @@ async def judge_changes(service, ledger):
     return found
 
 
-async def _expected(service, loop, ledger):
-    """Return the reward that each event must have, None where none counts; what was late counts no more."""
-    late = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
-    is_late = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in late)
-    twice = [reward for reward, n in is_late.items() if n > 1]
-    assert not twice, f"rewards are listed twice: {twice[:3]}"
+def _expected(loop, ledger, entries):
+    """Return the reward that each event must have, None where none counts: what came too late counts no more."""
+    ranks = {entry.event: entry.time for entry in entries if entry.kind == RANK}
+    times, wait = {}, 1e6 * SETTINGS[loop]["wait_time"]
+    for entry in entries:
+        if entry.kind == REWARD:
+            reward = decode_reward(entry.body)
+            times.setdefault((entry.event, reward.id, reward.value), entry.time)  # repeats do not matter
     counted = defaultdict(list)
     for event, rewards in ledger.rewards[loop].items():
-        counted[event] = [value for name, value in rewards.items() if not is_late[event, name, value]]
-    return {event: math.fsum(counted[event]) if counted[event] else None for event in ledger.ranks[loop]}
+        for name, value in rewards.items():
+            time = times.get((event, name, value))
+            if event in ranks and time is not None and abs(time - ranks[event]) < wait:
+                counted[event].append((name, value))
+    return {event: counted[event] for event in ledger.ranks[loop]}
+
+
+async def _judge_unmatched(service, loop, expected):
+    """Return which rewards are listed twice, or although they counted."""
+    listed = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
+    times = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in listed)
+    found = [f"{loop}: the unmatched {reward} is listed {n} times" for reward, n in times.items() if n > 1]
+    counted = {(event, name, value) for event, rewards in expected.items() for name, value in rewards}
+    return found + [f"{loop}: {reward} is listed as unmatched, and counted" for reward in times.keys() & counted]
 
 
 def _judge_events(loop, ledger, events, expected):

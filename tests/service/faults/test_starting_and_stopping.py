@@ -1,6 +1,7 @@
 """One server to a store; one that is told to stop finishes what it has begun."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -114,3 +115,16 @@ def test_requests_that_a_stopping_server_has_read_are_answered(play):
         events = (await service.ask("GET", "/v1/events")).lines()
         told = {answer.json()["event_id"]: answer.json()["action"] for answer in answers}
         assert {event["event_id"]: event["action"] for event in events} == told
+
+
+def test_requests_that_come_while_the_ranker_is_restarted_wait_for_it(play):
+    @play
+    async def _(service):
+        await service.start()
+        for i in range(3):
+            [pid] = service.server.pids("ranker").values()
+            os.kill(pid, signal.SIGKILL)
+            connections = [Connection(service.whereabouts) for _ in range(8)]
+            for k, connection in enumerate(connections):
+                await connection.send("POST", "/v1/rank", request_for(f"{i}-{k}"))
+            assert [(await connection.receive()).status for connection in connections] == [200] * 8
