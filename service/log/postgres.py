@@ -86,7 +86,10 @@ class PostgresLog:
             if not loops:
                 db.execute("SELECT 1")  # the server is there
                 return Batch(groups, {}, 0).outcomes
-            self._make_heads(db, loops - self._heads.keys())
+            if new := loops - self._heads.keys():
+                _make_heads(db, new)
+                self._heads.update({loop: LockedHead(0, 0, 0) for loop in new})
+                self._alone = False
             if self._alone:
                 try:
                     batch = self._call(
@@ -223,13 +226,6 @@ class PostgresLog:
             self._told_at = time.monotonic()
         return batch if stored else None
 
-    def _make_heads(self, db: Session, loops: Iterable[str]) -> None:
-        """Make the rows of new loops, on their own: a row in doubt would have others wait out of order."""
-        if loops:
-            db.execute(NEW_HEADS, (texts(sorted(loops)),))
-            self._heads.update({loop: LockedHead(0, 0, 0) for loop in loops})
-            self._alone = False
-
     def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> tuple[dict[str, LockedHead], int]:
         """Return where loops end, with their heads locked, and the time."""
         heads = {}
@@ -248,6 +244,11 @@ class PostgresLog:
         self._alone = False  # whether nobody else appended between our last two batches
         self._held: dict[str, int] = {}
         self._hold_at: dict[str, float] = {}
+
+
+def _make_heads(db: Session, loops: Iterable[str]) -> None:
+    """Make the rows of new loops, on their own: a row in doubt would have others wait out of order."""
+    db.execute(NEW_HEADS, (texts(sorted(loops)),))
 
 
 def _known(db: Session, groups: Sequence[Group]) -> dict[Key, int]:
