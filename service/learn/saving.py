@@ -21,6 +21,7 @@ from service.models.personal import PersonalModels, read_model
 if TYPE_CHECKING:
     from service.learn.loop_state import LoopState
 
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 
 
@@ -77,6 +78,8 @@ class Saver:
             self._snapshots.write(pending.changes(), scrub=scrub)
         except sqlite3.Error as error:
             self._give_back(pending)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+                raise  # ends the learner; the next one rebuilds
             raise StoreUnavailable("snapshot", f"the snapshot cannot be written: {error}") from error
         except BaseException:
             self._give_back(pending)
@@ -85,6 +88,7 @@ class Saver:
 
     def _start(self, loops: Mapping[str, LoopState]) -> None:
         pending = self._gather(loops)
+        self._snapshots.release()
         pid = os.fork()
         if pid == 0:
             _write_and_exit(self._snapshots, pending)

@@ -78,20 +78,35 @@ class Snapshots:
         self.epoch: int | None = None  # of the writer that this is, None for any
         self.was_damaged = False
         try:
-            self._db = _opened(path)
+            self._connection: sqlite3.Connection | None = _opened(path)
         except (sqlite3.DatabaseError, ValueError) as error:  # no text where a message should be is damage too
             if exist or getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING:
                 raise
             self.discard()
             self.was_damaged = True
 
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _opened(self.path)
+        return self._connection
+
+    def release(self) -> None:
+        """Close the file until it is used again: no process may be forked with a connection of SQLite's.
+
+        A child that opened the file too would share what SQLite knows of the parent's locks, but not the locks.
+        """
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def discard(self) -> None:
         """Throw the file away and begin an empty one."""
         with contextlib.suppress(sqlite3.Error, AttributeError):
-            self._db.close()
+            self.release()
         for suffix in ("", "-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-        self._db = _opened(self.path)
+        self._connection = _opened(self.path)
         self.was_damaged = False
 
     def loops(self) -> list[SavedLoop]:
@@ -153,7 +168,7 @@ class Snapshots:
             raise sqlite3.OperationalError("another learner has taken over")
 
     def close(self) -> None:
-        self._db.close()
+        self.release()
 
 
 def _opened(path: Path) -> sqlite3.Connection:

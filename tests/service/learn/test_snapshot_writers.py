@@ -1,6 +1,8 @@
 """Who may write the snapshot, and what is in files once a user is erased."""
 
+import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 from machine import SECOND, Clock, Engine, running
@@ -104,4 +106,22 @@ async def test_an_early_reward_counts_where_its_decision_comes_after_the_snapsho
     async with running(tmp_path, clock=clock) as engine:
         await engine.settle()
         assert engine.view().statistics.rewarded == 1
+        assert engine.digest() == engine.rebuilt()
+
+
+@pytest.mark.anyio
+async def test_no_process_is_forked_while_the_snapshot_is_open(tmp_path, monkeypatch):
+    """SQLite's locks do not survive a fork, and what it knows of them does."""
+    async with running(tmp_path) as engine:
+        snapshots, open_files = engine.snapshots, []
+
+        def fork():
+            open_files.extend(path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.exists())
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "fork", fork)
+        with pytest.raises(KeyboardInterrupt):
+            saving.Saver(snapshots, engine.learner.personal, 0.0, fork=True).save_if_due(engine.learner.loops)
+        assert open_files
+        assert not [name for name in open_files if name.startswith(snapshots.path.name)]
         assert engine.digest() == engine.rebuilt()
