@@ -22,6 +22,7 @@ from service.ranking.exporting import Exporter
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
+MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
@@ -214,7 +215,9 @@ class Ranker:
         return await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
 
     def _decide_turn(self) -> None:
-        asked, self._turn = self._turn, []
+        asked, self._turn = self._turn[:MOST_TOGETHER], self._turn[MOST_TOGETHER:]
+        if self._turn:
+            asyncio.get_running_loop().call_soon(self._decide_turn)
         self._decide(asked)
 
     def _decide(self, asked: Sequence[_Asked]) -> None:
