@@ -139,6 +139,8 @@ class Nursery:
         """Return what was said, or raise if the supervisor ended and never said it."""
         told, ended = self._told[kind], self._told["ended"]
         await asyncio.wait([told, ended, self._reading], return_when=asyncio.FIRST_COMPLETED)
+        if self._reading.done():
+            raise ConnectionError(f"the nursery ended with status {await self._process.wait()}")
         if not told.done():
             raise ConnectionError(f"the server ended with status {ended.result() if ended.done() else None}")
         return told.result()
