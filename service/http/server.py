@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from service import metrics
 from service.http.limits import Limits
 from service.http.protocol import Protocol, protocol
 
@@ -67,6 +68,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
+        metrics.flush_requests()
         if counter % TICKS == 0:
             for connection in list(self.server_state.connections):
                 cast(Protocol, connection).end_if_stuck()
