@@ -99,7 +99,7 @@ def test_whichever_ranker_is_asked_says_the_same(pinned):
             assert client.post("/v1/rank", json=RANK).status_code == 200
     second.get("/v1/model")
     counted = float(before.get(COUNTED, 0)) + 5
-    until(lambda: float(figures(first)[COUNTED]) == counted)  # a ranker shows its counts to others at its next tick
+    until(lambda: float(figures(first).get(COUNTED, 0)) == counted)  # others see a ranker's counts at its next tick
     for client in (first, second):
         after = figures(client)
         assert float(after[COUNTED]) == counted
