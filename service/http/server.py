@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, sock: socket.socket, limits: Limits, tls: Tls | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol(limits.request_seconds),
+            http=protocol(limits.request_seconds, limits.connections),
             ws="none",
             interface="asgi3",
             lifespan="off",

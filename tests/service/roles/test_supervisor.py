@@ -166,7 +166,7 @@ def keep_asking(service, stop, seen):
 def test_who_waits_for_a_log_writer_that_is_killed_is_told_and_the_same_request_succeeds_later(service, pinned):
     asked = {**RANK, "event_id": "asked again"}
     body = json.dumps(asked).encode()
-    head = b"POST /v1/rank HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer = service.pid("log")
     with socket.create_connection(httpx.URL(service.url).netloc.decode().split(":")) as connection:
         connection.settimeout(60)
