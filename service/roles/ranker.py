@@ -10,6 +10,7 @@ from functools import partial
 
 import uvloop
 
+from service import metrics
 from service.app import create_app
 from service.http.hosts import Hosts
 from service.http.keys import open_keys
@@ -42,7 +43,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
     hosts = Hosts(config.allowed_hosts, config.host)
-    server = Server(create_app(machine, status, keys=keys, limits=limits, hosts=hosts), sock, limits, config.tls)
+    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts)
+    server = Server(app, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:
         loop.remove_reader(parent)  # else its end would be told again and again
@@ -58,6 +60,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     try:
         await server.serve()
     finally:
+        metrics.flush_requests()
         loop.remove_reader(parent)
         connecting.cancel()
         await client.close()
