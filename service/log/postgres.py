@@ -157,8 +157,9 @@ class PostgresLog:
                 raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
         return n_erased
 
-    def scrub(self) -> None:
+    def scrub(self) -> Iterator[None]:
         """Do nothing: the files are the server's (docs/postgresql.md says what is left there, and for how long)."""
+        yield from ()
 
     def drop(self, loop: str, position: int) -> None:
         with self._session.lend() as db, db.transaction():

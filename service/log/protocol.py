@@ -91,8 +91,8 @@ class Log(Protocol):
         An ``epoch`` is checked as in ``append``.
         """
 
-    def scrub(self) -> None:
-        """Leave nothing of deleted records in any file of this machine."""
+    def scrub(self) -> Iterator[None]:
+        """Leave nothing of deleted records in any file of this machine, step by step; other calls may come between."""
 
     def drop(self, loop: str, position: int) -> None:
         """Give a damaged record up."""
