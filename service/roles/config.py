@@ -10,6 +10,7 @@ from service.http.server import Tls
 from service.log.opening import Store
 
 LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
+PUBLISHED = "-published"  # beside the store: published models, where their own folder has no room for a second file
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment before prometheus_client is imported, which reads it
 
 
