@@ -103,9 +103,13 @@ class SqliteLog:
             db.execute("COMMIT")
             return outcomes
 
-    def try_write(self) -> None:
+    def note(self, name: str) -> str | None:
         with self._connection() as db:
-            db.execute("REPLACE INTO meta VALUES ('tried', ?)", (str(self.clock()),))
+            return next((str(value) for (value,) in db.execute("SELECT value FROM meta WHERE name = ?", (name,))), None)
+
+    def set_note(self, name: str, value: str) -> None:
+        with self._connection() as db:
+            db.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def heads(self) -> dict[str, Head]:
         with self._connection() as db:

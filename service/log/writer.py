@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,7 +176,7 @@ class Writer:
     def _ping(self, request: Ping) -> Reply:
         try:
             if request.write:
-                self._opened().try_write()
+                self._opened().set_note("tried", str(time.time()))
             else:
                 self._opened().append([])
             return Done(request.id, [0] if request.write else [])

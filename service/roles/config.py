@@ -26,6 +26,7 @@ class Config:
     tls: Tls | None = None
     allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
     limits: Limits = field(default_factory=Limits)
+    accept_loss: bool = False  # start although records are missing
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
 
     @property

@@ -225,6 +225,8 @@ def _end_start(undo: contextlib.ExitStack) -> NoReturn:
 
 def prepare(config: Config) -> None:
     """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
+    from service.http.keys import check_keys, open_keys
+    from service.learn.losses import check_losses
     from service.learn.warm_up import warm_up
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
@@ -236,8 +238,11 @@ def prepare(config: Config) -> None:
     _ = (learner, ranker, writer)
     make_current(config.run)
     warm_up()
-    log = open_log(config.store, verify=True)
+    for lost in check_losses(config.store, accept=config.accept_loss):
+        logging.getLogger("fedres.service").warning("accepted: %s", lost)
+    log = open_log(config.store, verify=True, accept_loss=config.accept_loss)
     try:
+        check_keys(log, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops
         if followed and DEFAULT_LOOP not in log.heads():
             log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
