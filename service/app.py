@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from service.errors import ApiError
 from service.http.admin import loop_routes, service_routes
+from service.http.audit import Audit
 from service.http.devices import device_routes
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
@@ -50,7 +51,13 @@ class App(FastAPI):
 
 
 def create_app(
-    machine: Machine, status: Status, *, keys: Keys, limits: Limits | None = None, hosts: Hosts | None = None
+    machine: Machine,
+    status: Status,
+    *,
+    keys: Keys,
+    limits: Limits | None = None,
+    hosts: Hosts | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
     """Return the application of a ranker."""
     limits = limits or Limits()
@@ -73,7 +80,14 @@ def create_app(
         app.add_exception_handler(kind, _failed)
     made = document(app, declared, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    app.first = Router(app.rest, [*declared, *fastapi_routes()], keys=keys, limits=limits, hosts=hosts or Hosts())
+    app.first = Router(
+        app.rest,
+        [*declared, *fastapi_routes()],
+        keys=keys,
+        limits=limits,
+        hosts=hosts or Hosts(),
+        audit=audit or Audit(None),
+    )
     return app
 
 

@@ -22,6 +22,7 @@ _requests = Counter("fedres_requests", "Requests answered.", ["path", "method", 
 _seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
 commits = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
 batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
+refusals = Counter("fedres_refused_requests", "Requests refused because the key made too many.", ["key"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
 

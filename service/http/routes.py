@@ -15,6 +15,7 @@ from service.http.replies import Reply
 OPEN: frozenset[str] = frozenset()  # needs no key
 RANK = frozenset({"rank", "admin"})
 DEVICE = frozenset({"device", "admin"})
+READ = frozenset({"read", "admin"})
 ADMIN = frozenset({"admin"})
 
 JSON, BINARY, MSGPACK, LINES, TEXT, HTML = (
@@ -59,6 +60,11 @@ class Route:
     hot: bool
     of_loop: bool
     endpoint: Callable[..., Any]
+
+    @property
+    def audited(self) -> bool:
+        """Whether it is noted who asks: only admins may, and something changes."""
+        return self.roles is ADMIN and self.method != "GET"
 
     def loop(self, parameters: dict[str, str]) -> str | None:
         """Return the loop it is about, None for the service as a whole."""
