@@ -6,7 +6,7 @@ Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 from urllib.parse import quote, unquote
@@ -29,7 +29,7 @@ from service.http.replies import (
     too_many_requests,
     wrong_method,
 )
-from service.http.routes import BINARY, MSGPACK, OPEN, Call, Route
+from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
 GONE = 499  # the status in metrics of those who went away before they were answered
@@ -127,8 +127,10 @@ class Router:
         limits: Limits,
         hosts: Hosts,
         audit: Audit,
+        reshape: Mapping[bytes, Reshape] | None = None,
     ) -> None:
         self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
+        self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
@@ -144,7 +146,7 @@ class Router:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
         """Return the route's path and the status of the reply that was sent."""
-        path = UNKNOWN
+        path, raw_path = UNKNOWN, b""
         try:
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
             methods, parameters = self._table.find(raw_path)
@@ -162,15 +164,23 @@ class Router:
                     if route.audited:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
-                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client))
+                query = scope.get("query_string", b"")
+                call = Call(route.loop(parameters) or "", parameters, body, key.client, query)
+                reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE
         except _Refused as refused:
             reply = refused.reply
         except Exception as error:
             reply = failure(error)
+        if reply.status >= 400:
+            reply = self._reshaped(raw_path, reply)
         await send_reply(send, reply)
         return path, reply.status
+
+    def _reshaped(self, raw_path: bytes, reply: Reply) -> Reply:
+        reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
+        return reply if reshape is None else reshape(reply)
 
     async def _read(self, route: Route, head: Head, receive: Receive) -> bytes:
         if route.body_type is not None:
@@ -181,7 +191,10 @@ class Router:
         """Return who may go on."""
         if route.roles is OPEN:
             return ANYONE
-        key = self.keys.identify(head.authorization)
+        authorization = head.authorization
+        if authorization is None and head.subscription_key is not None and route.takes_subscription_key:
+            authorization = b"Bearer " + head.subscription_key
+        key = self.keys.identify(authorization)
         if key is ANYONE or self._hosts.always:
             self._hosts.check(head.host, head.origin)
         seconds = self._buckets.take(key.id)
@@ -194,6 +207,15 @@ class Router:
         if route.audited:
             self._audit.note(key.id, f"{method} {route.path}", loop, 403)
         raise _forbidden(key, f"{method} {route.path}", loop)
+
+    async def _audited(self, route: Route, key: Key, call: Call) -> Reply:
+        """Answer a hot route, and note who asked."""
+        try:
+            reply: Reply = await route.endpoint(call)
+        except Exception as error:
+            reply = failure(error)
+        self._audit.note(key.id, f"{route.method} {route.path}", call.loop, reply.status)
+        return reply
 
     async def _pass_on(self, passed: _Passed) -> int:
         """Return the status of FastAPI's reply; it raises what it has answered already."""
