@@ -160,7 +160,8 @@ class Router:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
                     return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
                 query = scope.get("query_string", b"")
-                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client, query))
+                loop = route.loop(parameters, key.loop) or ""
+                reply = await route.endpoint(Call(loop, parameters, body, key.client, query))
         except Disconnected:
             return path, GONE
         except _Refused as refused:
@@ -194,7 +195,7 @@ class Router:
         seconds = self._buckets.take(key.id)
         if seconds:
             raise _Refused(too_many_requests(seconds))
-        loop = route.loop(parameters)
+        loop = route.loop(parameters, key.loop)
         if key.role in route.roles and (key.loop is None or key.loop == loop):
             return key
         raise _forbidden(key, f"{method} {route.path}", loop)

@@ -66,9 +66,15 @@ class Route:
     query: tuple[str, ...]  # parameters of a hot route's query; FastAPI knows those of the others
     endpoint: Callable[..., Any]
 
-    def loop(self, parameters: dict[str, str]) -> str | None:
-        """Return the loop it is about, None for the service as a whole."""
-        return parameters.get("loop", DEFAULT_LOOP) if self.of_loop else None
+    def loop(self, parameters: dict[str, str], of_key: str | None = None) -> str | None:
+        """Return the loop it is about, None for the service as a whole.
+
+        Azure's clients name no loop. What they ask with a key for one loop is about that.
+        """
+        if not self.of_loop:
+            return None
+        unnamed = of_key if self.takes_subscription_key else None
+        return parameters.get("loop", unnamed or DEFAULT_LOOP)
 
 
 class Routes:

@@ -39,6 +39,7 @@ RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
+    *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there
 )
 DONE = {200, 201, 204}
 RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
