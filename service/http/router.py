@@ -22,6 +22,7 @@ from service.http.replies import (
     Reply,
     Scope,
     Send,
+    echoing,
     failure,
     log,
     send_reply,
@@ -154,6 +155,7 @@ class Router:
                 reply = _no_method(method, methods.allowed())
             else:
                 head = read_head(scope["headers"])
+                send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
                 body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
                 if not route.hot:
