@@ -94,9 +94,14 @@ def statuses(operation, session, mode, n):
     return seen
 
 
+def few(path, n):
+    """Return fewer requests for paths of Azure's API, whose tests send hundreds of their own."""
+    return n // 4 if path.startswith("/personalizer") else n
+
+
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_what_is_asked_by_the_document_is_answered_by_it(described, session, method, path):
-    seen = statuses(described[path][method], session, RIGHT, n=20)
+    seen = statuses(described[path][method], session, RIGHT, n=few(path, 20))
     if not seen & DONE and not path.endswith(RARELY_RIGHT):  # about one time in a hundred
         seen = statuses(described[path][method], session, RIGHT, n=200)
     assert seen & DONE or path.endswith(RARELY_RIGHT), seen
@@ -104,7 +109,7 @@ def test_what_is_asked_by_the_document_is_answered_by_it(described, session, met
 
 @pytest.mark.parametrize(("method", "path"), [(m, p) for m, p in OPERATIONS if p not in TAKE_NOTHING])
 def test_what_is_wrong_by_the_document_is_answered_by_it(described, session, method, path):
-    assert not statuses(described[path][method], session, WRONG, n=10) & {500, 501, 502, 504}
+    assert not statuses(described[path][method], session, WRONG, n=few(path, 10)) & {500, 501, 502, 504}
 
 
 FEATURES = st.sampled_from([{}, {"x": 1}, None])
