@@ -15,6 +15,7 @@ from service.learn.guard import Defences
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
+LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("global_learner", "hyperparameters", "bits")  # from the making of a loop on
 
@@ -31,7 +32,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
     wait_time: float = 600.0  # seconds that an event waits for its reward
     default_reward: float | None = 0.0  # learned where none came; None learns nothing then
-    aggregation: Literal["earliest", "sum"] = "earliest"  # which rewards of an event count
+    wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
+    aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
     apprentice: bool = False  # always answer with the first action, and learn
     crosses: bool = True  # context × action features
     personal: bool = True  # one model per user beside the shared one
@@ -41,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bits: int = 18  # 2^bits shared weights, and a constant
     timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
     defences: Defences = Defences()  # against hostile devices
+    annotations: dict[str, str] = {}  # what other tools keep with a loop
 
     def __post_init__(self) -> None:
         _within("epsilon", self.epsilon, 0, 1)
@@ -56,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.timing == "aligned" and not self.takes_residuals:
             raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
         _hyperparameters(self)
+        _annotations(self.annotations)
 
     @property
     def is_dense(self) -> bool:
@@ -101,6 +105,12 @@ def _hyperparameters(settings: Settings) -> None:
         dense_learner(settings.global_learner, settings.bits, settings.hyperparameters)
     except (TypeError, ValueError) as error:
         raise ValueError(str(error) if str(error).startswith("bits") else f"hyperparameters: {error}") from None
+
+
+def _annotations(given: dict[str, str]) -> None:
+    size = sum(len(name) + len(text) for name, text in given.items())
+    if size > LONGEST_ANNOTATIONS:
+        raise ValueError(f"annotations must have at most {LONGEST_ANNOTATIONS} characters, got {size}")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedres.event_ids import draws, new_event_ids
+from fedres.draws import event_draws
+from fedres.event_ids import new_event_ids
 from fedres.scoring.explaining import explain
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
@@ -15,7 +16,6 @@ from service.errors import ApiError, invalid
 from service.learn.heads import CatalogueAction
 from service.log.records import (
     RANK,
-    CatalogueReference,
     DecisionExample,
     Entry,
     Example,
@@ -62,7 +62,10 @@ class Decision(NamedTuple):
         request, action = self.prepared.request, self.action
         body = RankBody(
             msgspec.Raw(_context(request)),
-            [_logged(offered, loop) for offered in request.actions],
+            [
+                InlineAction(offered.id, offered.features) if offered.features else loop.references[offered.id]
+                for offered in request.actions
+            ],
             action,
             self.probabilities,
             self.scores,
@@ -136,7 +139,7 @@ def decide(
         return [one for one in prepared if isinstance(one, ApiError)]
     questions = [
         Question(one.rows, _allowed(one.request), u, _personal_key(one.request, loop))
-        for one, u in zip(good, draws([one.event_id for one in good]), strict=True)
+        for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
     ]
     memory = NO_MEMORY if models.memory is None else models.memory.words
     policy = policy_of(settings, view.statistics.learned)
@@ -198,12 +201,6 @@ def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> byt
 
 def invalid_features(error: FeatureError) -> ApiError:
     return ApiError(422, "invalid_features", str(error), str(error).split(":", 1)[0])
-
-
-def _logged(action: Action, loop: Loop) -> InlineAction | CatalogueReference:
-    if action.features:
-        return InlineAction(action.id, action.features)
-    return CatalogueReference(action.id, loop.catalogue[action.id].put)
 
 
 def answer(
