@@ -167,7 +167,7 @@ class Router:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
                 query = scope.get("query_string", b"")
-                call = Call(route.loop(parameters) or "", parameters, body, key.client, query)
+                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query)
                 reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE
@@ -203,7 +203,7 @@ class Router:
         if seconds:
             metrics.refusals.labels(key.id).inc()
             raise _Refused(too_many_requests(seconds))
-        loop = route.loop(parameters)
+        loop = route.loop(parameters, key.loop)
         if key.role in route.roles and (key.loop is None or key.loop == loop):
             return key
         if route.audited:

@@ -71,9 +71,15 @@ class Route:
     def __post_init__(self) -> None:
         object.__setattr__(self, "audited", self.roles == ADMIN and self.method != "GET")
 
-    def loop(self, parameters: dict[str, str]) -> str | None:
-        """Return the loop it is about, None for the service as a whole."""
-        return parameters.get("loop", DEFAULT_LOOP) if self.of_loop else None
+    def loop(self, parameters: dict[str, str], of_key: str | None = None) -> str | None:
+        """Return the loop it is about, None for the service as a whole.
+
+        Azure's clients name no loop. What they ask with a key for one loop is about that.
+        """
+        if not self.of_loop:
+            return None
+        unnamed = of_key if self.takes_subscription_key else None
+        return parameters.get("loop", unnamed or DEFAULT_LOOP)
 
 
 class Routes:
