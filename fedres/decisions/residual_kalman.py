@@ -24,7 +24,7 @@ from fedres.decisions.constants import (
     own_slots,
 )
 from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_block, scale_of
-from fedres.decisions.kalman_kernels import learn_all, predict
+from fedres.decisions.kalman_kernels import learn_all, predict, turn_own
 from fedres.decisions.kalman_state import (
     BLOCKS,
     LEARNED,
@@ -190,6 +190,14 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     for place, (_, key) in enumerate(frequent):
         shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
     return shared
+
+
+def in_present_basis(shared: Shared, own: Array) -> Array:
+    """Return a personal model turned to the basis of the shared one."""
+    turned, (d, k) = own.copy(), shared.bases.shape[1:]
+    if own.size:
+        turn_own(shared, turned, k, np.empty((3, d, d)))
+    return turned
 
 
 def request_of(

@@ -55,9 +55,7 @@ def explain(
     return Explanation(float(parts[0][0]), float(parts[1][0]), strongest)
 
 
-def _names(
-    context: Sequence[Feature], action: Sequence[Feature], crosses: bool
-) -> list[tuple[str, str]]:
+def _names(context: Sequence[Feature], action: Sequence[Feature], crosses: bool) -> list[tuple[str, str]]:
     """Return the pairs of names in the order of ``expand``, and the constant's."""
     alone = [(one.name, "") for one in context] + [("", one.name) for one in action]
     crossed = [(one.name, other.name) for one in context for other in action] if crosses else []

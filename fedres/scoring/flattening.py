@@ -21,7 +21,7 @@ class FeatureError(ValueError):
 
 
 class Feature(NamedTuple):
-    """A feature of a JSON object: ``topic=sport`` and 1 for a string, whose field is ``topic``; a number's is its name."""
+    """A feature of a JSON object: ``topic=sport`` and 1 for a string, its field ``topic``; a number's is its name."""
 
     name: str
     value: float

@@ -118,7 +118,7 @@ class DecisionExample(NamedTuple):
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
 
     def encode(self) -> bytes:
-        flags = _DEFERRED * self.deferred | _FIELDS
+        flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields)
         if self.agreed is not None:
             flags |= _APPRENTICE | _AGREED * self.agreed
         features = self.features
