@@ -13,6 +13,7 @@ Learning".
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -32,24 +33,66 @@ def fedres_sgd(
     smoothness: float,
     gradient_bound: float,
     radius: float,
+    batch: int = 1,
 ) -> float:
     """Return † the bound of [FedRes, theorem 2] on the average regret.
 
     ‖w_g*‖ ``global_norm``; one entry a client or one for all: ‖w_i*‖ ``local_norms`` (its length is P), η_i
     ``local_step_sizes``, σ_i² ``variances``, τ_i ``delays``; η ``step_size``, γ ``smoothness``,
-    G ``gradient_bound``, D ``radius``.
+    G ``gradient_bound``, D ``radius``. With mini-batches of b ``batch`` rounds it is that of T/b rounds with gradients
+    of variance σ²/b and delays ⌈τ/b⌉ + 1 [FedRes, section 4].
     """
     checks.whole("n_rounds", n_rounds)
+    checks.whole("batch", batch)
     checks.positive("step_size", step_size)
     norms = checks.array("local_norms", local_norms, (None,))
     P = len(norms)
     own, var, tau = (np.broadcast_to(value, P) for value in (local_step_sizes, variances, delays))
+    if batch > 1:
+        n_rounds, var, tau = n_rounds // batch, var / batch, np.ceil(tau / batch) + 1
     start = global_norm**2 / (2 * step_size) + (norms**2 / (2 * own)).sum()
     noise = n_rounds * ((step_size + own) * var).sum()
     moves = (step_size * P * gradient_bound) ** 2 + (own * gradient_bound) ** 2
     drift = smoothness / 2 * n_rounds * (moves * (1 + tau**2)).sum()
     ends = 15 * radius * gradient_bound * (tau + 1).sum()
     return float((start + noise + drift + ends) / (P * n_rounds))
+
+
+def fedres_erm_rate(
+    *,
+    n_rounds: int,
+    global_dim: int,
+    local_dims: Array,
+    variance: float,
+    delay: float,
+    smoothness: float,
+    radius: float,
+) -> float:
+    """Return the rate of [FedRes, theorem 1, eq. 21] on the average regret: its three terms, hidden factors left out.
+
+    That leaves out constants and powers of log T, so it says how the bound scales, not what it is.
+    d ``global_dim``, d_i ``local_dims`` (its length is P), σ² ``variance`` of the losses, τ ``delay``,
+    γ ``smoothness``, D ``radius``.
+    """
+    checks.whole("n_rounds", n_rounds)
+    dims = checks.array("local_dims", local_dims, (None,))
+    total, bent = global_dim + float(dims.sum()), 1 + radius**2 * smoothness
+    noise = math.sqrt(total * variance / (len(dims) * n_rounds))
+    return float(noise + bent * (delay / n_rounds) ** 0.75 + (bent * delay + total) / n_rounds)
+
+
+def fedres_bandit(*, n_rounds: int, n_actions: int, period: int, delays: float | Array, **sgd: Any) -> float:
+    """Return † the bound of [FedRes, theorem 3] on the average regret of exploring in every B-th round.
+
+    1/B + 2K√R, where R is the bound of theorem 2 on T/B rounds with delays ⌈τ_i/B⌉ [FedRes, appendix D]. K
+    ``n_actions``, B ``period``; ``sgd`` is what ``fedres_sgd`` takes besides. ``step_sizes.fedres_bandit_period`` is
+    the paper's B.
+    """
+    checks.whole("n_actions", n_actions)
+    checks.whole("period", period)
+    waits = np.ceil(np.asarray(delays) / period)
+    error = fedres_sgd(n_rounds=max(n_rounds // period, 1), delays=waits, **sgd)
+    return 1 / period + 2 * n_actions * math.sqrt(error)
 
 
 def fedogd(
@@ -148,6 +191,27 @@ def fedomd_strongly_convex(*, n_rounds: int, lipschitz: float, period: int, stro
     return (9 + 8 * period) * lipschitz**2 * (1 + math.log(n_rounds)) / strong_convexity
 
 
+def fedomd_excess_risk(
+    *,
+    n_rounds: int,
+    n_clients: int,
+    diameter: float,
+    lipschitz: float,
+    period: int,
+    loss_bound: float,
+    failure: float,
+) -> float:
+    """Return the bound of [FedOMD, theorem 3] on L(x̂_T) − min L, for the η of theorem 1 and with probability 1 − δ.
+
+    5LD√(τ/T) + 2B√(2 ln(2m/δ)/T), where x̂_T is ``regret.AverageIterate``. m ``n_clients``, B ``loss_bound``, the
+    largest loss, δ ``failure``.
+    """
+    checks.whole("n_rounds", n_rounds)
+    checks.probability("failure", failure)
+    learning = 5 * lipschitz * diameter * math.sqrt(period / n_rounds)
+    return learning + 2 * loss_bound * math.sqrt(2 / n_rounds * math.log(2 * n_clients / failure))
+
+
 def fedsea_convex(
     *,
     n_rounds: int,
@@ -178,6 +242,41 @@ def fedsea_convex(
     lag = 2 * eta**2 * local * T * variance
     lag += 6 * eta**2 * local**2 * (T * spatial + 2 * L * (virtual + T * temporal))
     return virtual + L / 2 * lag / (1 - 6 * eta**2 * local**2 * L**2)  # [FedSEA, lemmas 1 and 3]
+
+
+def fedsea_strongly_convex(
+    *,
+    n_rounds: int,
+    n_clients: int,
+    distance: float,
+    mu: float,
+    smoothness: float,
+    variance: float,
+    spatial: float,
+    temporal: float,
+    period: int,
+) -> float:
+    """Return † the bound of [FedSEA, theorem 2] on the expected mean regret, for ``step_sizes.fedsea_strongly_convex``.
+
+    D ``distance`` ‖x_1 − x*‖, μ ``mu``, L ``smoothness``, and the largest values over time of σ² ``variance``,
+    ζ² ``spatial`` and K² ``temporal``; τ ``period``. The shift t_s of the steps takes the place of the error up to t_0:
+    the paper's sum (23) then starts with μ t_s D²/4. The terms with f_t(x_t) − f_t(x*) on the right of (24) have
+    coefficients that fall with t, and (24) holds for every horizon: they cost a factor 1/(1 − a), a the first of them.
+    """
+    checks.whole("n_rounds", n_rounds)
+    checks.positive("mu", mu)
+    L, local = smoothness, period - 1
+    kappa = L / mu
+    shift = max(16 * kappa, 8 * kappa * local, 18.6 * kappa**1.5 * local)  # t_s
+    eta = 2 / (mu * (np.arange(1, n_rounds + 1) + shift))
+    q = 6 * local**2 * float(eta[0]) ** 2 * L**2
+    lag = (L**2 / mu + L**2 * eta) * eta**2 / (1 - q)  # what V_t costs [FedSEA, eq. 23 and lemma 5]
+    apart = 2 * local * variance + 6 * local**2 * (spatial + 2 * L * temporal)
+    a = float(2 * L * eta[0] + 12 * L * local**2 * lag[0])
+    noise = float((eta / 2).sum()) * (variance / n_clients + 4 * L * temporal)
+    virtual = (mu * shift * distance**2 / 4 + noise + float(lag.sum()) * apart) / (1 - a)  # of the mean model
+    consensus = (float((eta**2).sum()) * apart + 12 * L * local**2 * float(eta[0]) ** 2 * virtual) / (1 - q)
+    return float(virtual + L / 2 * consensus)  # [FedSEA, lemma 1]
 
 
 def dynamic_fedavg_noise(

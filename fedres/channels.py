@@ -7,7 +7,7 @@ client changes nobody's draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
@@ -156,6 +156,10 @@ class Channel(Generic[Message]):
         while self._on_the_way and self._on_the_way[0][0] <= now:
             due.append(heappop(self._on_the_way)[2])
         return due
+
+    def on_the_way(self) -> Iterator[Message]:
+        """Return the messages not yet received, copies included, in no particular order."""
+        return (message for _, _, message in self._on_the_way)
 
     def _draw_delay(self) -> int:
         delay = self._delay()

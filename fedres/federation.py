@@ -15,7 +15,7 @@ from fedres.checks import Array
 from fedres.global_learners.base import Observed
 from fedres.global_learners.fedres_sgd import FedResSGD
 from fedres.global_learners.protocol import GlobalClient, GlobalServer
-from fedres.local_learners.protocol import LocalGroup
+from fedres.local_learners.protocol import Correction, LocalGroup
 from fedres.losses import Loss
 from fedres.messages import Down, Up
 from fedres.models import Linear, Model
@@ -32,6 +32,7 @@ class GlobalLearner(Protocol):
     def loss(self) -> Loss: ...
     @property
     def n_clients(self) -> int: ...
+    def importance(self, who: Array) -> Array: ...
     def client(self, who: npt.ArrayLike | None = None) -> GlobalClient: ...
     def server(self) -> GlobalServer: ...
 
@@ -192,9 +193,11 @@ class Federation:
             np.add.at(self.bits_up, party.up.who, party.up.bits)
             party.site.uplink.send(party.up, self.t)
         for up in party.site.uplink.receive(self.t):
-            if up.t not in party.heard:  # a link may deliver twice
+            if up.t not in party.heard:
                 party.heard.add(up.t)
                 self.server.receive(up)
+        if party.heard:  # a link may deliver twice: remember an upload for as long as a copy is on its way
+            party.heard &= {up.t for up in party.site.uplink.on_the_way()}
 
 
 class _Party:
@@ -210,6 +213,8 @@ class _Party:
             if site.local is not None:
                 raise ValueError("local must be None: this learner's clients bring their own local model")
             self.local, self.aligned = cast(LocalGroup, self.client), False
+        if self.local is not None:
+            self.local.weigh(learner.importance(site.who))
         self.batch = learner.batch if isinstance(learner, FedResSGD) else 1
         self.everybody = np.array_equal(site.who, np.arange(learner.n_clients))
         self.waiting: list[_Waiting] = []
@@ -251,9 +256,10 @@ class _Party:
         for down in self.site.downlink.receive(t):
             self.client.receive(down)
             self.covers = np.maximum(self.covers, down.covers[self.site.who])
-        for item in self.waiting:
-            self._correct(item, self.covers >= item.due)
-        self.waiting = [item for item in self.waiting if item.open.any()]
+        if (t - 1) % self.batch == 0:  # both models stay as they are inside a mini-batch [FedRes, eq. 10]
+            for item in self.waiting:
+                self._correct(item, self.covers >= item.due)
+            self.waiting = [item for item in self.waiting if item.open.any()]
 
     def _learn_locally(
         self,
@@ -271,7 +277,10 @@ class _Party:
         known = local.predict(features, offset)  # clamped to a range that holds the label, as `learn` has it
         due = -(-t // self.batch) * self.batch  # the round whose upload carries this one
         slope = self.learner.loss.slope(known, label) / self.batch
-        self.waiting.append(_Waiting(due, features, slope, present.copy()))
+        if not self.waiting or self.waiting[-1].due != due:
+            self.waiting.append(_Waiting(due, [], np.zeros_like(present)))
+        self.waiting[-1].batch.append(Correction(features, slope, present.copy()))
+        self.waiting[-1].open |= present
 
     def _release(self, t: int) -> None:
         """Let those learn at once whose round t brought no upload to wait for."""
@@ -288,7 +297,7 @@ class _Party:
         rows = rows & item.open
         if rows.any():
             assert self.local is not None
-            self.local.correct(item.features, item.slope, rows)
+            self.local.correct([part._replace(present=part.present & rows) for part in item.batch])
             item.open &= ~rows
 
 
@@ -297,9 +306,8 @@ class _Waiting:
     """A local update on hold: it is due when the upload of round ``due`` is inside a received model."""
 
     due: int
-    features: Array
-    slope: Array
-    open: Array  # rows not yet applied
+    batch: list[Correction]  # one a round of the mini-batch
+    open: Array  # clients to whom it is not yet applied
 
 
 def _merge(rounds: Sequence[Round], who: Sequence[Array]) -> Round:

@@ -5,7 +5,8 @@
 rate of arithmetic coding", 2013.
 [SLF14] Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
 
-The bytes, all little-endian: b block norms (float32), the packed codes (uint32 words), a CRC-32 of both.
+The bytes, all little-endian: b block norms (float32), the packed codes, a CRC-32 of both. Codes are uint32 words and
+the last pile of digits without its leading zero bytes (see ``_pack``): 1 to 8 bytes alone, 5 to 8 after words.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Quantizer:
         total, digits = np.zeros(dim), np.empty(dim, np.uint32)
         for data in messages:
             words = self._words(data)
-            if not _add_decoded(words, self.blocks, self.levels, digits, total):
-                raise ValueError(self._fault(words, dim))
+            if words is None or not _add_decoded(words, self.blocks, self.levels, digits, total):
+                raise ValueError(self._fault(data, dim))
         return total
 
     def variance(self, vector: npt.ArrayLike) -> float:
@@ -93,11 +94,16 @@ class Quantizer:
         self._check_dim(dim)
         return 32 * self.blocks + dim * (1 + math.log2(self.levels + 1))
 
+    def payload_bits(self, data: bytes) -> int:
+        """Return what norms and codes of a message take: it without its check and what fills up its last byte."""
+        first = 4 * self.blocks
+        return 8 * first + int.from_bytes(data[first:-_CHECK_BYTES], "little").bit_length()
+
     def _encode(self, vectors: Array, seeds: Array) -> tuple[bytes, ...]:
         norms, words, counts = _encode(vectors, self.blocks, self.levels, seeds)
         _check_norms(norms, vectors)
         norms, words = norms.astype("<f4", copy=False), words.astype("<u4", copy=False)
-        bodies = (norms[n].tobytes() + words[n, :count].tobytes() for n, count in enumerate(counts))
+        bodies = (norms[n].tobytes() + _trimmed(words[n, :count].tobytes()) for n, count in enumerate(counts))
         return tuple(body + _check(body) for body in bodies)
 
     def _checked(self, vector: npt.ArrayLike) -> Array:
@@ -110,23 +116,34 @@ class Quantizer:
         if self.blocks > dim:
             raise ValueError(f"blocks must be at most the dimension {dim}, got {self.blocks}")
 
-    def _words(self, data: bytes) -> Array:
-        """Return data that passes its check as words: the norms, the packed codes, the check."""
-        least = 4 * self.blocks + 4 * _PILE_WORDS + _CHECK_BYTES
-        if len(data) < least or len(data) % 4:
-            raise ValueError(f"data must have a multiple of 4 and at least {least} bytes, got {len(data)}")
+    def _words(self, data: bytes) -> Array | None:
+        """Return data that passes its check as words, norms then codes; None if these are not as ``_trimmed`` cuts."""
+        first = 4 * self.blocks
+        least = first + 1 + _CHECK_BYTES
+        if len(data) < least:
+            raise ValueError(f"data must have at least {least} bytes, got {len(data)}")
         check, wanted = data[-_CHECK_BYTES:], _check(data[:-_CHECK_BYTES])
         if check != wanted:
             raise ValueError(f"data must end with its CRC-32, {wanted.hex()}, got {check.hex()}")
-        return np.frombuffer(data, "<u4").astype(np.uint32, copy=False)
+        codes = data[first:-_CHECK_BYTES]
+        padded = codes.ljust(max(-(-len(codes) // 4), _PILE_WORDS) * 4, b"\0")
+        if _trimmed(padded) != codes:
+            return None
+        return np.frombuffer(data[:first] + padded, "<u4").astype(np.uint32, copy=False)
 
-    def _fault(self, words: Array, dim: int) -> str:
-        """Return what is wrong with words that cannot be decoded."""
-        norms = words[: self.blocks].view(np.float32)
+    def _fault(self, data: bytes, dim: int) -> str:
+        """Return what is wrong with a message that cannot be decoded."""
+        norms = np.frombuffer(data[: 4 * self.blocks], "<f4")
         wrong = norms[~(np.isfinite(norms) & (norms >= 0))]
         if wrong.size:
             return f"data must hold norms that are finite and at least 0, got {wrong[0]}"
-        return f"data must hold {dim} codes from {-self.levels} to {self.levels}, got other words"
+        return f"data must hold {dim} codes from {-self.levels} to {self.levels}, got other bytes"
+
+
+def _trimmed(words: bytes) -> bytes:
+    """Return packed words without the zero bytes at their end, as many as leave their number of words known."""
+    size = max(1 if len(words) == 4 * _PILE_WORDS else len(words) - 3, len(words.rstrip(b"\0")))
+    return words[:size]
 
 
 class OFedIQParameters(NamedTuple):
@@ -349,7 +366,7 @@ def _add_decoded(words: Array, blocks: int, levels: int, digits: Array, total: A
     for norm in norms:
         if not 0.0 <= norm < np.inf:
             return False
-    if not _unpack(words[blocks : words.size - 1], 2 * levels + 1, digits):
+    if not _unpack(words[blocks:], 2 * levels + 1, digits):
         return False
     _add_values(digits, norms, levels, total)
     return True

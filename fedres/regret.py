@@ -2,6 +2,8 @@
 
 [FedRes] Agarwal, Langford and Wei 2020, "Federated Residual Learning".
 [FedOMD] Mitra, Hassani and Pappas, "Online Federated Learning".
+[FedSEA] Sahu, Jawanpuria and Sharma 2026, "FedSEA: Achieving Benefit of Parallelization in Federated Online
+Learning".
 [OFedIQ] Kwon, Park and Hong, "Tighter Regret Analysis and Optimization of Online Federated Learning".
 The comparator is the same all along the curve: the best model of the whole horizon.
 """
@@ -60,6 +62,42 @@ def mean_regret(
         scored = _mean_losses(np.vstack([models, comparator]), features[t], label[t], loss)
         gaps[t] = scored[:-1].mean() - scored[-1]
     return np.cumsum(gaps)
+
+
+def average_iterate_regret(weights: Array, features: Array, label: Array, comparator: Array, loss: Loss) -> Array:
+    """Return Σ_t ℓ_t(x_t) − ℓ_t(u) of x_t = 1/M Σ_m x_{t,m}, the average that no client plays [FedSEA, eq. 12 and 14].
+
+    For quadratics of curvature L, ``mean_regret`` is this and L/2 Σ_t V_t, V_t the mean of ‖x_{t,m} − x_t‖².
+    """
+    weights = checks.array("weights", weights, (None, None, None))
+    average = np.repeat(weights.mean(axis=1, keepdims=True), weights.shape[1], axis=1)
+    return mean_regret(average, features, label, comparator, loss)
+
+
+class AverageIterate:
+    """x̂_T = 1/(mT) Σ_t Σ_i x_{i,t}, the predictor whose risk [FedOMD, theorem 3, eq. 14] bounds, as a running mean.
+
+    >>> average = AverageIterate()
+    >>> average.add(np.array([[1.0, 0.0], [3.0, 0.0]]))
+    >>> average.add(np.array([[0.0, 4.0], [0.0, 4.0]]))
+    >>> average.weights
+    array([1., 2.])
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._total: float | Array = 0.0
+
+    def add(self, weights: Array) -> None:
+        """Take in what m clients predicted with in one round, (m, D): ``Round.weights``."""
+        self._total = self._total + checks.array("weights", weights, (None, None)).mean(axis=0)
+        self.rounds += 1
+
+    @property
+    def weights(self) -> Array:
+        if not self.rounds:
+            raise ValueError("weights must be added before they are averaged, got none")
+        return np.asarray(self._total / self.rounds)
 
 
 def log_log_slope(x: Array, y: Array) -> tuple[float, float]:

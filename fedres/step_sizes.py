@@ -90,9 +90,12 @@ def fedres_sgd(
     delay: float,
     smoothness: float,
     gradient_bound: float,
+    batch: int = 1,
 ) -> tuple[float, Array]:
-    """Return † (η, η_i) for [FedRes, theorem 2]: near the steps that minimise its bound."""
+    """Return † (η, η_i) for [FedRes, theorem 2]: near the steps that minimise its bound, also with mini-batches."""
     norms = checks.array("local_norms", local_norms, (None,))
+    if batch > 1:
+        n_rounds, variance, delay = n_rounds // batch, variance / batch, math.ceil(delay / batch) + 1
     if variance <= 0 and delay <= 0:
         raise ValueError(f"variance or delay must be positive, got {variance} and {delay}")
 
@@ -103,6 +106,27 @@ def fedres_sgd(
         return min(noisy, (norm**2 / bent) ** (1 / 3) if bent > 0 else math.inf)
 
     return step(global_norm, len(norms)), np.array([step(norm, 1) for norm in norms])
+
+
+def fedres_bandit_period(
+    *,
+    n_rounds: int,
+    n_actions: int,
+    global_norm: float,
+    local_norms: Array,
+    variance: float,
+    smoothness: float,
+    gradient_bound: float,
+    radius: float,
+) -> int:
+    """Return B of [FedRes, theorem 3, appendix D], a whole number: how often to explore, whatever the delay."""
+    norms = checks.array("local_norms", local_norms, (None,))
+    T, P, K = n_rounds, len(norms), n_actions
+    size = (global_norm**2 + float((norms**2).sum())) * variance
+    noisy = float(P * T / (K**4 * size)) ** (1 / 5) if size > 0 else math.inf
+    bent = T ** (1 / 4) / float(K**6 * smoothness * radius**4 * gradient_bound**2) ** (1 / 8)
+    ends = T ** (1 / 3) / float(K**2 * radius * gradient_bound) ** (1 / 3)
+    return max(1, math.floor(float(min(noisy, bent, ends))))
 
 
 def fedogd(*, n_rounds: int, comparator_norm: float, sigma_diff2: float, smoothness: float) -> float:

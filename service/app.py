@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from service.errors import ApiError
 from service.http.admin import loop_routes, service_routes
 from service.http.devices import device_routes
+from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
 from service.http.limits import Limits
@@ -48,7 +49,9 @@ class App(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(machine: Machine, status: Status, *, keys: Keys, limits: Limits | None = None) -> FastAPI:
+def create_app(
+    machine: Machine, status: Status, *, keys: Keys, limits: Limits | None = None, hosts: Hosts | None = None
+) -> FastAPI:
     """Return the application of a ranker."""
     limits = limits or Limits()
     app = App(
@@ -70,7 +73,7 @@ def create_app(machine: Machine, status: Status, *, keys: Keys, limits: Limits |
         app.add_exception_handler(kind, _failed)
     made = document(app, declared, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    app.first = Router(app.rest, [*declared, *fastapi_routes()], keys=keys, limits=limits)
+    app.first = Router(app.rest, [*declared, *fastapi_routes()], keys=keys, limits=limits, hosts=hosts or Hosts())
     return app
 
 

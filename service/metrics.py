@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,16 +24,44 @@ commits = Histogram("fedres_log_commit_records", "Records in a commit of the log
 batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
-_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+class _Tally:
+    """Requests of one kind that are counted here, and not yet where all processes can see them."""
+
+    __slots__ = ("_counter", "_histogram", "buckets", "seconds")
+
+    def __init__(self, path: str, method: str, status: int) -> None:
+        self._counter, self._histogram = _requests.labels(path, method, str(status)), _seconds.labels(path)
+        self.seconds, self.buckets = 0.0, [0] * (len(BUCKETS) + 1)
+
+    def flush(self) -> None:
+        n = sum(self.buckets)
+        if not n:
+            return
+        self._counter.inc(n)
+        self._histogram._sum.inc(self.seconds)  # `observe` takes one value at a time
+        for bucket, count in zip(self._histogram._buckets, self.buckets, strict=True):
+            if count:
+                bucket.inc(count)
+        self.seconds, self.buckets = 0.0, [0] * len(self.buckets)
+
+
+_tallies: dict[tuple[str, str, int], _Tally] = {}
 
 
 def count_request(path: str, method: str, status: int, seconds: float) -> None:
-    """Count a request that took so long."""
-    found = _children.get((path, method, status))
-    if found is None:
-        found = _children[path, method, status] = _requests.labels(path, method, str(status)), _seconds.labels(path)
-    found[0].inc()
-    found[1].observe(seconds)
+    """Count a request that took so long; other processes see it after ``flush_requests``: shared memory is slow."""
+    tally = _tallies.get((path, method, status))
+    if tally is None:
+        tally = _tallies[path, method, status] = _Tally(path, method, status)
+    tally.seconds += seconds
+    tally.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+
+def flush_requests() -> None:
+    """Let all processes see what was counted."""
+    for tally in _tallies.values():
+        tally.flush()
 
 
 LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grows, help)

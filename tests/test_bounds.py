@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from fedres import bounds
+from fedres import bounds, step_sizes
 from fedres.comparators import best_fixed
 from fedres.heterogeneity import sigma_diff2
 from fedres.losses import Squared
@@ -36,6 +36,66 @@ def test_fedres_bound_adds_its_five_terms():
     drift = 0.3 / 2 * 10 * ((1.5**2 + 0.15**2) * 1 + (1.5**2 + 0.3**2) * 10)
     ends = 15 * 4 * 1.5 * (1 + 4)
     assert found == pytest.approx((start + noise + drift + ends) / 20)
+
+
+FEDRES = {
+    "global_norm": 2.0,
+    "local_norms": np.array([1.0, 3.0]),
+    "smoothness": 0.3,
+    "gradient_bound": 1.5,
+    "radius": 4.0,
+}
+
+
+def test_mini_batches_are_theorem_2_on_fewer_rounds_of_less_noise():
+    """Section 4: T/b rounds, σ²/b, and delays of ⌈τ/b⌉ + 1 batches."""
+    steps = {"step_size": 0.5, "local_step_sizes": 0.1}
+    found = bounds.fedres_sgd(n_rounds=1000, variances=6.0, delays=np.array([0, 7]), batch=5, **steps, **FEDRES)
+    by_hand = bounds.fedres_sgd(n_rounds=200, variances=1.2, delays=np.array([1, 3]), **steps, **FEDRES)
+    assert found == pytest.approx(by_hand)
+
+
+def test_batches_shorter_than_the_delay_cost_lower_order_terms_only():
+    """At the steps for it, the bound with b = 20 and τ = 40 nears that without batches as T grows."""
+    given = {key: FEDRES[key] for key in ("global_norm", "local_norms", "smoothness", "gradient_bound")}
+    ratio = []
+    for T in (10**5, 10**9):
+        found = []
+        for b in (1, 20):
+            eta, own = step_sizes.fedres_sgd(n_rounds=T, variance=2.0, delay=40, batch=b, **given)
+            steps = {"step_size": eta, "local_step_sizes": own}
+            found.append(bounds.fedres_sgd(n_rounds=T, variances=2.0, delays=40, batch=b, **steps, **FEDRES))
+        ratio.append(found[1] / found[0])
+    assert abs(ratio[1] - 1) < 0.05
+    assert abs(ratio[1] - 1) < abs(ratio[0] - 1)
+
+
+def test_erm_rate_shares_the_global_dimensions_and_forgets_the_delay():
+    given = {"n_rounds": 10**8, "variance": 0.25, "smoothness": 1.0, "radius": 2.0}
+    found = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=0, **given)
+    alone = bounds.fedres_erm_rate(global_dim=0, local_dims=np.full(9, 100), delay=0, **given)
+    assert found == pytest.approx(math.sqrt(180 * 0.25 / 9e8) + 180 / 1e8)
+    assert found / alone == pytest.approx(math.sqrt(180 / 900), rel=0.01)
+    late = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=16, **given)
+    assert late - found == pytest.approx(5 * (16 / 1e8) ** 0.75 + 5 * 16 / 1e8)
+
+
+def test_bandit_bound_is_the_price_of_exploring_and_the_error_of_the_model():
+    steps = {"step_size": 0.5, "local_step_sizes": 0.1, "variances": 2.0}
+    found = bounds.fedres_bandit(n_rounds=10_000, n_actions=3, period=10, delays=np.array([0, 25]), **steps, **FEDRES)
+    error = bounds.fedres_sgd(n_rounds=1000, delays=np.array([0, 3]), **steps, **FEDRES)
+    assert found == pytest.approx(1 / 10 + 2 * 3 * math.sqrt(error))
+
+
+def test_the_papers_period_is_the_least_of_three_whatever_the_delay():
+    """With much noise B = (PT/(K⁴‖w‖²σ²))^(1/5); without any, one of the two that depend on γ, D and G."""
+    given = {**FEDRES, "variance": 50.0}
+    found = step_sizes.fedres_bandit_period(n_rounds=10**9, n_actions=2, **given)
+    assert found == math.floor((2e9 / (16 * (4 + 1 + 9) * 50)) ** 0.2)
+    assert step_sizes.fedres_bandit_period(n_rounds=2**20, n_actions=2, **{**given, "variance": 0.0}) == math.floor(
+        min(2**5 / (64 * 0.3 * 256 * 2.25) ** 0.125, 2 ** (20 / 3) / (4 * 4 * 1.5) ** (1 / 3))
+    )
+    assert step_sizes.fedres_bandit_period(n_rounds=10, n_actions=9, **given) == 1
 
 
 def test_at_their_best_step_the_ofediq_family_has_the_constants_of_corollary_1():
@@ -133,6 +193,52 @@ def test_fedsea_step_beyond_lemma_4_is_refused(period, limit):
     assert bounds.fedsea_convex(**given, step_size=limit) > 0
     with pytest.raises(ValueError, match="step_size must be at most"):
         bounds.fedsea_convex(**given, step_size=limit * 1.001)
+
+
+STRONG = {"n_clients": 4, "distance": 2.0, "mu": 0.5, "smoothness": 1.5, "variance": 3.0}
+
+
+def test_strongly_convex_fedsea_bound_grows_with_log_t_and_its_coefficient_only():
+    """From T to 100 T: (σ²/M + 4LK²) ln(100)/μ, over 1 − a with a = 2Lη_1; spatial heterogeneity adds nothing."""
+    at = [
+        bounds.fedsea_strongly_convex(**STRONG, n_rounds=T, spatial=9.0, temporal=0.5, period=1) for T in (10**4, 10**6)
+    ]
+    a = 2 * 1.5 * 2 / (0.5 * (1 + 16 * 3))
+    expected = (3 / 4 + 4 * 1.5 * 0.5) * math.log(100) / 0.5 / (1 - a)
+    assert at[1] - at[0] == pytest.approx(expected, rel=0.01)
+    rare = [
+        bounds.fedsea_strongly_convex(**STRONG, n_rounds=T, spatial=z, temporal=0.5, period=5)
+        for z in (0.0, 9.0)
+        for T in (10**5, 10**6)
+    ]
+    assert rare[3] - rare[1] == pytest.approx(rare[2] - rare[0], rel=0.01)  # the same at both horizons
+    assert rare[2] > rare[0]
+
+
+def test_strongly_convex_fedsea_bound_without_local_steps_is_its_sum():
+    T, shift = 50, 16 * 3
+    eta = [2 / (0.5 * (t + shift)) for t in range(1, T + 1)]
+    virtual = 0.5 * shift * 4 / 4 + sum(eta) / 2 * (3 / 4 + 4 * 1.5 * 0.7)
+    found = bounds.fedsea_strongly_convex(**STRONG, n_rounds=T, spatial=9.0, temporal=0.7, period=1)
+    assert found == pytest.approx(virtual / (1 - 2 * 1.5 * eta[0]))
+
+
+@pytest.mark.parametrize(("mu", "period"), [(0.5, 1), (0.5, 5), (3.0, 5)])
+def test_first_coefficient_of_the_strongly_convex_fedsea_bound_is_at_most_a_half(mu, period):
+    """What the shift of the steps is for: with a large distance alone, S is μ t_s D²/4 over at least ½."""
+    given = {**STRONG, "mu": mu, "smoothness": 3.0, "variance": 0.0, "distance": 1e6}
+    kappa, local = 3.0 / mu, period - 1
+    shift = max(16 * kappa, 8 * kappa * local, 18.6 * kappa**1.5 * local)
+    start = mu * shift * 1e12 / 4
+    found = bounds.fedsea_strongly_convex(**given, n_rounds=10, spatial=0.0, temporal=0.0, period=period)
+    assert start < found < 2 * start * (1 + 3 / 2 * 12 * 3 / (16 * 9) / (1 - 6 / 16))
+
+
+def test_excess_risk_of_fedomd_is_its_formula():
+    found = bounds.fedomd_excess_risk(
+        n_rounds=400, n_clients=5, diameter=3.0, lipschitz=2.0, period=4, loss_bound=6.0, failure=0.1
+    )
+    assert found == pytest.approx(5 * 2 * 3 * 0.1 + 2 * 6 * math.sqrt(2 / 400 * math.log(100)))
 
 
 def test_gradient_noise_is_what_every_draw_of_clients_and_batches_gives_on_average():

@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 
 from fedres import (
+    Channel,
     Each,
     Example,
+    Faults,
     Federation,
     LinearLearner,
     LocalLeastSquares,
     LocalSGD,
+    Logistic,
     Network,
     Site,
+    Uniform,
     Up,
     delayed_sites,
     global_learner,
@@ -85,6 +89,60 @@ def test_a_caller_may_use_its_buffers_again(options):
 def test_a_local_model_must_descend_the_same_loss():
     with pytest.raises(ValueError, match="local must have the loss of the shared model, Logistic"):
         federation(local=local_sgd, loss="logistic")
+
+
+@pytest.mark.parametrize("timing", ["aligned", "immediate"])
+def test_vws_squared_loss_is_refused_beside_a_logistic_shared_model(timing):
+    for group in (lambda who: Each([LinearLearner(2) for _ in who]), lambda who: LocalLeastSquares(2, len(who))):
+        with pytest.raises(ValueError, match=r"local must have the loss of the shared model, Logistic.*got Squared"):
+            federation(local=group, loss="logistic", local_timing=timing)
+    federation(local=lambda who: LocalSGD(2, len(who), loss=Logistic()), loss="logistic", local_timing=timing)
+
+
+def test_learners_of_different_losses_are_refused():
+    class LogisticLearner(LinearLearner):
+        loss = Logistic()
+
+    with pytest.raises(ValueError, match="learners must descend one loss"):
+        federation(local=lambda who: Each([LinearLearner(2), LogisticLearner(2), LinearLearner(2)]))
+
+
+def test_client_weights_are_vws_importance_weights_for_local_learners():
+    """Each client's own learner steps as one with that importance weight would, whenever it learns."""
+    weights = np.array([0.5, 1.0, 4.0])
+    for timing in ("aligned", "immediate"):
+        learners = [LinearLearner(2) for _ in range(K)]
+        host = federation(
+            local=lambda _, given=learners: Each(given), client_weights=weights, step_size=1e-12, local_timing=timing
+        )
+        twins = [LinearLearner(2) for _ in range(K)]
+        for twin, weight in zip(twins, weights, strict=True):
+            twin.weigh(weight)
+        for example in rounds(20):
+            host.play(example)
+            for twin, x, y in zip(twins, example.local_features, example.label, strict=True):
+                twin.learn(x, y)
+        host.known_to(0)  # delivers what the last round waits for
+        found = np.array([learner.weights for learner in learners])
+        assert found == pytest.approx(np.array([twin.weights for twin in twins]), rel=1e-4, abs=1e-5)
+
+
+def test_what_was_heard_is_forgotten_once_no_copy_is_on_its_way():
+    """Uploads come twice and overtake each other for 400 rounds: each counts once, and memory stays small."""
+    rng = np.random.default_rng(0)
+    faults = Faults(loss=0.1, duplication=0.5, rng=rng.spawn(1)[0])
+    uplink = Channel(Uniform(0, 8, rng.spawn(1)[0]), faults=faults)
+    learner = global_learner("fedogd", dim=2, n_clients=K, step_size=0.01)
+    host, counted = Federation(learner, [Site(np.arange(K), uplink)]), []
+    receive = host.server.receive
+    host.server.receive = lambda up: (counted.append(up.t), receive(up))
+    largest = 0
+    for example in rounds(400):
+        host.play(example)
+        largest = max(largest, len(host.parties[0].heard))
+    assert len(counted) == len(set(counted)) >= uplink.sent - uplink.lost - 9
+    assert uplink.duplicated > 100
+    assert largest <= 9  # no copy is more than 8 rounds late
 
 
 def test_late_gradients_are_for_linear_local_models():

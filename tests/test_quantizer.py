@@ -41,9 +41,12 @@ def errors(vector: Array, quantizer: Quantizer, draws: int, seed: int) -> Array:
     return np.array([quantizer.decode(quantizer.encode(vector, rng), vector.size) for _ in range(draws)]) - vector
 
 
-def sealed(norms: list[float], words: list[int]) -> bytes:
-    """Return data with a right check around whatever it holds."""
-    body = np.array(norms, "<f4").tobytes() + np.array(words, "<u4").tobytes()
+def sealed(norms: list[float], codes: list[int] | bytes) -> bytes:
+    """Return data with a right check around whatever it holds: bytes as they are, words without zeros at their end."""
+    if not isinstance(codes, bytes):
+        size = 1 if len(codes) == 2 else 4 * len(codes) - 3
+        codes = np.array(codes, "<u4").tobytes().rstrip(b"\0").ljust(size, b"\0")
+    body = np.array(norms, "<f4").tobytes() + codes
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
@@ -138,7 +141,7 @@ def test_the_bytes_depend_on_the_vector_and_the_generator_alone() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("dim", [1, 2, 7, 40, 650])
+@pytest.mark.parametrize("dim", [1, 2, 7, 17, 40, 650])
 def test_packed_bytes_stay_within_the_papers_bits(dim: int) -> None:
     assert_sizes(range(1, 1001), dim)
 
@@ -155,9 +158,12 @@ def assert_sizes(all_levels: range | list[int], dim: int) -> None:
         for blocks in {1, -(-dim // 30), dim}:
             quantizer = Quantizer(levels, blocks)
             for signs in (vector, np.abs(vector), -np.abs(vector)):
-                size = len(quantizer.encode(signs, rng))
-                assert size <= 1.03 * quantizer.bits(dim) / 8 + 12
-                assert size <= 4 * blocks + dim * math.log2(2 * levels + 1) / 8 + 12
+                data = quantizer.encode(signs, rng)
+                bits = quantizer.payload_bits(data)
+                if dim >= 17:
+                    assert bits <= 1.03 * quantizer.bits(dim)
+                assert bits <= 32 * blocks + dim * math.log2(2 * levels + 1) + 2
+                assert len(data) <= max(bits / 8, 4 * blocks + 1) + 6  # the check, and at most two bytes to fill up
 
 
 @pytest.mark.parametrize("levels", [1, 2, 2**16, 2**24, 2**29])
@@ -212,8 +218,11 @@ def test_data_of_another_dimension_is_refused(dim: int) -> None:
 def test_words_left_over_or_missing_are_refused_behind_a_right_check() -> None:
     quantizer = Quantizer(3, 1)
     data = quantizer.encode(np.random.default_rng(15).normal(size=50), np.random.default_rng(16))
-    norm, words = norms_of(data, quantizer).tolist(), np.frombuffer(data[4:-4], "<u4").tolist()
-    assert quantizer.decode(sealed(norm, words), 50).shape == (50,)
+    codes = data[4:-4]
+    norm, words = norms_of(data, quantizer).tolist(), np.frombuffer(codes + bytes(-len(codes) % 4), "<u4").tolist()
+    assert sealed(norm, words) == data
+    with pytest.raises(ValueError, match="50 codes from -3 to 3"):
+        quantizer.decode(sealed(norm, codes + bytes(-len(codes) % 4 or 4)), 50)  # zeros that packing leaves out
     for wrong in ([0, *words], [7, *words], words[1:], [*words, 0, 0], [*words[:-2], 0, 0]):
         with pytest.raises(ValueError, match="50 codes from -3 to 3"):
             quantizer.decode(sealed(norm, wrong), 50)

@@ -53,6 +53,10 @@ class Seat:
         if self.learner is not None:
             self.learner.see(label)
 
+    def weigh(self, importance: float) -> None:
+        if self.learner is not None:
+            self.learner.weigh(importance)
+
     def empty(self) -> None:
         """Let the client go."""
         free(self.learner)

@@ -16,7 +16,7 @@ from fedres.checks import Array
 from fedres.global_learners.base import Server, Setting, body_of
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import needs_squared_loss
-from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, step
+from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, weighted_step
 from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.paced import PRIOR
 from fedres.messages import Down, Triplet, Up
@@ -95,10 +95,13 @@ class FedResAdaGradServer(Server):
 def learn(
     state: Array, indices: Array, shift: int, values: Array, label: Real, offset: Real, weight: Real, rate: Real
 ) -> Real:
-    """Take the step of one residual, in a model without a constant; return the joint prediction before it."""
+    """Take the step of one residual of VW's importance weight ``weight``; return the joint prediction before it.
+
+    The model has no constant.
+    """
     see(state, label)
     none = np.float32(0)
     prediction = clamp(state, joint(state, indices, shift, values, none, offset))
-    error = (np.float32(label) - prediction) * np.float32(weight)
-    step(state, indices, shift, values, none, error, rate)
+    error = np.float32(label) - prediction
+    weighted_step(state, indices, shift, values, none, error, rate, np.float32(weight))
     return prediction

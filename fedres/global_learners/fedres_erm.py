@@ -3,14 +3,16 @@
 [FedRes] A. Agarwal, J. Langford, C.-Y. Wei. Federated Residual Learning. 2020.
 
 The paper uploads every raw sample (x^g, x^l, y) and the local weights w_i. For squared loss the server needs less to
-make the same models: x^g, y, and the d numbers Σ_s x^g_s (x^l_s·w_i). That is what we send. Unlike FedRes.SGD it still
-shows the server each label and global feature, and sums that follow the local model closely. Every upload must arrive:
-a lost one leaves the sums of the two sides apart.
+make the same models: x^g, y, and the d numbers Σ_s x^g_s (x^l_s·w_i). That is what we send; a client without data in
+a round has refitted w_i to a new w^g all the same (algorithm 1), and sends those d numbers alone. Unlike FedRes.SGD it
+still shows the server each label and global feature, and sums that follow the local model closely. Every upload must
+arrive: a lost one leaves the sums of the two sides apart.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedres import checks
 from fedres.checks import Array
 from fedres.global_learners.base import Client, Observed, Server, Setting, body_of
 from fedres.least_squares import fit, needs_squared_loss
+from fedres.local_learners.protocol import Correction
 from fedres.messages import BITS_PER_REAL, Down, Statistics, Up
 from fedres.mirror_maps import Ball
 
@@ -68,6 +71,7 @@ class FedResERMClient(Client):
         self.cross = np.zeros((n, local, d))  # LG: Σ x^l x^gᵀ
         self.target = np.zeros((n, local))  # Σ x^l y
         self.local_features: Array | None = None
+        self.active = np.zeros(n, dtype=bool)  # who has had data: only they have a w_i to tell of
         self.stale = False
 
     def receive(self, down: Down) -> None:
@@ -86,11 +90,14 @@ class FedResERMClient(Client):
         shape = (len(self.who), self.learner.local_dim)
         self.local_features = checks.array("local_features", features, shape)
 
-    def correct(self, features: Array, slope: Array, present: Array) -> None:
+    def correct(self, batch: Sequence[Correction]) -> None:
         raise ValueError("local_timing must be 'immediate' for fedres-erm, which refits samples: got 'aligned'")
 
     def see(self, label: Array, present: Array) -> None:
         """Nothing to note: these predictions have no range."""
+
+    def weigh(self, importance: Array) -> None:
+        """Nothing to note: the minimiser of λ_i times a loss is that of the loss."""
 
     def take_in(self, t: int, seen: Observed) -> Up | None:
         if self.local_features is None:
@@ -101,13 +108,14 @@ class FedResERMClient(Client):
         self.cross += local[:, :, None] * seen.features[:, None, :]
         self.target += local * seen.label[:, None]
         self.stale = True
-        rows = seen.present
+        self.active |= seen.present
+        rows = self.active
         if not rows.any():
             return None
         coupling = np.einsum("nl,nld->nd", self.local_weights[rows], self.cross[rows])
         body = Statistics(seen.features[rows], seen.label[rows], coupling)
-        bits = BITS_PER_REAL * (2 * self.learner.model.dim + 1)
-        return Up(t, self.who[rows], "statistics", self.version, body, bits)
+        reals = self.learner.model.dim * (1 + seen.present[rows]) + seen.present[rows]  # coupling; x^g and y if any
+        return Up(t, self.who[rows], "statistics", self.version, body, BITS_PER_REAL * reals)
 
     def _refit(self) -> None:
         """Solve [FedRes, eq. 2] for every client, once per new sample or shared model."""

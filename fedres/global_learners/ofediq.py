@@ -102,7 +102,7 @@ class OFedIQClient(Client):
         if self.quantizer is None:
             return Up(t, who, "gradient", self.version, message, BITS_PER_REAL * message.shape[1])
         packed = self.quantizer.encode_rows(message, _seeds(self.learner.seed, t, who))
-        bits = np.array([8 * len(data) for data in packed])
+        bits = np.array([self.quantizer.payload_bits(data) for data in packed])
         return Up(t, who, "quantised gradient", self.version, packed, bits)
 
 

@@ -130,11 +130,9 @@ def in_a_row(indices: Array) -> bool:
 
 
 @bare_kernel
-def _step_in_a_row(state: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
+def _step_in_a_row(state: Array, shift: int, values: Array, constant: Real, squared_slope: Real, pull: Real) -> None:
     """Do so for the weights ``shift``, ``shift + 1``, ...: side by side, which is faster."""
     dim, n = dim_of(state), values.size
-    squared_slope = np.float32(4) * error * error
-    pull = np.float32(2) * error * np.float32(rate)
     weights, sums = state[2 + shift : 2 + shift + n], state[3 + dim + shift : 3 + dim + shift + n]
     for k in range(n):
         x = np.float32(values[k])
@@ -150,15 +148,24 @@ def _step_in_a_row(state: Array, shift: int, values: Array, constant: Real, erro
 
 
 @bare_kernel
-def step(state: Array, indices: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
-    """Take the step of label − prediction = ``error``."""
-    if not error * error > 0:
+def weighted_step(
+    state: Array,
+    indices: Array,
+    shift: int,
+    values: Array,
+    constant: Real,
+    error: Real,
+    rate: Real,
+    importance: Real,
+) -> None:
+    """Take that step for an example of VW's importance weight h: h times the pull, and h times the squared slope."""
+    if not importance * error * error > 0:
         return
+    squared_slope = importance * (np.float32(4) * error * error)
+    pull = np.float32(2) * error * (np.float32(rate) * importance)
     if in_a_row(indices):
-        _step_in_a_row(state, shift + indices[0], values, constant, error, rate)
+        _step_in_a_row(state, shift + indices[0], values, constant, squared_slope, pull)
         return
-    squared_slope = np.float32(4) * error * error
-    pull = np.float32(2) * error * np.float32(rate)
     for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
         if np.float32(values[k]) != 0:
             _accumulate(state, shift + indices[k], np.float32(values[k]), squared_slope)
@@ -169,3 +176,9 @@ def step(state: Array, indices: Array, shift: int, values: Array, constant: Real
             _move(state, shift + indices[k], np.float32(values[k]), pull)
     if constant != 0:
         _move(state, dim_of(state), np.float32(constant), pull)
+
+
+@bare_kernel
+def step(state: Array, indices: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
+    """Take the step of label − prediction = ``error``."""
+    weighted_step(state, indices, shift, values, constant, error, rate, np.float32(1))

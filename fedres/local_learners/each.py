@@ -8,7 +8,8 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.protocol import LocalLearner
+from fedres.local_learners.protocol import Correction, LocalLearner
+from fedres.losses import Loss, Squared
 
 
 class Each:
@@ -18,6 +19,14 @@ class Each:
         if not learners:
             raise ValueError("learners must hold at least one learner, got none")
         self.learners = tuple(learners)
+
+    @property
+    def loss(self) -> Loss:
+        """What the learners descend; squared, as VW does, for one that does not say."""
+        losses = {getattr(learner, "loss", Squared()) for learner in self.learners}
+        if len(losses) > 1:
+            raise ValueError(f"learners must descend one loss, got {losses}")
+        return losses.pop()
 
     def score(self, features: Array) -> Array:
         """Return the local parts, (n,)."""
@@ -40,13 +49,20 @@ class Each:
         for client, x, y, part in zip(clients, rows, labels, offsets, strict=True):
             self.learners[client].learn(x, y, part)
 
-    def correct(self, features: Array, slope: Array, present: Array) -> None:
-        """Take the step of an earlier prediction for each client that is present."""
-        clients = self._clients(present)
-        rows = self._present("features", features, clients, 2)
-        slopes = self._present("slope", slope, clients, 1)
-        for client, x, its_slope in zip(clients, rows, slopes, strict=True):
-            self.learners[client].correct(x, its_slope)
+    def correct(self, batch: Sequence[Correction]) -> None:
+        """Take the steps of earlier predictions, round by round, for each client that is present."""
+        for features, slope, present in batch:
+            clients = self._clients(present)
+            rows = self._present("features", features, clients, 2)
+            slopes = self._present("slope", slope, clients, 1)
+            for client, x, its_slope in zip(clients, rows, slopes, strict=True):
+                self.learners[client].correct(x, its_slope)
+
+    def weigh(self, importance: Array) -> None:
+        """Tell each client's learner its weight in the loss."""
+        weights = checks.array("importance", importance, (len(self.learners),))
+        for learner, weight in zip(self.learners, weights.tolist(), strict=True):
+            learner.weigh(weight)
 
     def see(self, label: Array, present: Array) -> None:
         """Take note of the labels of the clients that are present."""

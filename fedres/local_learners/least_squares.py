@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +11,15 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.checks import Array
 from fedres.least_squares import fit
+from fedres.local_learners.protocol import Correction
+from fedres.losses import Squared
 from fedres.mirror_maps import Ball
 
 
 class LocalLeastSquares:
     """w_i ← argmin Σ_s (y_s − offset_s − w·x^l_s)² [FedRes, eq. 5] for n clients, by running sums."""
+
+    loss = Squared()
 
     def __init__(
         self,
@@ -47,8 +52,11 @@ class LocalLeastSquares:
         self.target += used * (label - offset)[:, None]
         self.weights = fit(self.gram, self.target, self.first, self.ridge, self.radius)
 
-    def correct(self, features: Array, slope: Array, present: Array) -> None:
+    def correct(self, batch: Sequence[Correction]) -> None:
         raise ValueError("local_timing must be 'immediate' for least squares, which fits labels: got 'aligned'")
 
     def see(self, label: Array, present: Array) -> None:
         """Nothing to note: these predictions have no range."""
+
+    def weigh(self, importance: Array) -> None:
+        """Nothing to note: the minimiser of λ_i times a loss is that of the loss."""

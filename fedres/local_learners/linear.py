@@ -16,7 +16,7 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, clamp, dim_of, joint, kernel, see, step, valid
+from fedres.local_learners.adagrad import Real, clamp, dim_of, joint, kernel, see, valid, weighted_step
 from fedres.local_learners.protocol import Features
 
 _LARGEST = math.nextafter(2.0**128 - 2.0**103, 0.0)  # the next number up rounds to infinity in 32 bits
@@ -43,24 +43,26 @@ def _predict(state: Array, indices: Array, values: Array, offset: Real) -> Real:
 
 
 @kernel
-def _learn(state: Array, indices: Array, values: Array, label: Real, offset: Real, rate: Real) -> bool:
+def _learn(
+    state: Array, indices: Array, values: Array, label: Real, offset: Real, rate: Real, importance: Real
+) -> bool:
     """Take a step; return False, and change nothing, if an argument is invalid."""
     y = np.float32(label)
     if not (np.isfinite(y) and np.isfinite(np.float32(offset)) and valid(indices, values, dim_of(state))):
         return False
     see(state, label)
     error = y - clamp(state, joint(state, indices, 0, values, _ONE, offset))
-    step(state, indices, 0, values, _ONE, error, rate)
+    weighted_step(state, indices, 0, values, _ONE, error, rate, np.float32(importance))
     return True
 
 
 @kernel
-def _correct(state: Array, indices: Array, values: Array, slope: Real, rate: Real) -> bool:
+def _correct(state: Array, indices: Array, values: Array, slope: Real, rate: Real, importance: Real) -> bool:
     """Take a step; return False, and change nothing, if an argument is invalid."""
     error = np.float32(-slope / 2)
     if not (np.isfinite(error) and valid(indices, values, dim_of(state))):
         return False
-    step(state, indices, 0, values, _ONE, error, rate)
+    weighted_step(state, indices, 0, values, _ONE, error, rate, np.float32(importance))
     return True
 
 
@@ -75,7 +77,7 @@ class LinearLearner:
     1.0
     """
 
-    __slots__ = ("_dim", "_rate", "_state")
+    __slots__ = ("_dim", "_importance", "_rate", "_state")
 
     def __init__(self, dim: int, learning_rate: float = 10.0) -> None:
         checks.whole("dim", dim)
@@ -83,6 +85,7 @@ class LinearLearner:
         finite("learning_rate", learning_rate)
         self._dim = dim
         self._rate = learning_rate  # η
+        self._importance = 1.0  # λ_i
         self._state: Array = np.zeros(4 + 2 * dim, dtype=np.float32)
 
     @property
@@ -123,7 +126,7 @@ class LinearLearner:
     def learn(self, features: Features, label: float, offset: float = 0.0) -> None:
         """Take one step on the squared loss of the joint prediction."""
         indices, values = split(features, self._dim)
-        if not _learn(self._state, indices, values, float(label), float(offset), self._rate):
+        if not _learn(self._state, indices, values, float(label), float(offset), self._rate, self._importance):
             finite("label", label)
             finite("offset", offset)
             refuse(indices, values, self._dim)
@@ -131,7 +134,7 @@ class LinearLearner:
     def correct(self, features: Features, slope: float) -> None:
         """Take the step of an earlier prediction whose slope was 2(prediction − label)."""
         indices, values = split(features, self._dim)
-        if not _correct(self._state, indices, values, float(slope), self._rate):
+        if not _correct(self._state, indices, values, float(slope), self._rate, self._importance):
             finite("slope", slope)
             refuse(indices, values, self._dim)
 
@@ -139,6 +142,12 @@ class LinearLearner:
         """Widen the range of predictions to hold ``label``; ``correct`` alone never does."""
         finite("label", label)
         see(self._state, float(label))
+
+    def weigh(self, importance: float) -> None:
+        """Give all further examples VW's importance weight ``importance``; it is no part of the state."""
+        checks.not_negative("importance", importance)
+        finite("importance", importance)
+        self._importance = float(importance)
 
     def get_state(self) -> bytes:
         """Return all that was learned: 12 bytes, then 4 for each of 4 + 2·dim numbers."""
@@ -150,11 +159,12 @@ class LinearLearner:
         self._state = _unpack(state, self._dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._dim, self._rate, self.get_state())
+        return _restore, (self._dim, self._rate, self.get_state(), self._importance)
 
 
-def _restore(dim: int, learning_rate: float, state: bytes) -> LinearLearner:
+def _restore(dim: int, learning_rate: float, state: bytes, importance: float = 1.0) -> LinearLearner:
     learner = LinearLearner(dim, learning_rate)
+    learner.weigh(importance)
     learner.set_state(state)
     return learner
 

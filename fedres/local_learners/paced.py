@@ -57,6 +57,10 @@ class Paced:
         self.quick.see(label)
         self.slow.see(label)
 
+    def weigh(self, importance: float) -> None:
+        self.quick.weigh(importance)
+        self.slow.weigh(importance)
+
     def close(self) -> None:
         """Free what the learners hold outside Python, as VW's do."""
         for learner in (self.quick, self.slow):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from fedres.checks import Array
 
@@ -27,6 +28,17 @@ class LocalLearner(Protocol):
     def see(self, label: float) -> None:
         """Take note of a label, for the range of predictions, without a step; ``learn`` does it by itself."""
 
+    def weigh(self, importance: float) -> None:
+        """Take note of λ_i, the weight of all further examples in the loss."""
+
+
+class Correction(NamedTuple):
+    """One round's late gradients of n clients: features (n, d), slopes ∂ℓ/∂ŷ (n,), and which rows count (n,)."""
+
+    features: Array
+    slope: Array
+    present: Array
+
 
 class LocalGroup(Protocol):
     """The same for n clients at once: features (n, d), everything else (n,); ``present`` says which rows count."""
@@ -34,5 +46,6 @@ class LocalGroup(Protocol):
     def score(self, features: Array) -> Array: ...
     def predict(self, features: Array, offset: Array) -> Array: ...
     def learn(self, features: Array, label: Array, offset: Array, present: Array) -> None: ...
-    def correct(self, features: Array, slope: Array, present: Array) -> None: ...
+    def correct(self, batch: Sequence[Correction]) -> None: ...  # the rounds of one mini-batch, one or more
     def see(self, label: Array, present: Array) -> None: ...
+    def weigh(self, importance: Array) -> None: ...

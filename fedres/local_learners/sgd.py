@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
+from fedres.local_learners.protocol import Correction
 from fedres.losses import Loss, Squared
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.models import Linear, Model
@@ -40,6 +42,7 @@ class LocalSGD:
         checks.has("loss", self.loss, "value", "slope")
         first = np.zeros(self.model.dim) if start is None else checks.array("start", start, (self.model.dim,))
         self.weights = np.tile(first, (n_clients, 1))  # w_i
+        self.importance = np.ones(n_clients)  # λ_i
 
     def score(self, features: Array) -> Array:
         return self.model.predict(self.weights, features)
@@ -48,13 +51,21 @@ class LocalSGD:
         return self.score(features) + offset
 
     def learn(self, features: Array, label: Array, offset: Array, present: Array) -> None:
-        self.correct(features, self.loss.slope(self.predict(features, offset), label), present)
+        slope = self.loss.slope(self.predict(features, offset), label)
+        self.correct([Correction(features, slope, present)])
 
-    def correct(self, features: Array, slope: Array, present: Array) -> None:
-        """Step along slope · ∂f/∂w; of a model that is not linear, ∂f/∂w is that of now, not of the prediction."""
-        gradient = self.model.gradient(self.weights, features, slope)
+    def correct(self, batch: Sequence[Correction]) -> None:
+        """Take one step along λ_i Σ slope · ∂f/∂w, then project; ∂f/∂w is that of the weights as they are now."""
+        gradient = np.zeros_like(self.weights)
+        for features, slope, present in batch:
+            scale = (self.importance * present).reshape(-1, *[1] * (slope.ndim - 1))
+            gradient += self.model.gradient(self.weights, features, slope * scale)
         moved = project_to_ball(self.weights - self.step_size[:, None] * gradient, self.radius)
+        present = np.any([part.present for part in batch], axis=0)
         self.weights = np.where(present[:, None], moved, self.weights)
 
     def see(self, label: Array, present: Array) -> None:
         """Nothing to note: these predictions have no range."""
+
+    def weigh(self, importance: Array) -> None:
+        self.importance = checks.array("importance", importance, self.importance.shape).copy()

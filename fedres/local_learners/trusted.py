@@ -60,6 +60,9 @@ class Trusted:
     def see(self, label: float) -> None:
         self.learner.see(label)
 
+    def weigh(self, importance: float) -> None:
+        self.learner.weigh(importance)
+
     def close(self) -> None:
         """Free what the learner holds outside Python, as VW's does."""
         close: Any = getattr(self.learner, "close", None)

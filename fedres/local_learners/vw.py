@@ -47,7 +47,7 @@ class VWLearner:
     set ``--l1``, ``--l2`` and ``--power_t``. A workspace is not thread safe; close it, or use ``with``.
     """
 
-    __slots__ = ("_arguments", "_bits", "_example", "_high", "_learning_rate", "_low", "_workspace")
+    __slots__ = ("_arguments", "_bits", "_example", "_high", "_importance", "_learning_rate", "_low", "_workspace")
 
     def __init__(self, learning_rate: float = 10.0, arguments: str = "", *, bits: int = 18) -> None:
         checks.positive("learning_rate", learning_rate)
@@ -59,6 +59,7 @@ class VWLearner:
         self._learning_rate = learning_rate
         self._arguments = arguments
         self._bits = bits
+        self._importance = 1.0  # λ_i
         self._low = self._high = 0.0
         self._workspace: Any = None
         self._example: Any = None
@@ -118,6 +119,12 @@ class VWLearner:
         finite("label", label)
         self._low = min(self._low, float(np.float32(label)))
         self._high = max(self._high, float(np.float32(label)))
+
+    def weigh(self, importance: float) -> None:
+        """Give all further examples VW's importance weight ``importance``; it is no part of the state."""
+        checks.not_negative("importance", importance)
+        finite("importance", importance)
+        self._importance = float(importance)
 
     def get_state(self) -> bytes:
         """Return the settings and all that was learned, as ``load`` and ``set_state`` take it."""
@@ -204,7 +211,7 @@ class VWLearner:
             example.unsetup_example()
         example.erase_namespace(_NAMESPACE)
         example.push_feature_list(workspace, _NAMESPACE, 0, pairs)
-        example.set_label_string(f"{_exactly(label)} 1 {_exactly(offset)}")
+        example.set_label_string(f"{_exactly(label)} {_exactly(self._importance)} {_exactly(offset)}")
         example.setup_example()
 
     def _ask(self) -> float:

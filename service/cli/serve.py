@@ -55,12 +55,19 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Accept requests from other machines without a key.")
     ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name under which clients reach the service, beside localhost and IP addresses; * is any. Repeatable."
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
     """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models."""
     from fedres.lease import LeaseHeld
     from service.errors import ApiError
+    from service.http.hosts import Hosts
     from service.http.keys import open_keys
     from service.http.server import Tls
     from service.log.opening import Store
@@ -69,6 +76,7 @@ def serve(
     from service.roles.exposure import check_exposure
     from service.roles.supervisor import serve as run
 
+    Hosts(allowed_host or ())
     path = store_path(store, folder)
     kept = Store(path, store if is_postgresql(store) else None, any_architecture)
     if not 0 <= port <= 65_535:
@@ -93,6 +101,7 @@ def serve(
         rankers=rankers,
         loops=None if loops is None else read_loops(loops),
         tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
+        allowed_hosts=tuple(allowed_host or ()),
     )
     try:
         run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, has_keys, demo))

@@ -173,6 +173,7 @@ def service_routes(admin: Admin, status: Status) -> Routes:
     @routes.of_service("GET", "/metrics", ADMIN, "Metrics for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
         gauges, processes = await status.gauges(), status.processes()
+        metrics.flush_requests()
         return Response(await run_in_threadpool(metrics.text, gauges, processes), media_type=PROMETHEUS)
 
     @routes.of_service("GET", "/healthz", OPEN, "Liveness: the process answers.", reply=Health)

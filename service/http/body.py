@@ -21,14 +21,17 @@ class Head(NamedTuple):
     length: bytes | None = None
     media_type: bytes | None = None
     encoding: bytes | None = None
+    host: bytes | None = None
+    origin: bytes | None = None
 
 
-_NAMES = {b"authorization": 0, b"content-length": 1, b"content-type": 2, b"content-encoding": 3}
+_HEADERS = (b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin")
+_NAMES = {name: place for place, name in enumerate(_HEADERS)}
 
 
 def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     """Return the headers of interest; of one that comes twice, the last."""
-    found: list[bytes | None] = [None, None, None, None]
+    found: list[bytes | None] = [None, None, None, None, None, None]
     for name, value in headers:
         place = _NAMES.get(name)
         if place is not None:
@@ -40,13 +43,17 @@ async def read_body(receive: Receive, head: Head, limit: int) -> bytes:
     """Return the body, decompressed if it came as gzip; more than ``limit`` bytes before or after are refused."""
     if head.encoding is not None:
         _check_encoding(head.encoding)
-    if head.length is not None and not (head.length.isdigit() and int(head.length[:20]) <= limit):
+    if head.length is not None and not _is_within(head.length.strip(), limit):
         raise _too_large(limit)
     message = await receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body", False) or message["type"] == "http.disconnect" or len(body) > limit:
         body = await _receive_rest(message, receive, limit)
     return body if head.encoding is None or head.encoding.lower() == b"identity" else _gunzip(body, limit)
+
+
+def _is_within(length: bytes, limit: int) -> bool:
+    return length.isdigit() and int(length[:20]) <= limit
 
 
 def _check_encoding(encoding: bytes) -> None:

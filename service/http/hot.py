@@ -121,8 +121,8 @@ def colons(request: RankRequest) -> int:
 
     A body with no more of them has no name twice outside of features, whose names are checked on their own.
     """
-    features = [action.features for action in request.actions]
-    names = len(features) + sum(len(given) > 0 for given in features) + 1
+    features = [action.features for action in request.actions if action.features]
+    names = len(request.actions) + len(features) + 1
     names += (request.user is not None) + (request.event_id is not None) + bool(request.exclude)
     names += request.defer + request.explain + (len(request.context) > 2)
     return names + b"".join([request.context, *features]).count(b":")

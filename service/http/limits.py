@@ -21,12 +21,14 @@ class Limits:
     slots: int = 20  # of a page in one call; each is stored with all actions
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
+    connections: int = 2_000  # of one ranker at once
     requests_per_second: float = 10_000.0  # of one key; twice that many at once after a pause
     # From a connection's or a request's first byte to its last, and for any part of a reply to be taken.
     request_seconds: float = 15.0
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "slots", "residuals", "updates"):
+        sizes = ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "slots", "residuals", "updates")
+        for name in (*sizes, "connections"):
             checks.whole(name, getattr(self, name))
         checks.positive("requests_per_second", self.requests_per_second)
         checks.positive("request_seconds", self.request_seconds)

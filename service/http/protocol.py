@@ -1,8 +1,9 @@
-"""uvicorn's HTTP protocol with timeouts for slow clients: by itself it waits for ever for the rest of a request.
+"""uvicorn's HTTP protocol with bounds: by itself it waits for ever for the rest of a request, and reads without end.
 
-Head and body of a request must come within ``request_seconds``, and a head may have ``HEAD_BYTES``. What is refused
-here has not reached the application, so the reply in the service's own shape is written here too. A client that takes
-nothing of its reply for as long is cut off.
+Head and body of a request must come within ``request_seconds``, and a head may have ``HEAD_BYTES``. Requests that a
+client sends before it has its replies wait unread beyond ``MOST_PIPELINED``. What is refused here has not reached the
+application, so the reply in the service's own shape is written here too. A client that takes nothing of its reply for
+as long is cut off.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import socket
 import struct
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError
 from service.http.replies import refusal
 
 HEAD_BYTES = 65_536
+SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
+MOST_PIPELINED = 16  # requests of a connection that wait for their turn; no more are parsed
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: the system does not keep what the client does not take either
 FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
 
@@ -65,6 +69,7 @@ class Protocol(HttpToolsProtocol):
     """One connection; what all of a server have in common is set by ``protocol``."""
 
     request_seconds: float
+    most_connections: int
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -73,19 +78,43 @@ class Protocol(HttpToolsProtocol):
         self._begun = 0  # requests that began in the chunk that came last
         self._head_bytes: int | None = 0  # of the head that is being read, None in a body
         self._progress = (0, 0.0)  # bytes that the client had taken, and since when no more
+        self._unparsed = b""  # what came and waits for requests before it
+        self._upgrading = False  # the head that was read last asks for another protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = JoinedTransport(transport)  # type: ignore[assignment]  # has all of a transport's methods
         self._set_deadline()
+        if len(self.connections) > self.most_connections:
+            message = f"the service must have at most {self.most_connections} connections at once; try again"
+            self._refuse(ApiError(503, "too_many_connections", message))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._unparsed and len(data) <= SLICE_BYTES:
+            self._parse(data)
+            return
+        self._unparsed += data
+        self._parse_waiting()
+
+    def _parse_waiting(self) -> None:
+        """Parse what waits, slice by slice, until too many requests wait for their turn."""
+        data, at = self._unparsed, 0
+        while at < len(data) and len(self.pipeline) < MOST_PIPELINED and not self.transport.is_closing():
+            self._parse(data[at : at + SLICE_BYTES])
+            at += SLICE_BYTES
+        self._unparsed = b"" if self.transport.is_closing() else data[at:]
+        if self._unparsed:  # the client cannot be late: the rest of its request may be here
+            self._unset_deadline()
+            self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
         before, self._begun = self._head_bytes, 0
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self.transport.is_closing():
             return
         if self._whole:
@@ -93,11 +122,31 @@ class Protocol(HttpToolsProtocol):
             return
         self._set_deadline()
         if self._head_bytes is not None:
-            all_of_it = before is not None and self._begun <= 1  # else the chunk has the end of other requests too
+            all_of_it = before is not None and self._begun <= 1  # else the slice has the end of other requests too
             self._head_bytes = (before or 0) + len(data) if all_of_it else 0
             if self._head_bytes > HEAD_BYTES:
                 error = f"the head must have at most {HEAD_BYTES} bytes"
                 self._refuse(ApiError(431, "head_too_large", error, "headers"))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse_http()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1, as a server may: the parser has given up at the end of the head, so it is told again."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":
+            self._refuse_http()
+            return
+        self._upgrading = False
+        kept = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode()), *(b"%b: %b" % header for header in kept)]
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*lines, b"\r\n"]) + rest)
 
     def on_message_begin(self) -> None:
         self._whole = False
@@ -105,18 +154,25 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._upgrading = True
+            return
         self._head_bytes = None
         super().on_headers_complete()
+        self.headers = []  # of trailers, which are no part of the head
 
     def on_message_complete(self) -> None:
-        self._whole, self._head_bytes = True, 0
-        super().on_message_complete()
+        if not self._upgrading:
+            self._whole, self._head_bytes = True, 0
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
+        if self._unparsed:
+            self._parse_waiting()
 
-    def send_400_response(self, msg: str) -> None:
+    def _refuse_http(self) -> None:
         self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
 
     def _set_deadline(self) -> None:
@@ -154,9 +210,9 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(request_seconds: float) -> type[Protocol]:
+def protocol(request_seconds: float, most_connections: int) -> type[Protocol]:
     """Return the protocol class for uvicorn's ``http`` option."""
-    return type("Protocol", (Protocol,), {"request_seconds": request_seconds})
+    return type("Protocol", (Protocol,), {"request_seconds": request_seconds, "most_connections": most_connections})
 
 
 def _raw(error: ApiError) -> bytes:

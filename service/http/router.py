@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from service import metrics
 from service.errors import ApiError
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
@@ -123,8 +124,9 @@ class Router:
         *,
         keys: Keys,
         limits: Limits,
+        hosts: Hosts,
     ) -> None:
-        self._app, self.keys = app, keys
+        self._app, self.keys, self._hosts = app, keys, hosts
         self._table = Table(routes)
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
@@ -175,6 +177,8 @@ class Router:
         if route.roles is OPEN:
             return ANYONE
         key = self.keys.identify(head.authorization)
+        if key is ANYONE or self._hosts.always:
+            self._hosts.check(head.host, head.origin)
         seconds = self._buckets.take(key.id)
         if seconds:
             raise _Refused(too_many_requests(seconds))

@@ -33,10 +33,17 @@ class Tls:
 class Server(uvicorn.Server):
     """uvicorn on a socket that is already bound; it leaves signals to its caller."""
 
-    def __init__(self, app: Any, sock: socket.socket, limits: Limits, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sock: socket.socket,
+        limits: Limits,
+        tls: Tls | None = None,
+        on_tick: Callable[[], None] = lambda: None,  # called ten times a second
+    ) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol(limits.request_seconds),
+            http=protocol(limits.request_seconds, limits.connections),
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -50,6 +57,7 @@ class Server(uvicorn.Server):
             ssl_keyfile_password=tls.password if tls else None,
         )
         super().__init__(config)
+        self._on_tick = on_tick
         self._socket, self._handshake_seconds = sock, limits.request_seconds
         self.url = f"{'https' if tls else 'http'}://{shown(sock)}"
 
@@ -67,6 +75,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
+        self._on_tick()
         if counter % TICKS == 0:
             for connection in list(self.server_state.connections):
                 cast(Protocol, connection).end_if_stuck()

@@ -27,22 +27,31 @@ from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavai
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
 REPLY_SECONDS = 60.0  # the learner waits for a reply
+DEADLINE_SECONDS = 10.0  # a ranker waits for a reply; SQLite itself waits 5 s for a lock
+LOOK_SECONDS = 1.0  # between two looks at the writer
+TRY_SECONDS = 10.0  # without a commit, before the store is tried by a write
 
 
 def _gone() -> StoreUnavailable:
     return StoreUnavailable("gone", "the log writer is not there, and it is not known what it stored: try again")
 
 
+def _silence() -> StoreUnavailable:
+    silent = f"the log writer has not answered for {DEADLINE_SECONDS:g} s"
+    return StoreUnavailable("timeout", f"{silent}, and it is not known what it stored: try again")
+
+
 class WriterClient(asyncio.Protocol):
     """The connection of a ranker; it reconnects by itself.
 
-    Records of one turn of the event loop are sent together. While there is no writer, requests fail at once.
+    Records of one turn of the event loop are sent together. While there is no writer, requests fail at once, and while
+    it is silent for longer than ``DEADLINE_SECONDS`` too. One timer for each connection looks after that.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ids = itertools.count(1)
-        self._waiting: dict[int, tuple[list[asyncio.Future[Outcome]], int]] = {}  # and how many records
+        self._waiting: dict[int, tuple[list[asyncio.Future[Outcome]], int, float]] = {}  # records; sent when
         self._n_waiting = 0
         self._groups: list[Group] = []
         self._futures: list[asyncio.Future[Outcome]] = []
@@ -50,10 +59,23 @@ class WriterClient(asyncio.Protocol):
         self._frames = Frames()
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._silent = False  # since a deadline has passed, and until the next reply
+        self._failure: str | None = None  # what the store said last, unless it has taken something since
+        self._tried_at = 0.0  # when the store last took something
 
     @property
     def connected(self) -> bool:
         return self._transport is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be stored, as far as is known."""
+        if self._transport is None:
+            return "there is no connection to the log writer"
+        if self._silent:
+            return _silence().message
+        return self._failure and f"the store takes nothing: {self._failure}"
 
     async def connect(self) -> None:
         """Wait until there is a writer; whenever it is gone, the next one is looked for."""
@@ -86,6 +108,8 @@ class WriterClient(asyncio.Protocol):
             raise StoreUnavailable("closed", "the service is shutting down")
         if self._transport is None:
             raise _gone()
+        if self._silent:
+            raise _silence()
         n_records = sum(map(len, groups))
         if self._n_waiting + n_records > MOST_WAITING:
             raise StoreUnavailable("overloaded", f"{MOST_WAITING} records are waiting for the log")
@@ -102,11 +126,35 @@ class WriterClient(asyncio.Protocol):
         """Return if the store can be written, else raise ``StoreUnavailable``."""
         if self._transport is None:
             raise _gone()
-        request = Ping(next(self._ids))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = ([future], 0)
-        self._transport.write(framed(request))
+        self._ping([future], write=False)
         await future
+
+    def _ping(self, futures: list[asyncio.Future[Outcome]], *, write: bool) -> None:
+        request = Ping(next(self._ids), write)
+        self._waiting[request.id] = (futures, 0, asyncio.get_running_loop().time())
+        assert self._transport is not None
+        self._transport.write(framed(request))
+
+    def _look(self) -> None:
+        """Give up what has waited too long; where nothing waits, ask the writer, now and then by a write."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_SECONDS, self._look)
+        if self._transport is None:
+            return
+        now = loop.time()
+        if self._waiting:
+            _, _, sent = next(iter(self._waiting.values()))
+            if now - sent > DEADLINE_SECONDS:
+                self._silent = True
+                self._fail_waiting(_silence())
+        elif not self._silent:
+            self._ping([], write=self._failure is not None or now - self._tried_at > TRY_SECONDS)
+
+    def _fail_waiting(self, error: StoreUnavailable) -> None:
+        lost, self._waiting = list(self._waiting.values()), {}
+        for futures, n_records, _ in lost:
+            self._settle(futures, n_records, [error] * len(futures))
 
     def _send(self) -> None:
         groups, futures, self._groups, self._futures = self._groups, self._futures, [], []
@@ -122,7 +170,7 @@ class WriterClient(asyncio.Protocol):
         except UnicodeEncodeError as error:
             self._send_separately(groups, futures, error)
             return
-        self._waiting[request.id] = (futures, n_records)
+        self._waiting[request.id] = (futures, n_records, asyncio.get_running_loop().time())
         self._transport.write(frame)
 
     def _send_separately(
@@ -152,34 +200,44 @@ class WriterClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self._frames = transport, Frames()  # type: ignore[assignment]
+        self._silent = False
+        if self._timer is None:
+            self._look()
 
     def data_received(self, data: bytes) -> None:
         for frame in self._frames.feed(data):
             self._replied(read_reply(frame))
 
     def _replied(self, reply: Reply) -> None:
-        futures, n_records = self._waiting.pop(reply.id)
-        outcomes: list[Outcome | StoreUnavailable]
+        self._silent = False
+        futures, n_records, sent = self._waiting.pop(reply.id, ([], 0, 0.0))  # too late: nobody waits any more
         if isinstance(reply, Failed):
-            outcomes = [StoreUnavailable(reply.code, reply.message)] * len(futures)
-        else:
-            outcomes = [as_outcome(outcome) for outcome in reply.outcomes] or [0]  # a ping has none
-        self._settle(futures, n_records, outcomes)
+            error = StoreUnavailable(reply.code, reply.message)
+            self._failure = str(error)
+            self._settle(futures, n_records, [error] * len(futures))
+            return
+        outcomes = [as_outcome(outcome) for outcome in reply.outcomes]
+        if outcomes:  # a ping that writes nothing has none
+            self._failure, self._tried_at = None, sent
+        if futures:
+            self._settle(futures, n_records, outcomes or [0])
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        lost, self._waiting = list(self._waiting.values()), {}
-        for futures, n_records in lost:
-            self._settle(futures, n_records, [_gone()] * len(futures))
+        self._fail_waiting(_gone())
         if not self._closed:
             self._look_for_writer()
 
     async def close(self) -> None:
-        """Take no more, wait for what is on its way, and close."""
+        """Take no more, wait for what is on its way as long as callers do, and close."""
         self._closed = True
         self._send()
-        while self._waiting and self._transport is not None:
-            await asyncio.wait([future for futures, _ in self._waiting.values() for future in futures], timeout=1)
+        futures = [future for futures, _, _ in self._waiting.values() for future in futures]
+        if futures:
+            await asyncio.wait(futures, timeout=DEADLINE_SECONDS)
+        self._fail_waiting(_silence())
+        if self._timer is not None:
+            self._timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
         if self._transport is not None:

@@ -36,9 +36,10 @@ class Erase(msgspec.Struct, tag=1, array_like=True):
 
 
 class Ping(msgspec.Struct, tag=2, array_like=True):
-    """Asks whether the store can be written."""
+    """Asks whether the store can be written: with ``write``, by a write that is synced."""
 
     id: int
+    write: bool = False
 
 
 class Scrub(msgspec.Struct, tag=3, array_like=True):

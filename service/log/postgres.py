@@ -62,6 +62,8 @@ REPLACED_BASES = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position =
         FROM fedres.log WHERE loop = %(loop)s AND kind = '{BASE}') AS bases
     WHERE newer > 1))"""
 REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
+TRY_WRITE = """INSERT INTO fedres.meta VALUES ('tried', now()::text)
+    ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 HOLD = "SELECT pg_try_advisory_lock(%s)"
 NEW_EPOCH = "UPDATE fedres.head SET epoch = epoch + 1 WHERE loop = %s RETURNING epoch"
 
@@ -103,6 +105,10 @@ class PostgresLog:
                 return self._append_locked(db, groups, loops, epochs, with_duplicates=False)
             except psycopg.errors.UniqueViolation:
                 return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
+
+    def try_write(self) -> None:
+        with self._session.lend() as db:
+            db.execute(TRY_WRITE)
 
     def heads(self) -> dict[str, Head]:
         rows = self._session.rows(HEADS)

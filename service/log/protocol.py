@@ -12,7 +12,8 @@ class StoreUnavailable(Exception):  # noqa: N818
     """Nothing was acknowledged.
 
     ``code`` is one of busy, readonly, io, full, damaged (the disk, the file or the server), foreign, version (not a
-    store of ours), gone (the log's process), fenced (another machine holds the loop), overloaded, closed, failed.
+    store of ours), gone, timeout (the log's process), fenced (another machine holds the loop), overloaded, closed,
+    failed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -61,6 +62,9 @@ class Log(Protocol):
         ``epochs`` are those under which the caller holds loops: if another machine has become the holder of one,
         nothing is stored, and ``StoreUnavailable`` says so.
         """
+
+    def try_write(self) -> None:
+        """Return once something that is no record was stored and synced, else raise ``StoreUnavailable``."""
 
     def heads(self) -> dict[str, Head]:
         """Return where each loop's log ends."""

@@ -99,6 +99,10 @@ class SqliteLog:
             db.execute("COMMIT")
             return outcomes
 
+    def try_write(self) -> None:
+        with self._connection() as db:
+            db.execute("REPLACE INTO meta VALUES ('tried', ?)", (str(self.clock()),))
+
     def heads(self) -> dict[str, Head]:
         with self._connection() as db:
             return _heads(db)

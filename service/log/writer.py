@@ -155,8 +155,11 @@ class Writer:
 
     def _ping(self, request: Ping) -> Reply:
         try:
-            self._opened().append([])
-            return Done(request.id, [])
+            if request.write:
+                self._opened().try_write()
+            else:
+                self._opened().append([])
+            return Done(request.id, [0] if request.write else [])
         except Exception as error:
             return _failed(request.id, error)
 

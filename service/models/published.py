@@ -21,6 +21,7 @@ from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
 from service.learn.heads import CatalogueAction, Clients, Statistics, loop_id
+from service.log.records import CatalogueReference
 from service.models.kalman import PublishedKalman, read_published
 from service.models.memory import (
     HEAD,
@@ -213,6 +214,7 @@ class Loop:
     def __init__(self, view: LoopView) -> None:
         self.view = view
         self.catalogue: Mapping[str, CatalogueAction] = {}
+        self.references: Mapping[str, CatalogueReference] = {}  # what is logged of each of its actions
         self.clients = Clients()
         self.weights: Array = np.zeros(0, np.float32)  # or what lies there of ``kalman``
         self.kalman: PublishedKalman | None = None
@@ -301,6 +303,7 @@ class Models:
         if view.catalogue_version != loop.catalogue_version:
             catalogue = _unpack_catalogue(_found(memory, f"catalogue\0{view.id}"))
             loop.catalogue, loop.catalogue_version, loop.prepared = catalogue, view.catalogue_version, {}
+            loop.references = {name: CatalogueReference(name, action.put) for name, action in catalogue.items()}
         if view.clients_version != loop.clients_version:
             loop.clients = _unpack_clients(_found(memory, f"clients\0{view.id}"))
             loop.clients_version = view.clients_version

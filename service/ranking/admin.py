@@ -162,7 +162,7 @@ class Admin:
     async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Return logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on."""
         since = self._machine.loop(loop).view.since
-        return await self._machine.look_up(lambda log: Exporter(log).events(loop, max(after, since), limit))
+        return await self._machine.look_up(lambda log: Exporter(log, since).events(loop, max(after, since), limit))
 
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""

@@ -14,7 +14,6 @@ from service.errors import ApiError, invalid
 from service.learn.heads import CatalogueAction
 from service.log.records import (
     RANK,
-    CatalogueReference,
     DecisionExample,
     Entry,
     Example,
@@ -59,7 +58,10 @@ class Decision(NamedTuple):
         request, action = self.prepared.request, self.action
         body = RankBody(
             msgspec.Raw(context_of(request)),
-            [_logged(offered, loop) for offered in request.actions],
+            [
+                InlineAction(offered.id, offered.features) if offered.features else loop.references[offered.id]
+                for offered in request.actions
+            ],
             action,
             self.probabilities,
             self.scores,
@@ -195,12 +197,6 @@ def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> byt
 
 def invalid_features(error: FeatureError) -> ApiError:
     return ApiError(422, "invalid_features", str(error), str(error).split(":", 1)[0])
-
-
-def _logged(action: Action, loop: Loop) -> InlineAction | CatalogueReference:
-    if action.features:
-        return InlineAction(action.id, action.features)
-    return CatalogueReference(action.id, loop.catalogue[action.id].put)
 
 
 def answer(

@@ -33,8 +33,8 @@ _NOTHING = Decided(None, Example(b"", b"", 0), 0, 0.0)
 class Exporter:
     """Reads the log of a store."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, since: int = 0) -> None:
+        self._log, self._since = log, since  # where the loop was made: what lies before is of a deleted one
         self._rules = lru_cache(maxsize=1_000)(self._read_rules)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
 
@@ -59,7 +59,7 @@ class Exporter:
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
         about: dict[str | None, list[Entry]] = {}
         for entry in self._log.find(loop, [entry.event for entry in ranks if entry.event is not None]):
-            if entry.kind in ABOUT:
+            if entry.kind in ABOUT and entry.position > self._since:
                 about.setdefault(entry.event, []).append(entry)
         for entry in ranks:
             if entry.event in about:  # else it was erased this moment

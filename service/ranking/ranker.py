@@ -27,6 +27,7 @@ MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer i
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
+LOOK_UP_SECONDS = 10.0  # that a look into the log may take
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Appender(Protocol):
     """How a ranker reaches the log."""
 
     @property
-    def connected(self) -> bool: ...
+    def trouble(self) -> str | None: ...
     def append(
         self, groups: Sequence[Group], futures: Sequence[asyncio.Future[Outcome]] | None = None
     ) -> Sequence[asyncio.Future[Outcome]]: ...
@@ -97,9 +98,12 @@ class Machine:
     async def look_up(self, function: Callable[[Log], T]) -> T:
         """Return what a thread reads in the log."""
         try:
-            return await asyncio.to_thread(lambda: function(self.archive()))
+            async with asyncio.timeout(LOOK_UP_SECONDS):
+                return await asyncio.to_thread(lambda: function(self.archive()))
         except StoreUnavailable as error:
             raise unavailable(error) from error
+        except TimeoutError:
+            raise ApiError(503, "store_timeout", f"the log could not be read within {LOOK_UP_SECONDS:g} s") from None
 
     async def append(self, *records: Record) -> int:
         """Return the position of the first of records that are stored together."""
@@ -211,9 +215,18 @@ class Ranker:
         return filled
 
     async def _ranks_of(self, loop: str, request: SlotsRequest) -> dict[str, tuple[Entry, LoggedRank]]:
-        self._machine.loop(loop)
         events = events_of(request.event_id or "", len(request.slots))
-        return await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
+        return await self._known_ranks(loop, events)
+
+    async def _known_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
+        """Return the decisions of events; refuse those of a loop that was deleted."""
+        since = self._machine.loop(loop).view.since
+        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
+        for event, (entry, _) in known.items():
+            if entry.position <= since:
+                message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
+                raise ApiError(409, "event_exists", message, "event_id")
+        return known
 
     def _decide_turn(self) -> None:
         asked, self._turn = self._turn[:MOST_TOGETHER], self._turn[MOST_TOGETHER:]
@@ -272,7 +285,7 @@ class Ranker:
             return error
 
     async def _repeated(self, loop: str, request: RankRequest, event_id: str) -> RankResult:
-        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, [event_id]))
+        known = await self._known_ranks(loop, [event_id])
         if event_id not in known:
             raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
         return repeated(request, *known[event_id])

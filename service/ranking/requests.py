@@ -89,8 +89,10 @@ def check_actions(actions: Sequence[Action]) -> None:
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
         raise invalid(f"actions must have different ids, got {twice!r} twice", "actions")
-    longest = max(ids, key=len)
-    check_id("actions", longest if len(longest) > LONGEST_ID else min(ids, key=len))
+    sizes = [*map(len, ids)]
+    if not 1 <= min(sizes) <= max(sizes) <= LONGEST_ID:
+        for name in ids:
+            check_id("actions", name)
 
 
 def check_id(target: str, name: str, longest: int = LONGEST_ID) -> None:

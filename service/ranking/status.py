@@ -82,8 +82,8 @@ class Status:
         models = self._machine.models
         if not models.ready:
             return "no models are published yet"
-        if not self._machine.log.connected:
-            return "there is no connection to the log writer"
+        if self._machine.log.trouble is not None:
+            return self._machine.log.trouble
         if models.staleness() > MAX_STALENESS:
             return f"the learner has not published for {models.staleness():.0f} s"
         learner = models.learner()

@@ -23,6 +23,7 @@ class Config:
     rankers: int = 1
     loops: tuple[str, ...] | None = None  # that this machine follows; None is all
     tls: Tls | None = None
+    allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
     limits: Limits = field(default_factory=Limits)
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
 

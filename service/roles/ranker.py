@@ -10,7 +10,9 @@ from functools import partial
 
 import uvloop
 
+from service import metrics
 from service.app import create_app
+from service.http.hosts import Hosts
 from service.http.keys import open_keys
 from service.http.server import Server
 from service.learn.control import LearnerClient
@@ -40,7 +42,9 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
-    server = Server(create_app(machine, status, keys=keys, limits=limits), sock, limits, config.tls)
+    hosts = Hosts(config.allowed_hosts, config.host)
+    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts)
+    server = Server(app, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:
         loop.remove_reader(parent)  # else its end would be told again and again
@@ -56,6 +60,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     try:
         await server.serve()
     finally:
+        metrics.flush_requests()
         loop.remove_reader(parent)
         connecting.cancel()
         await client.close()

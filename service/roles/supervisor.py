@@ -31,6 +31,7 @@ from service.roles.starting import compiling, serve_starting
 BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
 DRAIN_SECONDS = 30.0  # that a process may take to end
+KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
 STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
@@ -102,14 +103,18 @@ class Supervisor:
             for child in ending:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGTERM)
-            deadline = time.monotonic() + DRAIN_SECONDS
-            while any(child.pid for child in ending) and time.monotonic() < deadline:
-                self._wait(0.05)
-                self._reap()
+            self._wait_for(ending, DRAIN_SECONDS)
             for child in ending:
                 if child.pid:
                     os.kill(child.pid, signal.SIGKILL)
-                    os.waitpid(child.pid, 0)
+            self._wait_for(ending, KILL_SECONDS)
+
+    def _wait_for(self, ending: list[Child], seconds: float) -> None:
+        """Wait until processes have ended, at most so long: one that waits for a dead disk cannot even be killed."""
+        deadline = time.monotonic() + seconds
+        while any(child.pid for child in ending) and time.monotonic() < deadline:
+            self._wait(0.05)
+            self._reap()
 
     def _wait(self, seconds: float) -> None:
         with contextlib.suppress(InterruptedError):

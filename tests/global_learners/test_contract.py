@@ -5,7 +5,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from fedres import Channel, Faults, Fixed, Site, Uniform, global_learner
+from fedres import Channel, Faults, Fixed, Quantizer, Site, Uniform, global_learner
 from fedres.federation import Example, Federation, delayed_sites
 from fedres.global_learners import GLOBAL_LEARNERS
 from fedres.global_learners.base import Observed
@@ -361,12 +361,13 @@ def test_an_aligned_residual_costs_one_real_less_than_the_triplet(stream, run):
     assert federation.bits_up.tolist() == [32 * 12 * (D + 1)] * K
 
 
-def test_quantised_bits_are_those_of_the_packed_bytes(stream, run):
+def test_quantised_bits_are_those_of_the_packed_norms_and_codes(stream, run):
     learner = learner_called("ofediq")
     client = learner.client()
+    quantizer = Quantizer(learner.levels, learner.blocks)
     ups = [client.observe(t, e.features, 0.0, e.label) for t, e in enumerate(stream(40, K, D), start=1)]
     for up in filter(None, ups):
-        assert [8 * len(data) for data in up.body] == up.bits.tolist()
+        assert [quantizer.payload_bits(data) for data in up.body] == up.bits.tolist()
         assert len(up.body) == len(up.who)
 
 

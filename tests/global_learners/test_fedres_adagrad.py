@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import vowpalwabbit
 
 from fedres import LinearLearner, global_learner
 from fedres.federation import Example, delayed_sites
@@ -53,17 +54,22 @@ def test_residuals_are_learned_in_the_order_of_arrival_with_the_newest_model():
     assert together.version == 1
 
 
-def test_a_weight_scales_a_clients_gradient(stream, run):
-    """λ = 2 is a client whose features and label are larger by √2, once labels at both ends have opened the range."""
-    root = np.sqrt(np.array([1.0, 2, 3]))
-    ends = [Example(np.zeros((3, 2)), np.full(3, end)) for end in (-1e3, 1e3)]
+def test_client_weights_are_vws_importance_weights(stream, run):
+    """The server's model is the one of ``vw --adaptive --noconstant`` for examples "label weight offset | features"."""
+    weights = np.array([1.0, 2.5, 0.3])
+    ends = [Example(np.zeros((3, 2)), np.full(3, end)) for end in (-1e3, 1e3)]  # opens the range of predictions
     examples = stream(60, 3, 2)
-    scaled = [Example(e.features * root[:, None], e.label * root) for e in examples]
     make = {"dim": 2, "n_clients": 3, "learning_rate": 0.3}
-    weighted = run(global_learner("fedres-adagrad", client_weights=root**2, **make), ends + examples)[1]
-    twin = run(global_learner("fedres-adagrad", **make), ends + scaled)[1]
+    weighted = run(global_learner("fedres-adagrad", client_weights=weights, **make), ends + examples)[1]
     plain = run(global_learner("fedres-adagrad", **make), ends + examples)[1]
-    assert weighted.server.weights == pytest.approx(twin.server.weights, abs=1e-4)
+    vw = vowpalwabbit.Workspace("--quiet --adaptive --noconstant -l 0.3 --min_prediction -1000 --max_prediction 1000")
+    for e in examples:
+        for x, y, weight in zip(e.features, e.label, weights, strict=True):
+            label = " ".join(float(np.float32(number)).hex() for number in (y, weight))
+            vw.learn(f"{label} | a:{float(np.float32(x[0])).hex()} b:{float(np.float32(x[1])).hex()}")
+    found = [vw.predict(f"| {name}:1") for name in "ab"]
+    vw.finish()
+    assert weighted.server.weights == pytest.approx(found, abs=1e-6)
     assert np.abs(weighted.server.weights - plain.server.weights).max() > 1e-3
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedres import LocalLeastSquares, Site, global_learner
+from fedres import Example, LocalLeastSquares, Site, global_learner
 from fedres.federation import delayed_sites
 
 P, D, LOCAL = 3, 2, 2
@@ -103,3 +103,40 @@ def test_least_squares_says_that_it_cannot_be_aligned(stream, run):
     site = Site(np.arange(P), local=LocalLeastSquares(LOCAL, P))
     with pytest.raises(ValueError, match="local_timing must be 'immediate' for least squares"):
         run(learner, stream(3, P, D, local_dim=LOCAL), [site], local_timing="aligned")
+
+
+def test_erm_hears_the_newest_local_models_of_clients_without_data(stream, run):
+    """Algorithm 2 receives w_i of all clients in every round: those without a sample have refitted theirs too."""
+    n_rounds, ridge, rng = 30, 0.01, np.random.default_rng(3)
+    present = rng.random((n_rounds, P)) < 0.4
+    examples = [
+        Example(e.features, e.label, e.local_features, here)
+        for e, here in zip(stream(n_rounds, P, D, local_dim=LOCAL), present, strict=True)
+    ]
+    learner = global_learner("fedres-erm", dim=D, n_clients=P, local_dim=LOCAL, ridge=ridge)
+    rounds, federation = run(learner, examples)
+    known = np.zeros(D)
+    for t in range(n_rounds):
+        seen = [[e for e, here in zip(examples[:t], present, strict=False) if here[i]] for i in range(P)]
+        own = [
+            ridge_fit(
+                np.array([e.local_features[i] for e in past]).reshape(-1, LOCAL),
+                np.array([e.label[i] - known @ e.features[i] for e in past]),
+                np.zeros(LOCAL),
+                ridge,
+            )
+            for i, past in enumerate(seen)
+        ]
+        e, here = examples[t], present[t]
+        expected = e.features @ known + (np.array(own) * e.local_features).sum(axis=1)
+        assert rounds[t].prediction[here] == pytest.approx(expected[here], abs=1e-8)
+        seen = [[*past, e] if here[i] else past for i, past in enumerate(seen)]
+        pairs = [(i, old) for i, past in enumerate(seen) for old in past]
+        if pairs:
+            rows = [old.features[i] for i, old in pairs]
+            targets = [old.label[i] - own[i] @ old.local_features[i] for i, old in pairs]
+            known = ridge_fit(rows, targets, np.zeros(D), ridge)
+    assert federation.server.weights == pytest.approx(known, abs=1e-8)
+    first = present.argmax(axis=0)
+    silent = np.array([(~present[first[i] :, i]).sum() for i in range(P)])
+    assert federation.bits_up.tolist() == (32 * ((2 * D + 1) * present.sum(axis=0) + D * silent)).tolist()

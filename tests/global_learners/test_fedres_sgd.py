@@ -121,3 +121,50 @@ def test_joint_training_beats_the_global_model_alone(stream, run, loss):
     joint = np.mean([r.loss for r in run(learner, examples, [site])[0][-200:]])
     alone = np.mean([r.loss for r in run(learner, examples)[0][-200:]])
     assert joint < 0.7 * alone
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0, 2), (3, 4), (7, 1)])
+def test_both_models_stay_as_they_are_inside_a_batch_under_delay(stream, run, alpha, beta):
+    """Eq. 10: FedRes.SGD on batches n = 1, 2, ... of b rounds, whose loss is a mean at one pair of models."""
+    b, radius, examples = 5, 0.4, stream(60, P, D, local_dim=LOCAL)
+    learner = global_learner("fedres-sgd", dim=D, n_clients=P, step_size=ETA, batch=b, radius=radius)
+    local = LocalSGD(LOCAL, P, step_size=ETA_LOCAL, radius=radius)
+    rounds, federation = run(learner, examples, delayed_sites(P, alpha, beta, lambda _: local))
+
+    def clip(w):
+        return w * np.minimum(1, radius / np.maximum(np.linalg.norm(w, axis=-1, keepdims=True), 1e-300))
+
+    uplink = -(-alpha // b)  # in batches: the server steps at the end of the batch in which an upload arrives
+    back = -(-beta // b)  # and clients fetch at the start of a batch
+    gradients, shared, own = [], [np.zeros(D)], np.zeros((P, LOCAL))
+    for n in range(60 // b):
+        known = shared[max(n - back, 0)]
+        done = n - 1 - uplink - back  # the newest batch that the fetched model includes
+        if done >= 0:
+            own = clip(own - ETA_LOCAL * gradients[done][1])
+        step, local_step = np.zeros(D), np.zeros((P, LOCAL))
+        for t in range(n * b, (n + 1) * b):
+            e = examples[t]
+            prediction = e.features @ known + (own * e.local_features).sum(axis=1)
+            assert rounds[t].prediction == pytest.approx(prediction, abs=1e-12)
+            slope = 2 * (prediction - e.label) / b
+            step, local_step = step + slope @ e.features, local_step + slope[:, None] * e.local_features
+        gradients.append((step, local_step))
+        arrived = gradients[n - uplink][0] if n >= uplink else np.zeros(D)
+        shared.append(clip(shared[-1] - ETA * arrived))
+    assert federation.server.weights == pytest.approx(shared[-1], abs=1e-12)
+    assert np.linalg.norm(own, axis=1).max() == pytest.approx(radius)  # the projection was at work
+
+
+def test_a_weighted_client_steps_further(stream, run):
+    """λ_i multiplies both gradients of client i [FedRes, eq. 1]."""
+    lam, examples = np.array([1.0, 3.0, 0.5, 0.0]), stream(1, P, D, local_dim=LOCAL)
+    learner = global_learner("fedres-sgd", dim=D, n_clients=P, step_size=ETA, client_weights=lam)
+    for timing in ("aligned", "immediate"):
+        local = LocalSGD(LOCAL, P, step_size=ETA_LOCAL)
+        _, federation = run(learner, examples * 2, [Site(np.arange(P), local=local)], local_timing=timing)
+        first = ETA_LOCAL * (lam * 2 * examples[0].label)[:, None] * examples[0].local_features
+        assert federation.parties[0].covers.tolist() == [1] * P
+        if timing == "aligned":
+            assert local.weights == pytest.approx(first, abs=1e-12)
+        assert not local.weights[3].any()

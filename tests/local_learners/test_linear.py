@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedres.local_learners.each import Each
 from fedres.local_learners.linear import LinearLearner
+from fedres.local_learners.protocol import Correction
 
 NUMBERS = st.floats(-10, 10, width=32)
 EXAMPLES = st.lists(st.tuples(st.lists(NUMBERS, min_size=3, max_size=3), NUMBERS, NUMBERS), max_size=12)
@@ -274,7 +275,7 @@ def test_each_row_belongs_to_its_own_learner():
         assert group.predict(x, offset).tolist() == [alone[i].predict(x[i], offset[i]) for i in range(3)]
         assert group.score(x).tolist() == [alone[i].score(x[i]) for i in range(3)]
         group.learn(x, label, offset, present)
-        group.correct(x, slope, ~present)
+        group.correct([Correction(x, slope, ~present)])
         for i, learner in enumerate(alone):
             if present[i]:
                 learner.learn(x[i], label[i], offset[i])

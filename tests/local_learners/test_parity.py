@@ -114,3 +114,35 @@ def test_any_mixture_of_calls_leaves_both_with_the_same_predictions(calls):
                     getattr(learner, name)(*([x, number] if name == "correct" else [number]))
             assert twin.score(x) == vw.score(x)
             assert twin.predict(x, offset) == vw.predict(x, offset)
+
+
+@pytest.mark.parametrize("importance", [0.0, 0.3, 1.0, 2.5, 40.0])
+@pytest.mark.parametrize("features", [dense, sparse])
+def test_importance_weights_are_vws_to_the_bit(importance, features):
+    rng, twin = np.random.default_rng(7), LinearLearner(16)
+    twin.weigh(importance)
+    with VWLearner() as vw:
+        vw.weigh(importance)
+        for t, (x, label, offset) in enumerate(stream(rng, 400, 16, features)):
+            assert twin.predict(x, offset) == vw.predict(x, offset)
+            for learner in (twin, vw):
+                if t % 3:
+                    learner.learn(x, label, offset)
+                else:
+                    learner.correct(x, 0.7 * offset)
+
+
+def test_an_importance_weight_matters_and_must_not_be_negative():
+    models = []
+    for importance in (1.0, 4.0):
+        learner = LinearLearner(3, 0.1)
+        learner.weigh(importance)
+        for x, label, _ in stream(np.random.default_rng(8), 30, 3):
+            learner.learn(x, label)
+        models.append(learner.weights)
+    assert np.abs(models[0] - models[1]).max() > 0.01
+    with VWLearner() as vw:
+        for learner in (LinearLearner(3), vw):
+            for wrong in (-1.0, float("nan"), 1e39):
+                with pytest.raises(ValueError, match="importance must be"):
+                    learner.weigh(wrong)

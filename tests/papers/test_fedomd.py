@@ -156,3 +156,29 @@ def test_regret_on_the_simplex_stays_under_the_bound():
     best = np.eye(3)[0]  # the vertex of the simplex that the labels follow
     measured = regret.mean_regret(models, features, label, best, Logistic())[-1]
     assert 0 < measured < bounds.fedomd_convex(**common, step_size=eta)
+
+
+def test_average_predictor_has_the_excess_risk_of_theorem_3(run):
+    """Samples c = ±1 drawn i.i.d., losses ½(x − c)² on [−1, 1]: the best x is E[c], and x̂_T is the mean of all x."""
+    m, n_rounds, period, chance = 5, 2000, 4, 0.7
+    samples = np.random.default_rng(5).choice([1.0, -1.0], size=(n_rounds, m), p=[chance, 1 - chance])
+    constants = {"n_rounds": n_rounds, "diameter": np.sqrt(0.5), "lipschitz": 2.0, "period": period}
+    learner = global_learner(
+        "fedomd",
+        model=Linear(1),
+        loss=Squared(0.5),
+        n_clients=m,
+        step_size=step_sizes.fedomd_convex(**constants),
+        sync=period,
+        mirror_map=Ball(1.0),
+    )
+    average, models = regret.AverageIterate(), []
+    for r in run(learner, [Example(np.ones((m, 1)), row) for row in samples])[0]:
+        average.add(r.weights)
+        models.append(r.weights)
+    assert average.weights == pytest.approx(np.mean(models, axis=(0, 1)))
+    excess = (average.weights[0] - (2 * chance - 1)) ** 2 / 2
+    assert excess < bounds.fedomd_excess_risk(**constants, n_clients=m, loss_bound=2.0, failure=0.05)
+    assert excess < 0.01  # the bound is 60 times larger, so it alone would show little
+    with pytest.raises(ValueError, match="weights must be added"):
+        _ = regret.AverageIterate().weights

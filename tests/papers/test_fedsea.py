@@ -74,3 +74,42 @@ def test_rare_averages_take_the_speed_up_away_beyond_a_few_clients():
     few, many, most = (mean_regret(m, 5, 0.0) for m in (8, 32, 64))
     assert many > 0.75 * few
     assert most > 2 * mean_regret(64, 1, 0.0)
+
+
+@pytest.mark.parametrize("period", [1, 5])
+def test_strongly_convex_losses_stay_under_the_bound_of_theorem_2(period):
+    """½(x − c_{t,m})² with c apart in time and among clients, steps 2/(μ(t + t_s)): 24 problems side by side."""
+    rng, M, T, swing, apart, sigma = np.random.default_rng(2), 8, 1000, 1.0, 3.0, 2.0
+    constants = {"mu": 1.0, "smoothness": 1.0, "period": period}
+    steps = step_sizes.fedsea_strongly_convex(**constants)
+    server = federation(HalfSquaredDistance(PROBLEMS), Itself(), M, period, steps)
+    shift, total = apart * np.where(np.arange(M) % 2 == 0, 1.0, -1.0)[:, None], 0.0
+    for t in range(T):
+        centre = DISTANCE + swing * (-1) ** t
+        sample = centre + shift + sigma * rng.normal(size=(M, PROBLEMS))
+        models = server.play(Example(sample, np.zeros(M))).weights
+        total += ((models - centre) ** 2).mean() / 2 - (DISTANCE - centre) ** 2 / 2
+    bound = bounds.fedsea_strongly_convex(
+        **constants,
+        n_rounds=T,
+        n_clients=M,
+        distance=DISTANCE,
+        variance=sigma**2,
+        spatial=apart**2,
+        temporal=swing**2 / 2,
+    )
+    assert 0 < total < bound < 60 * total
+
+
+def test_regret_is_that_of_the_average_iterate_and_the_clients_distance_to_it(stream, run):
+    """Lemma 1, an equality for ½(x − c)²: L = 1 and x_{t,m} play, x_t is their mean."""
+    learner = global_learner("fedsea", dim=1, n_clients=4, loss=Squared(0.5), step_size=0.2, period=5)
+    samples = np.random.default_rng(3).normal(2, 3, size=(60, 4))
+    rounds, _ = run(learner, [Example(np.ones((4, 1)), row) for row in samples])
+    weights, ones = np.array([r.weights for r in rounds]), np.ones((60, 4, 1))
+    best = np.array([samples.mean()])
+    played = regret.mean_regret(weights, ones, samples, best, Squared(0.5))
+    average = regret.average_iterate_regret(weights, ones, samples, best, Squared(0.5))
+    distance = ((weights - weights.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean(axis=1)
+    assert played == pytest.approx(average + np.cumsum(distance) / 2)
+    assert played[-1] > average[-1] + 1

@@ -41,7 +41,7 @@ class InlineWriter:
     """Appends to the log at once, for rankers and the learner."""
 
     def __init__(self, log):
-        self.log, self.connected = log, True
+        self.log, self.trouble = log, None
 
     def append(self, groups, futures=None):
         if asyncio._get_running_loop() is None:

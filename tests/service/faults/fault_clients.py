@@ -92,7 +92,7 @@ class Connection:
             self._streams = await asyncio.open_connection(*await self._whereabouts.get(), limit=2**20)
         kind = "octet-stream" if isinstance(body, bytes) else "json"
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/{kind}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/{kind}\r\n"
         self._streams[1].write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
     async def receive(self):

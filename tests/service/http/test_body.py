@@ -99,7 +99,7 @@ def test_the_type_of_a_body_must_be_said():
 
 def test_the_head_has_what_is_looked_at():
     headers = [(b"host", b"a"), (b"content-type", b"b"), (b"content-length", b"1"), (b"authorization", b"c")]
-    assert read_head(headers) == Head(b"c", b"1", b"b", None)
+    assert read_head(headers) == Head(b"c", b"1", b"b", None, b"a")
 
 
 ANY = msgspec.json.Decoder()

@@ -13,7 +13,8 @@ from service.http.protocol import HEAD_BYTES
 PATIENCE = 0.5
 
 RANK = b'{"actions": [{"id": "a", "features": {}}]}'
-HEAD = b"POST /v1/rank HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(RANK)
+HEAD = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HEAD += b"content-length: %d\r\n\r\n" % len(RANK)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def connected(live):
 
 @pytest.mark.parametrize(
     "begun",
-    [b"", b"POST /v1/rank HT", b"POST /v1/rank HTTP/1.1\r\nhost: a\r\nx-half", HEAD, HEAD + RANK[:10]],
+    [b"", b"POST /v1/rank HT", b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\nx-half", HEAD, HEAD + RANK[:10]],
     ids=["nothing", "half a line", "half a head", "no body", "half a body"],
 )
 def test_a_request_that_is_never_finished_is_closed(impatient, begun):
@@ -101,7 +102,7 @@ def test_a_long_body_is_no_long_head(live):
     body = b'{"actions": [{"id": "a", "features": {}}]}' + b" " * 2 * HEAD_BYTES
     head = HEAD.replace(b"content-length: %d" % len(RANK), b"content-length: %d" % len(body))
     with connected(live) as connection:
-        connection.sendall(head + body + b"GET /healthz HTTP/1.1\r\nconnection: close\r\nhost: a\r\n\r\n")
+        connection.sendall(head + body + b"GET /healthz HTTP/1.1\r\nconnection: close\r\nhost: localhost\r\n\r\n")
         assert all_of(connection).count(b"HTTP/1.1 200") == 2
 
 
@@ -129,7 +130,7 @@ def asking(live, path):
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     connection.connect(live.address)
-    connection.sendall(b"GET %b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n" % path)
+    connection.sendall(b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % path)
     return connection
 
 

@@ -171,6 +171,62 @@ async def test_who_waits_for_a_writer_that_goes_is_told_and_finds_the_next_one(w
         learner.close()
 
 
+async def until(condition):
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_who_waits_for_a_silent_writer_is_told_and_nobody_has_to_wait_again_until_it_answers(writer, monkeypatch):
+    monkeypatch.setattr(client_module, "LOOK_SECONDS", 0.01)
+    async with connected(writer) as [client]:
+        first = await held_up(writer, client)
+        assert client.trouble is None
+        monkeypatch.setattr(client_module, "DEADLINE_SECONDS", 0.05)
+        [error] = await outcomes([first])
+        assert (type(error), error.code) == (StoreUnavailable, "timeout")
+        with pytest.raises(StoreUnavailable) as raised:
+            client.append([[rank("second")]])
+        assert raised.value.code == "timeout"
+        assert "has not answered" in client.trouble
+        writer.log.go.set()
+        await until(lambda: client.trouble is None)
+        [again] = await outcomes(client.append([[rank("first")]]))
+        assert isinstance(again, Duplicate)
+
+
+async def test_a_ranker_ends_although_the_writer_is_silent(writer, monkeypatch):
+    async with connected(writer) as [client]:
+        first = await held_up(writer, client)
+        monkeypatch.setattr(client_module, "DEADLINE_SECONDS", 0.05)
+        await asyncio.wait_for(client.close(), SOON)
+        assert [error.code for error in await outcomes([first])] == ["timeout"]
+        writer.log.go.set()
+
+
+async def test_a_store_that_took_nothing_is_tried_until_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "LOOK_SECONDS", 0.01)
+    with running_writer(tmp_path, open_log=lambda: SqliteLog(sqlite_file(tmp_path / "log.db", 0.01))) as writer:
+        async with connected(writer) as [client]:
+            assert await outcomes(client.append([[rank("a")]])) == [1]
+            with locked(writer.file):
+                await outcomes(client.append([[rank("b")]]))
+                assert "takes nothing" in client.trouble
+            await until(lambda: client.trouble is None)
+    assert stored(writer.file) == ["a"]
+
+
+async def test_a_store_that_nobody_writes_to_is_tried_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "TRY_SECONDS", 0.0)
+    with running_writer(tmp_path, open_log=lambda: SqliteLog(sqlite_file(tmp_path / "log.db", 0.01))) as writer:
+        async with connected(writer) as [client]:
+            await client.ping()
+            with locked(writer.file):
+                await until(lambda: client.trouble is not None)
+            await until(lambda: client.trouble is None)
+
+
 # processes
 
 WRITER = """

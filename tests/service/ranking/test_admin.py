@@ -130,3 +130,21 @@ def test_exported_events_are_read_and_evaluated_and_can_be_paged_through(tmp_pat
             assert outside["n"] == 400
 
     asyncio.run(story())
+
+
+def test_a_loop_that_was_made_again_has_none_of_the_old_ones_events(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.create_loop("shop")
+            await engine.rank("shop", request(event_id="old"))
+            await engine.reward("shop", "early", 1.0)
+            await engine.delete_loop("shop")
+            await engine.create_loop("shop")
+            assert await refused(engine.rank("shop", request(event_id="old"))) == (409, "event_exists")
+            await engine.rank("shop", request(event_id="early"))
+            await engine.settle()
+            [event] = await engine.events("shop")
+            assert (event["event_id"], event["status"]) == ("early", "waiting")
+            assert engine.view("shop").n_waiting == 1
+
+    asyncio.run(story())

@@ -1,0 +1,166 @@
+"""HTTP as no good client would send it: pipelined, with trailers, upgrades and odd heads."""
+
+import json
+import resource
+import socket
+
+import pytest
+
+from service.http.limits import Limits
+from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES
+
+BODY = b'{"actions": [{"id": "a", "features": {}}]}'
+PAGE = b"GET / HTTP/1.1\r\n\r\n"
+CLOSE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+def rank(*headers, body=BODY, path=b"/v1/rank"):
+    lines = [b"POST %b HTTP/1.1" % path, b"host: localhost", b"content-type: application/json", *headers]
+    if not any(header.lower().startswith((b"content-length", b"transfer-encoding")) for header in headers):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join([*lines, b"", b""]) + body
+
+
+def exchange(live, *parts):
+    """Return the replies to what is sent, as (status, body)."""
+    with socket.create_connection(live.address) as connection:
+        connection.settimeout(30)
+        for part in parts:
+            connection.sendall(part)
+        received = b""
+        while chunk := connection.recv(1 << 16):
+            received += chunk
+    return list(replies(received))
+
+
+def replies(received):
+    while received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        length = next((int(line.split()[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")), 0)
+        yield int(head.split()[1]), rest[:length]
+        received = rest[length:]
+
+
+def code(reply):
+    return reply[0], json.loads(reply[1])["error"]["code"]
+
+
+# pipelining
+
+
+def test_requests_that_are_sent_at_once_are_answered_in_order(live):
+    found = exchange(live, rank() * 40 + PAGE * 3 + CLOSE)
+    assert [status for status, _ in found] == [200] * 44
+    events = [json.loads(body)["event_id"] for _, body in found[:40]]
+    assert len(set(events)) == 40
+    assert found[-1][1] == b'{"status":"ok"}'
+
+
+def test_a_large_body_in_the_middle_of_many_requests_is_read_to_its_end(live):
+    large = BODY[:-1] + b', "context": {"x": "%b"}}' % (b"y" * 900)
+    padded = large + b" " * 40 * SLICE_BYTES
+    found = exchange(live, PAGE * 60 + rank(body=padded) + PAGE * 60 + CLOSE)
+    assert [status for status, _ in found] == [200] * 122
+
+
+def test_no_more_than_a_few_requests_of_a_connection_are_in_memory(live):
+    """Twenty connections with 252 KB of the shortest requests each, none of which reads a reply."""
+    protocols, most = live.server.server_state.connections, 0
+
+    def waiting():
+        return max((len(one.pipeline) for one in protocols), default=0)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    connections = [socket.create_connection(live.address) for _ in range(20)]
+    try:
+        for connection in connections:
+            connection.settimeout(30)
+            connection.sendall(PAGE * 14_000)
+        with live.client() as client:
+            for _ in range(20):
+                assert client.get("/healthz").status_code == 200
+                most = max(most, live.run(waiting))
+    finally:
+        for connection in connections:
+            connection.close()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KB
+    assert most <= MOST_PIPELINED + SLICE_BYTES // len(PAGE)
+    assert grown < 100_000
+
+
+def test_connections_are_bounded(start):
+    with start(limits=Limits(connections=3)) as live:
+        held = [socket.create_connection(live.address) for _ in range(3)]
+        try:
+            for connection in held:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            assert code(exchange(live)[0]) == (503, "too_many_connections")
+        finally:
+            for connection in held:
+                connection.close()
+
+
+# heads, trailers and upgrades
+
+
+def test_trailers_are_no_headers(start):
+    with start() as live:
+        key = live.keys.add("rank").encode()
+        chunked = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+        authorization = b"authorization: Bearer %b\r\n" % key
+        good = rank(b"transfer-encoding: chunked", authorization[:-2], b"connection: close", body=chunked + b"\r\n")
+        assert [status for status, _ in exchange(live, good)] == [200]
+        bad = rank(b"transfer-encoding: chunked", b"connection: close", body=chunked + authorization + b"\r\n")
+        assert code(exchange(live, bad)[0]) == (401, "unauthenticated")
+
+
+UPGRADES = {
+    "h2c": (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAAP__"),
+    "websocket": (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-key: x"),
+}
+
+
+@pytest.mark.parametrize("headers", UPGRADES.values(), ids=UPGRADES)
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(live, headers):
+    request = rank(*headers)
+    assert [status for status, _ in exchange(live, request + rank() + CLOSE)] == [200] * 3
+    apart = [request[at : at + 7] for at in range(0, len(request), 7)]
+    assert [status for status, _ in exchange(live, *apart, CLOSE)] == [200] * 2
+    chunked = b"5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
+    found = exchange(live, rank(*headers, b"transfer-encoding: chunked", body=chunked) + CLOSE)
+    assert [status for status, _ in found] == [200] * 2
+
+
+def test_nobody_is_connected_to_another_host(live):
+    assert code(exchange(live, b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n")[0]) == (
+        400,
+        "invalid_http",
+    )
+
+
+def test_blanks_behind_a_length_are_no_part_of_it(live):
+    requests = rank(b"content-length: %d " % len(BODY)) + rank(b"content-length:\t%d\t" % len(BODY))
+    found = exchange(live, requests + CLOSE)
+    assert [status for status, _ in found] == [200] * 3
+
+
+def test_a_head_that_is_too_long_is_refused_however_it_arrives(live):
+    long = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x-long: y\r\n" * (HEAD_BYTES // 11 + 400) + b"\r\n"
+    assert len(long) < 71_000
+    assert code(exchange(live, long)[0]) == (431, "head_too_large")
+    assert code(exchange(live, long[:50_000], long[50_000:])[0]) == (431, "head_too_large")
+
+
+@pytest.mark.parametrize("path", [b"/rank", b"/v2/rank", b"/v1/loops/a/b/rank", b"/v1/loops//rank", b"//rank"])
+def test_a_post_to_an_unknown_path_is_answered(live, path):
+    assert code(exchange(live, rank(path=path) + CLOSE)[0]) == (404, "unknown_path")
+
+
+def test_a_refusal_is_the_same_however_often_the_actions_were_seen(live):
+    bad = b'{"actions": [{"id": "a", "features": {"x": [[[[[[[[[1]]]]]]]]]}}]}'
+    good = b'{"actions": [{"id": "a", "features": {"x": 1}}], "context": {"x": "%b"}}' % (b"y" * 2_000)
+    wanted = [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)]
+    for _ in range(3):
+        exchange(live, rank(body=b'{"actions": [{"id": "a", "features": {"x": 1}}]}') + CLOSE)
+        assert [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)] == wanted
