@@ -28,7 +28,7 @@ Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq",
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a loop's owner may choose; a log record of them is in force from its position on."""
 
-    model: Literal["residual-kalman", "adagrad"] = "adagrad"  # what predicts and learns
+    model: Literal["residual-kalman", "adagrad"] = "residual-kalman"  # what predicts and learns
     policy: Policy | None = None  # None: optimistic-squarecb, or epsilon-greedy for adagrad
     gamma: float | None = None  # of both squarecb, times the root of the number of rewards learned; None: 300 or 10
     floor: float = FLOOR  # of optimistic-squarecb: the share of probability that is spread evenly
