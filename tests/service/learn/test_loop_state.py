@@ -67,7 +67,9 @@ class Script:
     def change(self, seconds, **settings):
         """Change the settings; decisions from here on are made under them."""
         self.settings = len(self.entries) + 1
-        return self.log("settings", seconds, body=encode(Settings(**{"model": "adagrad", "wait_time": 10.0, **settings})))
+        return self.log(
+            "settings", seconds, body=encode(Settings(**{"model": "adagrad", "wait_time": 10.0, **settings}))
+        )
 
     def rank(self, seconds, event, user="u", action=0, *, context=CONTEXT, deferred=False, agreed=None, weight=0.0):
         example = DecisionExample(features(action, context), self.settings, weight, deferred, agreed).encode()

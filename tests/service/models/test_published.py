@@ -37,7 +37,17 @@ def folder():
 def view(version, since=1, name="shop", catalogue=0):
     numbers = {"n_waiting": 0, "seen_range": (0.0, 1.0), "newest": 0, "catalogue_version": catalogue}
     return LoopView(
-        name, since, version, 0, version, Settings(bits=BITS), 1, Statistics(), **numbers, clients_version=0, erased=[]
+        name,
+        since,
+        version,
+        0,
+        version,
+        Settings(model="adagrad", bits=BITS),
+        1,
+        Statistics(),
+        **numbers,
+        clients_version=0,
+        erased=[],
     )
 
 

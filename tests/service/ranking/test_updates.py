@@ -76,7 +76,13 @@ def test_what_an_erased_client_has_waiting_for_others_is_gone_too(tmp_path):
     async def story():
         async with running(tmp_path, model="adagrad") as engine:
             hyperparameters, defences = {"n_clients": 6, "step_size": 1.0}, {**UNGUARDED, "combine": "median"}
-            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": hyperparameters, "defences": defences}
+            made = {
+                "model": "adagrad",
+                "global_learner": "fedogd",
+                "bits": BITS,
+                "hyperparameters": hyperparameters,
+                "defences": defences,
+            }
             await engine.create_loop("dense", made)
             for client in ("a", "b", "c", "d"):  # half of them make a pool
                 await engine.updates("dense", client, [])
@@ -218,7 +224,8 @@ def test_one_bad_update_refuses_the_batch_and_is_named(tmp_path, wrong, status, 
     async def story():
         async with running(tmp_path, model="adagrad") as engine:
             await engine.create_loop(
-                "dense", {"model": "adagrad", "global_learner": "fedsea", "bits": BITS, "hyperparameters": {"period": 2}}
+                "dense",
+                {"model": "adagrad", "global_learner": "fedsea", "bits": BITS, "hyperparameters": {"period": 2}},
             )
             await engine.updates("dense", "phone", [])
             good = Update(1, 2, engine.view("dense").version, "delta", bytes(4 * DIM))
@@ -278,7 +285,12 @@ def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
                 "senders", "takes_part",
             }  # fmt: skip
             assert [plain[name] for name in ("bits", "number", "senders", "takes_part")] == [18, None, None, True]
-            made = {"model": "adagrad", "global_learner": "fedomd", "bits": BITS, "hyperparameters": {"n_clients": 2, "sync": 2}}
+            made = {
+                "model": "adagrad",
+                "global_learner": "fedomd",
+                "bits": BITS,
+                "hyperparameters": {"n_clients": 2, "sync": 2},
+            }
             await engine.create_loop("dense", made)
             assert engine.round("dense", "phone", 2)["takes_part"] is None
             await engine.updates("dense", "phone", [])
