@@ -19,7 +19,7 @@ import msgspec
 from service.learn.heads import LoopHead
 from service.learn.join import Unmatched
 
-FORMAT = 6
+FORMAT = 7
 TABLES = {"loop", "shared", "personal", "writer"}
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,

@@ -15,6 +15,7 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import Events, Shared, fill_model, learn_batch, model_in, slots_for, workspace_for
 from fedres.scoring.model import PersonalModel
+from service.models.kalman_personal import MARK, PersonalKalman, data_words
 from service.models.memory import (
     HEAD,
     NOT_FOUND,
@@ -29,6 +30,8 @@ from service.models.memory import (
 )
 
 DATA = HEAD + 2  # words of a block before the table
+
+Personal = PersonalModel | PersonalKalman
 
 
 def personal_key(loop: str, user: str) -> Key:
@@ -99,7 +102,7 @@ class PersonalModels:
     """The models of all users, as the learner has them. ``unsaved`` are those that the snapshot does not have yet."""
 
     def __init__(self, memory: MemoryWriter) -> None:
-        self._memory = memory
+        self.memory = self._memory = memory
         self.unsaved: set[tuple[str, str]] = set()
 
     def learn(
@@ -114,7 +117,7 @@ class PersonalModels:
     ) -> None:
         """Learn from events of ``users``, which last learn at the positions ``changed``; publish their models."""
         memory, n = self._memory, len(users)
-        keys = np.array([personal_key(loop, user) for user in users], np.int64).reshape(n, 2)
+        keys = keys_of(loop, users)
         offsets, counts, n_slots = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
         _find_all(memory.words, keys, offsets, counts, n_slots)
         workspace = workspace_for(events, crosses, counts, n_slots)
@@ -131,9 +134,9 @@ class PersonalModels:
 
     def get(self, loop: str, user: str) -> PersonalModel | None:
         found = self.entry(loop, user)
-        return None if found is None else found[1]
+        return found[1] if found is not None and isinstance(found[1], PersonalModel) else None
 
-    def entry(self, loop: str, user: str) -> tuple[int, PersonalModel] | None:
+    def entry(self, loop: str, user: str) -> tuple[int, Personal] | None:
         """Return the position of the last event that the user's model learned from, and the model."""
         data = self.data(loop, user)
         return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())
@@ -146,7 +149,7 @@ class PersonalModels:
         size = int(self._memory.words[offset + 4]) // 8
         return bytes(self._memory.words[offset + HEAD : offset + HEAD + size].tobytes())
 
-    def put(self, loop: str, user: str, changed: int, model: PersonalModel, *, saved: bool = False) -> None:
+    def put(self, loop: str, user: str, changed: int, model: Personal, *, saved: bool = False) -> None:
         """Publish a model; ``saved`` says that the snapshot has it."""
         self._memory.write(personal_key(loop, user), written_model(changed, model))
         if not saved:
@@ -159,14 +162,31 @@ class PersonalModels:
             self.unsaved.discard((loop, user))
 
 
-def read_model(data: Array) -> tuple[int, PersonalModel]:
+def keys_of(loop: str, users: Sequence[str]) -> Array:
+    """Return the keys of users' blocks, one in a row."""
+    return np.array([personal_key(loop, user) for user in users], np.int64).reshape(len(users), 2)
+
+
+def personal_from_bytes(state: bytes) -> Personal:
+    """Return the model that ``to_bytes`` of either kind wrote."""
+    return PersonalKalman.from_bytes(state) if state[:4] == MARK else PersonalModel.from_bytes(state)
+
+
+def read_model(data: Array) -> tuple[int, Personal]:
     """Return the position of the last event learned from, and the model, from a block's data."""
     head, changed = int(data[0]), int(data[1])
+    if head & 0xFFFFFFFF == 0:
+        return changed, PersonalKalman(data[2:].view(np.uint32)[: head >> 32].copy())
     table, weights, squares = views(data, 2, head & 0xFFFFFFFF)
     return changed, PersonalModel.of_arrays(table, weights, squares, head >> 32)
 
 
-def written_model(changed: int, model: PersonalModel) -> bytes:
+def written_model(changed: int, model: Personal) -> bytes:
+    if isinstance(model, PersonalKalman):
+        data = np.zeros(data_words(model.words.size), np.uint64)
+        data[0], data[1] = model.words.size << 32, changed
+        data[2:].view(np.uint32)[: model.words.size] = model.words
+        return data.tobytes()
     table, weights, squares = model.arrays
     data = np.zeros(words_for(table.size), np.uint64)
     data[0], data[1] = table.size | len(model) << 32, changed
@@ -175,10 +195,13 @@ def written_model(changed: int, model: PersonalModel) -> bytes:
     return data.tobytes()
 
 
-def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
-    """Return a user's model as published, None where there is none or it is half written."""
+def read_entry(memory: MemoryReader, loop: str, user: str) -> tuple[int, Personal] | None:
+    """Return a user's model as published, and the position of the last event it learned from.
+
+    None where there is none or it is half written.
+    """
     try:
         data = memory.read(personal_key(loop, user))
     except TornRead:
         return None
-    return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]
+    return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())

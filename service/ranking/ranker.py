@@ -17,7 +17,8 @@ from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
 from service.models.published import Loop, Models, NotPublished
-from service.ranking.decide import MOST_EXPLAINED, Decision, decide, explanations, repeated
+from service.ranking.decide import Decision, decide, repeated
+from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before

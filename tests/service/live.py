@@ -39,8 +39,8 @@ class LiveEngine(Engine):
 
     paused = False
 
-    def __init__(self, folder):
-        super().__init__(folder, clock=system_clock)
+    def __init__(self, folder, **settings):
+        super().__init__(folder, clock=system_clock, **settings)
         self.lock, self._stopping = threading.RLock(), threading.Event()
         for name in ("step", "digest"):
             setattr(self.learner, name, _locked(getattr(self.learner, name), self.lock))
@@ -111,9 +111,9 @@ def _locked(function, lock):
     return call
 
 
-async def _run(folder, limits, tls, ready):
+async def _run(folder, limits, tls, settings, ready):
     with bound("127.0.0.1", 0) as sock:
-        engine = LiveEngine(folder)
+        engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")
             app = create_app(engine.machine, Status(engine.machine, "store.db"), keys=keys, limits=limits)
@@ -125,13 +125,13 @@ async def _run(folder, limits, tls, ready):
 
 
 @contextlib.contextmanager
-def run_service(folder, limits=None, tls=None):
-    """Serve the store at ``folder / "store.db"`` meanwhile."""
+def run_service(folder, limits=None, tls=None, **settings):
+    """Serve the store at ``folder / "store.db"`` meanwhile; ``settings`` are of its loop."""
     ready = Future()
 
     def run():
         try:
-            uvloop.run(_run(folder, limits or Limits(), tls, ready))
+            uvloop.run(_run(folder, limits or Limits(), tls, settings, ready))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)
