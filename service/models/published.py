@@ -61,6 +61,7 @@ class LoopView(msgspec.Struct, array_like=True):
     catalogue_version: int
     clients_version: int
     erased: list[str]  # tokens of the last erasures
+    control_since: int  # position of the settings that began the experiment which is under way
 
     @property
     def id(self) -> str:
