@@ -175,7 +175,7 @@ class Admin:
         view = self._machine.loop(loop).view
         if not view.settings.control.share:
             message = "the loop must have a control group: set control.share in its settings"
-            raise ApiError(409, "no_experiment", message, "control")
+            raise ApiError(404, "no_experiment", message, "control")
         begin, settings = view.control_since, view.settings
         return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
 

@@ -66,7 +66,7 @@ def test_without_an_experiment_there_are_no_arms(tmp_path):
             assert (await ranked(engine, "u")).arm is None
             [event] = await engine.events("default")
             assert event["arm"] is None
-            assert await refused(engine.lift("default")) == (409, "no_experiment")
+            assert await refused(engine.lift("default")) == (404, "no_experiment")
 
     asyncio.run(story())
 
