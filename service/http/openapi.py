@@ -99,7 +99,8 @@ def _complete(route: Route, operation: Json) -> None:
         operation["parameters"] = [_parameter(name) for name in names] + others
     is_open = route.roles is OPEN
     operation["security"] = [] if is_open else [{"key": []}]
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if route.method != "GET" else {})}
+    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
+    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if "requestBody" in operation else {}
     for status, text in failures.items():
         operation["responses"][str(status)] = {"description": text, "content": _content(Error, JSON)}
