@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedres.event_ids import draws, new_event_ids
+from fedres.draws import event_draws
+from fedres.event_ids import new_event_ids
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
@@ -135,7 +136,7 @@ def decide(
         return [one for one in prepared if isinstance(one, ApiError)]
     questions = [
         Question(one.rows, _allowed(one.request), u, _personal_key(one.request, loop))
-        for one, u in zip(good, draws([one.event_id for one in good]), strict=True)
+        for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
     ]
     memory = NO_MEMORY if models.memory is None else models.memory.words
     policy = policy_of(settings, loop.n_learned)

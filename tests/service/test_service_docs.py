@@ -75,6 +75,24 @@ def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path)
     assert (tmp_path / "shared.safetensors").stat().st_size > 100
 
 
+def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
+    page = (FOLDER / "client.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    with started("fedres serve", tmp_path) as url:
+        script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]
+        answers = [run_python(block, tmp_path) for block in script]
+    assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
+    assert "sent=1, refused=0, dropped=0" in answers[3]
+    assert "('rank', 200)" in answers[4]
+
+
+def run_python(block, folder):
+    """Run an example; what it warns of, such as a service that is not there, is not looked at."""
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_its_table_has_every_setting_and_its_default():
     shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", DOCS, flags=re.MULTILINE))
     assert shown == {name: json_of(value) for name, value in msgspec.structs.asdict(Settings()).items()}

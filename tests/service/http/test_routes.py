@@ -30,6 +30,15 @@ def test_a_decision_has_an_action_its_probability_and_all_scores(client):
     assert sum(chances.values()) == pytest.approx(1)
 
 
+def test_a_reply_repeats_the_id_of_its_request(client):
+    for path, body in (("/v1/rank", {"actions": ACTIONS}), ("/v1/rank", {}), ("/v1/loops", {"name": "x", "no": 1})):
+        reply = client.post(path, json=body, headers={"X-Request-Id": "mine"})
+        assert reply.headers["x-request-id"] == "mine", path
+    assert client.get("/v1/status", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    assert "x-request-id" not in client.get("/v1/status", headers={"X-Request-Id": "m" * 201}).headers
+    assert "x-request-id" not in client.get("/v1/status").headers
+
+
 def test_a_decision_is_explained_if_asked(client):
     learn_a_little(client)
     decision = ranked(client, explain=True).json()

@@ -14,7 +14,7 @@ from playing import play, raw, refused, request
 
 from fedres.decisions.constants import OWN_BYTES, START_EVENTS
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
-from fedres.event_ids import draw
+from fedres.draws import event_draw as draw
 from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
 from fedres.scoring.sealing import sealed
 from service.learn.kalman import KalmanShared

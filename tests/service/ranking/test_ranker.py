@@ -9,7 +9,8 @@ import pytest
 from machine import Clock, running
 from playing import Disk, gauges, logged, play, rebuilt, refused, request
 
-from fedres.event_ids import draw, new_event_id
+from fedres.draws import event_draw
+from fedres.event_ids import new_event_id
 from service.errors import ApiError
 from service.ranking.decide import decide
 from service.ranking.requests import Action, RankRequest
@@ -23,7 +24,9 @@ def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its
             body = json.loads(entry.body)
             assert (entry.event, entry.user) == (answer.event_id, "u")
             assert body["probabilities"] == [1 / 3] * 3
-            assert body["actions"][body["action"]]["id"] == answer.action_id == f"a{int(draw(answer.event_id) * 3)}"
+            assert (
+                body["actions"][body["action"]]["id"] == answer.action_id == f"a{int(event_draw(answer.event_id) * 3)}"
+            )
             assert json.loads(msgspec.json.encode(answer)).keys() == {
                 "event_id", "action", "probability", "ranking", "model_version"
             }  # fmt: skip
