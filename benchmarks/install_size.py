@@ -22,7 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RUNS = 5
 IMPORTS = {  # extras, by commas: what their users run first
-    "": ("import fedres", "from fedres import Federation", "from fedres.client import DeviceClient"),
+    "": (
+        "import fedres",
+        "from fedres.client import Client",
+        "from fedres import Federation",
+        "from fedres.client import DeviceClient",
+    ),
     "vw": ("from fedres import VWLearner; VWLearner()",),
     "serve": ("import service.cli", "import service.roles.ranker"),
     "postgres": ("import service.log.postgres",),

@@ -1,13 +1,18 @@
-"""Random draws that client and server both know without a message: functions of (seed, t, client) alone.
+"""Random draws that all sides know without a message: functions of (seed, t, client), or of an event id, alone.
 
 A client that joins changes nobody else's draws, and one array of K clients draws what K single clients would.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedres.checks import Array
+
+_SHA = hashlib.sha256()  # to copy: a new one takes longer
 
 
 def uniform(seed: int, t: int, who: Array) -> Array:
@@ -28,6 +33,26 @@ def subset(seed: int, t: int, n_clients: int, size: int) -> Array:
     smaller = np.flatnonzero(numbers < largest)
     equal = np.flatnonzero(numbers == largest)[: size - len(smaller)]  # of equal draws the first clients'
     return np.sort(np.concatenate([smaller, equal]))
+
+
+def event_draw(event_id: str) -> float:
+    """Return the event's uniform number in [0, 1): the first 53 bits of the SHA-256 of its id in UTF-8.
+
+    >>> event_draw("a")
+    0.7914827144317304
+    """
+    return (int.from_bytes(hashlib.sha256(event_id.encode()).digest()[:8], "big") >> 11) * 2.0**-53
+
+
+def event_draws(event_ids: Sequence[str]) -> list[float]:
+    """Return what ``event_draw`` does for each."""
+    digests = []
+    for event_id in event_ids:
+        sha = _SHA.copy()
+        sha.update(event_id.encode())
+        digests.append(sha.digest())
+    drawn: list[float] = ((np.frombuffer(b"".join(digests), ">u8")[::4] >> 11) * 2.0**-53).tolist()
+    return drawn
 
 
 def _mix(state: Array) -> Array:

@@ -16,10 +16,12 @@ from service.http.hot import hot_routes
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.openapi import document
-from service.http.replies import Receive, Scope, Send, failure
+from service.http.replies import Error, Receive, Scope, Send, failure
 from service.http.router import Router
 from service.http.routes import OPEN, Route
 from service.log.protocol import StoreUnavailable
+from service.personalizer.errors import reshape
+from service.personalizer.routes import personalizer_routes
 from service.ranking.admin import Admin
 from service.ranking.devices import Devices
 from service.ranking.ranker import Machine, Ranker
@@ -73,18 +75,26 @@ def create_app(
         app.add_exception_handler(kind, _failed)
     made = document(app, declared, limits)
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    app.first = Router(app.rest, [*declared, *fastapi_routes()], keys=keys, limits=limits, hosts=hosts or Hosts())
+    app.first = Router(
+        app.rest,
+        [*declared, *fastapi_routes()],
+        keys=keys,
+        limits=limits,
+        hosts=hosts or Hosts(),
+        reshape={b"personalizer": reshape, b"loops": reshape},
+    )
     return app
 
 
 def declared_routes(machine: Machine, status: Status, limits: Limits) -> list[Route]:
     """Return all routes but those that FastAPI makes itself."""
-    admin = Admin(machine)
+    admin, ranker = Admin(machine), Ranker(machine)
     return [
-        *hot_routes(Ranker(machine), limits).all,
+        *hot_routes(ranker, limits).all,
         *loop_routes(admin).all,
         *device_routes(Devices(machine), limits).all,
         *service_routes(admin, status).all,
+        *personalizer_routes(machine, ranker, admin).all,
     ]
 
 
@@ -103,6 +113,10 @@ def fastapi_routes() -> list[Route]:
             status=200,
             hot=False,
             of_loop=False,
+            error=Error,
+            takes_subscription_key=False,
+            choices={},
+            query=(),
             endpoint=Response,
         )
 

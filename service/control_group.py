@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from fedres.event_ids import LONGEST_ID, draw
+from fedres.draws import event_draw
+from fedres.event_ids import LONGEST_ID
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,4 +32,4 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def has(self, name: str) -> bool:
         """Return whether a user, or an event without one, is in the group; the same answer for ever."""
-        return self.share > 0 and draw(f"{self.experiment}\0{name}") < self.share
+        return self.share > 0 and event_draw(f"{self.experiment}\0{name}") < self.share

@@ -17,6 +17,7 @@ from service.learn.guard import Defences
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
+LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
 ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
@@ -38,7 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
     wait_time: float = 600.0  # seconds that an event waits for its reward
     default_reward: float | None = 0.0  # learned where none came; None learns nothing then
-    aggregation: Literal["earliest", "sum"] = "earliest"  # which rewards of an event count
+    wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
+    aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
     control: Control = Control()  # a group that shows what the loop is worth
     apprentice: bool = False  # always answer with the first action, and learn
     crosses: bool = True  # context × action features
@@ -49,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bits: int = 18  # 2^bits shared weights, and a constant
     timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
     defences: Defences = Defences()  # against hostile devices
+    annotations: dict[str, str] = {}  # what other tools keep with a loop
 
     def __post_init__(self) -> None:
         if self.policy is None:
@@ -71,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
         _hyperparameters(self)
         _suits_model(self)
+        _annotations(self.annotations)
 
     @property
     def greed(self) -> float:
@@ -141,6 +145,12 @@ _DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in msgspec.structs.fields(Settings)
 }
+
+
+def _annotations(given: dict[str, str]) -> None:
+    size = sum(len(name) + len(text) for name, text in given.items())
+    if size > LONGEST_ANNOTATIONS:
+        raise ValueError(f"annotations must have at most {LONGEST_ANNOTATIONS} characters, got {size}")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:

@@ -23,6 +23,10 @@ def test_importing_a_package_loads_nothing_heavy(package):
     assert loaded(f"import {package}", HEAVY) == "[]"
 
 
+def test_importing_the_clients_of_a_service_loads_nothing_heavy():
+    assert loaded("from fedres.client import AsyncClient, Client, Decision", (*HEAVY, "sqlite3")) == "[]"
+
+
 def test_a_device_loads_no_other_package_and_no_extra():
     assert loaded("from fedres.client import DeviceClient", NOT_FOR_DEVICES + OF_EXTRAS) == "[]"
 

@@ -1,7 +1,8 @@
-"""A device that decides by itself: it keeps private features and its own model, and uploads residuals only.
+"""Clients of the service.
 
-``DeviceClient`` and ``AsyncDeviceClient`` are thin shells with httpx inside; ``device.py`` decides and learns,
-``syncing.py`` says what to send and what an answer means, ``store.py`` is the device's SQLite file.
+``Client`` and ``AsyncClient`` ask a service for decisions (``hosted/``). ``DeviceClient`` and ``AsyncDeviceClient``
+decide on the device: they keep private features and a model there, and upload residuals only. Of those, ``device.py``
+decides and learns, ``syncing.py`` says what to send and what an answer means, ``store.py`` is the device's SQLite file.
 """
 
 from __future__ import annotations
@@ -11,21 +12,63 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedres.client.asynchronous import AsyncDeviceClient
-    from fedres.client.device import Decision, Status
+    from fedres.client.device import DeviceDecision, Status
+    from fedres.client.hosted.async_client import AsyncClient
+    from fedres.client.hosted.client import Client
+    from fedres.client.hosted.types import (
+        Decision,
+        Event,
+        Explanation,
+        Observed,
+        Ranked,
+        RankRequest,
+        RewardStatus,
+        ServiceError,
+        Slot,
+    )
     from fedres.client.privacy import Privacy
     from fedres.client.synchronous import DeviceClient
     from fedres.client.syncing import Synced
 
 _HOME = {
+    "AsyncClient": "hosted.async_client",
     "AsyncDeviceClient": "asynchronous",
-    "Decision": "device",
+    "Client": "hosted.client",
+    "Decision": "hosted.types",
     "DeviceClient": "synchronous",
+    "DeviceDecision": "device",
+    "Event": "hosted.types",
+    "Explanation": "hosted.types",
+    "Observed": "hosted.types",
     "Privacy": "privacy",
+    "RankRequest": "hosted.types",
+    "Ranked": "hosted.types",
+    "RewardStatus": "hosted.types",
+    "ServiceError": "hosted.types",
+    "Slot": "hosted.types",
     "Status": "device",
     "Synced": "syncing",
 }
 
-__all__ = ["AsyncDeviceClient", "Decision", "DeviceClient", "Privacy", "Status", "Synced"]
+__all__ = [
+    "AsyncClient",
+    "AsyncDeviceClient",
+    "Client",
+    "Decision",
+    "DeviceClient",
+    "DeviceDecision",
+    "Event",
+    "Explanation",
+    "Observed",
+    "Privacy",
+    "RankRequest",
+    "Ranked",
+    "RewardStatus",
+    "ServiceError",
+    "Slot",
+    "Status",
+    "Synced",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from fedres.client.device import Decision, Device, Status
+from fedres.client.device import Device, DeviceDecision, Status
 from fedres.client.offers import Actions, Features, make_offer
-from fedres.client.synchronous import CLOSE_SECONDS, TRIES
+from fedres.client.synchronous import CLOSE_SECONDS, TRIES, check_seconds
 from fedres.client.syncing import Link, Synced
-from fedres.client.transport import ask_async, check_seconds, check_url, headers
+from fedres.client.transport import ask_async, check_url, headers
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class AsyncDeviceClient:
         *,
         exclude: Collection[str] = (),
         event_id: str | None = None,
-    ) -> Decision:
+    ) -> DeviceDecision:
         """Return which of the actions to take: a mapping from ids to features, or a list of ids."""
         offer = make_offer(context, actions, private, exclude=exclude, event_id=event_id)
-        decision: Decision = await self._drive(self._link.decide(offer))
+        decision: DeviceDecision = await self._drive(self._link.decide(offer))
         return decision
 
     async def reward(self, event_id: str, value: float) -> None:

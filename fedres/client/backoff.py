@@ -16,13 +16,14 @@ class Backoff:
     (True, True, True)
     """
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(self, rng: random.Random | None = None, *, first: float = FIRST, longest: float = LONGEST) -> None:
         self._rng = rng or random.Random()
+        self._first, self._longest = first, longest  # seconds
         self.failures = 0  # in a row
 
     def failed(self, retry_after: float = 0.0) -> float:
         """Count a failure; return how many seconds to wait, never less than the service asked for."""
-        bound = min(LONGEST, FIRST * 2.0 ** min(self.failures, 60))
+        bound = min(self._longest, self._first * 2.0 ** min(self.failures, 60))
         self.failures += 1
         return max(retry_after, self._rng.uniform(0.0, bound))
 

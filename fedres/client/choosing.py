@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.event_ids import draw
+from fedres.draws import event_draw
 from fedres.exploration import epsilon_greedy, pick, squarecb
 from fedres.scoring.model import LEARNING_RATE
 
@@ -47,4 +47,4 @@ def probabilities(scores: Array, allowed: Array, settings: Round) -> Array:
 
 def choose(event_id: str, chances: Array) -> int:
     """Return the action that the event's uniform number falls on."""
-    return int(pick(chances, draw(event_id)))
+    return int(pick(chances, event_draw(event_id)))

@@ -48,7 +48,7 @@ log = logging.getLogger("fedres.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DeviceDecision:
     """What a device decided; ``model_version`` 0 says that no shared model took part."""
 
     event_id: str
@@ -200,7 +200,7 @@ class Device:
 
     # Deciding
 
-    def decide(self, offer: Offer, told: tuple[int, Sequence[float]] | None = None) -> Decision:
+    def decide(self, offer: Offer, told: tuple[int, Sequence[float]] | None = None) -> DeviceDecision:
         """Return the decision on an offer; ``told`` is what the service says of it where no model is downloaded."""
         with self._turn():
             if self._store.waiting(offer.event_id) is not None:
@@ -214,7 +214,7 @@ class Device:
             k = choose(offer.event_id, chances)
             self._wait(offer, k, version, float(shared[k]), examples[k])
         named = dict(zip([name for name, _ in offer.actions], scores.tolist(), strict=True))
-        return Decision(offer.event_id, offer.actions[k][0], float(chances[k]), named, version)
+        return DeviceDecision(offer.event_id, offer.actions[k][0], float(chances[k]), named, version)
 
     def _shared(self, offer: Offer) -> tuple[int, Sequence[float]]:
         if not self.download:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from fedres.client.device import Decision, Device, Status
+from fedres import checks
+from fedres.client.device import Device, DeviceDecision, Status
 from fedres.client.offers import Actions, Features, make_offer
 from fedres.client.syncing import Link, Synced
-from fedres.client.transport import ask, check_seconds, check_url, headers
+from fedres.client.transport import ask, check_url, headers
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 TRIES = 5  # of each request of a sync that somebody waits for
 CLOSE_SECONDS = 5.0  # that closing waits for the last sync
+
+
+def check_seconds(sync_seconds: float | None) -> None:
+    if sync_seconds is not None:
+        checks.positive("sync_seconds", sync_seconds)
 
 
 class DeviceClient:
@@ -80,13 +86,13 @@ class DeviceClient:
         *,
         exclude: Collection[str] = (),
         event_id: str | None = None,
-    ) -> Decision:
+    ) -> DeviceDecision:
         """Return which of the actions to take: a mapping from ids to features, or a list of ids.
 
         ``context`` and the actions' features are uploaded with the reward; ``private`` stays here.
         """
         offer = make_offer(context, actions, private, exclude=exclude, event_id=event_id)
-        decision: Decision = self._drive(self._link.decide(offer))
+        decision: DeviceDecision = self._drive(self._link.decide(offer))
         return decision
 
     def reward(self, event_id: str, value: float) -> None:

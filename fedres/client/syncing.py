@@ -14,7 +14,7 @@ import msgspec
 
 from fedres.client.backoff import Backoff
 from fedres.client.choosing import Round
-from fedres.client.device import Decision, Device, log
+from fedres.client.device import Device, DeviceDecision, log
 from fedres.client.global_side import OtherModelError
 from fedres.client.offers import Offer
 from fedres.client.store import Queued
@@ -99,7 +99,7 @@ class Link:
 
     # Deciding
 
-    def decide(self, offer: Offer) -> Flow[Decision]:
+    def decide(self, offer: Offer) -> Flow[DeviceDecision]:
         """Decide, with the service's scores where no model is downloaded; without them if they do not come."""
         told = None
         if not self.device.download and self._clock() >= self._scores_from:

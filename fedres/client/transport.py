@@ -6,8 +6,10 @@ from typing import Any
 
 import httpx
 
-from fedres import checks
 from fedres.client.wire import Answer, Failure, Request
+
+REQUEST_ID = "X-Request-Id"  # the service repeats it in its reply
+OUT_OF_STEP = Failure("the reply belongs to another request")
 
 
 def headers(key: str | None) -> dict[str, str]:
@@ -22,15 +24,14 @@ def check_url(url: str) -> None:
         raise ValueError(f"url must begin with http:// or https://, got {url!r}")
 
 
-def check_seconds(sync_seconds: float | None) -> None:
-    if sync_seconds is not None:
-        checks.positive("sync_seconds", sync_seconds)
-
-
 def ask(http: httpx.Client, request: Request) -> Answer | Failure:
     """Send a request; return its answer, or why none came."""
     try:
-        return _answer(http.request(request.method, request.path, **_options(request)))
+        with http.stream(request.method, request.path, **_options(request)) as reply:
+            if not _belongs(reply, request):
+                return OUT_OF_STEP
+            reply.read()
+        return _answer(reply)
     except httpx.HTTPError as error:
         return _failure(error)
 
@@ -38,13 +39,23 @@ def ask(http: httpx.Client, request: Request) -> Answer | Failure:
 async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failure:
     """Send a request; return its answer, or why none came."""
     try:
-        return _answer(await http.request(request.method, request.path, **_options(request)))
+        async with http.stream(request.method, request.path, **_options(request)) as reply:
+            if not _belongs(reply, request):
+                return OUT_OF_STEP
+            await reply.aread()
+        return _answer(reply)
     except httpx.HTTPError as error:
         return _failure(error)
 
 
+def _belongs(reply: httpx.Response, request: Request) -> bool:
+    """Return whether a reply is to this request; one that is not is left unread, which closes its connection."""
+    sent, echoed = request.headers.get(REQUEST_ID), reply.headers.get(REQUEST_ID)
+    return sent is None or echoed is None or sent == echoed
+
+
 def _options(request: Request) -> dict[str, Any]:
-    content = request.body if request.method == "POST" else None
+    content = request.body if request.method in ("POST", "PUT", "PATCH") else None
     return {"content": content, "headers": dict(request.headers), "timeout": request.seconds}
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from fedres.client.store import Queued
+if TYPE_CHECKING:
+    from fedres.client.store import Queued
 
 LONGEST_REST = 86_400.0  # seconds, of those that a service can ask for
 SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip

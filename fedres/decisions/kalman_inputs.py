@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_VALUES, JACOBI_SWEEPS, MAX_FIELDS, MAX_SCALES, NUMBER_LIMIT
+from fedres.decisions.constants import FIRST_VALUES, JACOBI_SWEEPS, MAX_FIELDS, MAX_SCALES, NUMBER_LIMIT, REBASE
 from fedres.decisions.kalman_state import (
     BLOCKS,
     DEVIATION,
@@ -229,13 +229,13 @@ def put_block(table: Array, key: Key, place: int) -> None:
 
 
 @bare_kernel
-def touch_block(shared: Any, key: Key, variance: float) -> Any:
-    """Return the place of a block, of a new one if need be; −1 if all are in use by this event."""
+def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
+    """Return the place of a block, of a new one if need be, with a prior near log τ; −1 if all are in use."""
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
     if place < 0 and n < shared.block_keys.size:
         place = n
         shared.counts[BLOCKS] += 1
-        _renew(shared, place, key, variance)
+        _renew(shared, place, key, log_tau)
         put_block(shared.block_table, key, place)
     elif place < 0:
         place = 0
@@ -244,20 +244,58 @@ def touch_block(shared: Any, key: Key, variance: float) -> Any:
                 place = k
         if shared.block_used[place] == now:
             return -1
-        _renew(shared, place, key, variance)
+        _renew(shared, place, key, log_tau)
         shared.block_table[:] = 0
         for k in range(n):
             put_block(shared.block_table, shared.block_keys[k], k)
+    elif abs(shared.block_log_tau[place] - log_tau) > REBASE:
+        rebase(shared, place, log_tau, squares[0], squares[1])
     shared.block_used[place] = now
     return place
 
 
 @bare_kernel
-def _renew(shared: Any, place: int, key: Key, variance: float) -> None:
-    shared.block_keys[place] = key
+def _renew(shared: Any, place: int, key: Key, log_tau: float) -> None:
+    shared.block_keys[place], shared.block_log_tau[place] = key, log_tau
     shared.means[place], shared.covariances[place] = 0.0, 0.0
     for i in range(shared.means.shape[1]):
-        shared.covariances[place, i, i] = variance
+        shared.covariances[place, i, i] = math.exp(log_tau)
+
+
+@bare_kernel
+def rebase(shared: Any, place: int, log_tau: float, A: Array, right: Array) -> None:
+    """Give a block another prior: with A = I + (1/τ' − 1/τ)P, P becomes A⁻¹P and W becomes A⁻¹W.
+
+    By elimination in a fixed order: A is symmetric and positive definite, so that no row needs to be exchanged.
+    """
+    mean, P = shared.means[place], shared.covariances[place]
+    d, change = mean.size, math.exp(-log_tau) - math.exp(-shared.block_log_tau[place])
+    for i in range(d):
+        for j in range(d):
+            A[i, j], right[i, j] = change * P[i, j], P[i, j]
+        A[i, i] += 1.0
+    for k in range(d):
+        for i in range(k + 1, d):
+            factor = A[i, k] / A[k, k]
+            if factor != 0:
+                for j in range(k, d):
+                    A[i, j] -= factor * A[k, j]
+                for j in range(d):
+                    right[i, j] -= factor * right[k, j]
+                mean[i] -= factor * mean[k]
+    for i in range(d - 1, -1, -1):
+        for k in range(i + 1, d):
+            if A[i, k] != 0:
+                for j in range(d):
+                    right[i, j] -= A[i, k] * right[k, j]
+                mean[i] -= A[i, k] * mean[k]
+        for j in range(d):
+            right[i, j] /= A[i, i]
+        mean[i] /= A[i, i]
+    for i in range(d):
+        for j in range(d):
+            P[i, j] = (right[i, j] + right[j, i]) / 2
+    shared.block_log_tau[place] = log_tau
 
 
 @bare_kernel

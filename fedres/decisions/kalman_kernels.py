@@ -13,6 +13,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     FIRST_LOG_TAU,
+    FIRST_SHARED_LOG_TAU,
     HEAD,
     LEAST_LOG_TAU,
     LEAST_NOISE,
@@ -21,7 +22,6 @@ from fedres.decisions.constants import (
     MAX_BASES,
     MOST_LOG_TAU,
     MOST_NOISE,
-    SHARED_VARIANCE,
     SLOT_HEAD,
     START_EVENTS,
 )
@@ -36,7 +36,7 @@ from fedres.decisions.kalman_inputs import (
     touch_block,
     turn_inputs,
 )
-from fedres.decisions.kalman_state import BASES, LEARNED, NOISE, OWN, TAIL, scratch_for, slot_words
+from fedres.decisions.kalman_state import BASES, CORE, LEARNED, NOISE, OWN, TAIL, scratch_for, slot_words
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 COUNT, BASIS, CLOCK = range(3)  # of a personal model's words
@@ -45,17 +45,24 @@ SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 
 @bare_kernel
 def tau_of(shared: Any, field: Any, side: int) -> float:
-    return math.exp(shared.log_tau[field, side] if field >= 0 else FIRST_LOG_TAU)
+    return math.exp(log_tau_of(shared, field, side))
 
 
 @bare_kernel
-def core_part(shared: Any, block: int, z: Array, places: Array, gain: Array) -> Any:
-    """Fill in P z; return mean and variance of a block's core weights at z."""
-    mean, variance = 0.0, 0.0
+def log_tau_of(shared: Any, field: Any, side: int) -> Any:
+    if field >= 0:
+        return shared.log_tau[field, side]
+    return FIRST_SHARED_LOG_TAU if side == CORE else FIRST_LOG_TAU
+
+
+@bare_kernel
+def core_part(shared: Any, block: int, z: Array, places: Array, tau: float, gain: Array) -> Any:
+    """Fill in P z; return mean, variance and slope by log τ of a block's core weights at z; τ is a new block's."""
+    mean, variance, slope = 0.0, 0.0, 0.0
     if block < 0:
         for j in range(places.size):
-            variance += SHARED_VARIANCE * z[places[j]] * z[places[j]]
-        return mean, variance
+            variance += tau * z[places[j]] * z[places[j]]
+        return mean, variance, slope
     means, covariance = shared.means[block], shared.covariances[block]
     gain[:] = 0.0
     for j in range(places.size):
@@ -65,7 +72,9 @@ def core_part(shared: Any, block: int, z: Array, places: Array, gain: Array) -> 
             gain[i] += row[i] * factor
     for j in range(places.size):
         variance += gain[places[j]] * z[places[j]]
-    return mean, variance
+    for i in range(gain.size):
+        slope += gain[i] * means[i]
+    return mean, variance, slope * math.exp(-shared.block_log_tau[block])
 
 
 @bare_kernel
@@ -226,7 +235,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     """Return shared mean, personal mean and variance of a block."""
     z, places, t_keys, t, r = inputs
     field = field_place(shared, name, False)
-    mean, variance = core_part(shared, find_block(shared, key), z, places, gain)
+    mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
@@ -307,12 +316,12 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
         )  # fmt: skip
         mean, variance, m = 0.0, 0.0, 0
         for f in range(n_blocks):
-            block = touch_block(shared, keys[f], SHARED_VARIANCE)
+            field = field_place(shared, names[f], True)
+            block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
             if block < 0:
                 continue
-            field = field_place(shared, names[f], True)
             slot = touch_slot(own, keys[f], field, k, workspace.limit) if user >= 0 else -1
-            part_mean, part_variance = core_part(shared, block, z, places, gains[m])
+            part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
             slopes[m, OWN], slopes[m, TAIL] = 0.0, 0.0
             if n_tail:
                 tail_mean, tail_variance, slopes[m, TAIL] = tail_part(
@@ -353,6 +362,7 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
         for f in range(m):
             step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
+            step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
         shared.counts[LEARNED] += 1
         noise_square = (noise / q * error) ** 2 + noise * variance / q
         rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)

@@ -15,6 +15,7 @@ from fedres.checks import Array
 from fedres.decisions.constants import (
     FIRST_LOG_TAU,
     FIRST_NOISE,
+    FIRST_SHARED_LOG_TAU,
     FIRST_VALUES,
     HEAD,
     MAX_BASES,
@@ -28,7 +29,7 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
 MEDIAN, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
-OWN, TAIL = range(2)  # columns of ``log_tau``
+OWN, TAIL, CORE = range(3)  # columns of ``log_tau``: personal, tail and shared core weights
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -43,11 +44,12 @@ class Shared(NamedTuple):
     scale_first: Array  # float32, the first values
     scale_stats: Array  # float64: median, mean, deviation, root mean square
     field_keys: Array  # uint32
-    log_tau: Array  # float64, of personal and of tail weights
+    log_tau: Array  # float64, of personal, tail and shared core weights
     slope_squares: Array  # float64, the sums of squared slopes by log τ
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
+    block_log_tau: Array  # float64, of the prior that is in its covariance
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
     tail: Array  # float32, (b, h) by hash
@@ -96,7 +98,7 @@ class Scratch(NamedTuple):
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
     where: Array  # int64, (1 + m) × 3: place of a block, of its field, personal slot
-    slopes: Array  # float64, (1 + m) × 2
+    slopes: Array  # float64, (1 + m) × 3
     gains: Array  # float64, (1 + m) × d
     squares: Array  # float64, 3 × d × d
 
@@ -114,7 +116,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m),
         np.empty(m, np.uint32),
         np.empty((m, 3), np.int64),
-        np.empty((m, 2)),
+        np.empty((m, 3)),
         np.empty((n_gains, d)),
         np.empty((3, d, d)),
     )
@@ -127,6 +129,7 @@ ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "slope_squares": FIELDS,
     "block_keys": BLOCKS,
     "block_used": BLOCKS,
+    "block_log_tau": BLOCKS,
     "means": BLOCKS,
     "covariances": BLOCKS,
     "bases": BASES,
@@ -147,11 +150,12 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         scale_first=np.zeros((SCALE_SLOTS, FIRST_VALUES), np.float32),
         scale_stats=np.zeros((SCALE_SLOTS, 4)),
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
-        log_tau=np.full((MAX_FIELDS, 2), FIRST_LOG_TAU),
-        slope_squares=np.zeros((MAX_FIELDS, 2)),
+        log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU], (MAX_FIELDS, 1)),
+        slope_squares=np.zeros((MAX_FIELDS, 3)),
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),
+        block_log_tau=np.zeros(1),
         means=np.zeros((1, d)),
         covariances=np.zeros((1, d, d)),
         tail=np.zeros((1 << tail_bits, 2), np.float32),
@@ -163,7 +167,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
 def with_room(shared: Shared, n_blocks: int) -> Shared:
     """Return the model with room for this many blocks."""
     rows: dict[str, Array] = {}
-    for name in ("block_keys", "block_used", "means", "covariances"):
+    for name in ("block_keys", "block_used", "block_log_tau", "means", "covariances"):
         old = getattr(shared, name)
         rows[name] = np.zeros((n_blocks, *old.shape[1:]), old.dtype)
         rows[name][: len(old)] = old

@@ -72,8 +72,8 @@ class Scale:
 class Prior:
     """Variance τ = exp(l) of the weights of a field. l follows −d(e²/2)/dl = e dm/dl with AdaGrad's steps."""
 
-    def __init__(self) -> None:
-        self.log_tau, self.squares = the.FIRST_LOG_TAU, 0.0
+    def __init__(self, log_tau: float = the.FIRST_LOG_TAU) -> None:
+        self.log_tau, self.squares = log_tau, 0.0
 
     @property
     def tau(self) -> float:
@@ -84,6 +84,13 @@ class Prior:
         if slope:
             moved = self.log_tau + the.LOG_TAU_RATE * slope / math.sqrt(self.squares)
             self.log_tau = min(max(moved, the.LEAST_LOG_TAU), the.MOST_LOG_TAU)
+
+
+Priors = tuple[Prior, Prior, Prior]  # of personal, tail and shared core weights
+
+
+def new_priors() -> Priors:
+    return Prior(), Prior(), Prior(the.FIRST_SHARED_LOG_TAU)
 
 
 class Diagonal:
@@ -111,14 +118,40 @@ class Diagonal:
         self.b = (mean * (1 / tau + self.h.astype(float))).astype(np.float32)
 
 
+class Dense:
+    """Weights with their covariance P."""
+
+    def __init__(self, size: int, log_tau: float) -> None:
+        self.log_tau = log_tau
+        self.mean: Array = np.zeros(size)
+        self.covariance: Array = math.exp(log_tau) * np.eye(size)
+
+    def predict(self, z: Array) -> Array:
+        """Return mean W·z, variance z'Pz and d mean/d log τ = z'PW/τ."""
+        gain = self.covariance @ z
+        return np.array([self.mean @ z, gain @ z, gain @ self.mean / math.exp(self.log_tau)])
+
+    def learn(self, inputs: Array, error: float, q: float) -> None:
+        gain = self.covariance @ inputs
+        self.mean += gain * error / q  # W += P i e/q
+        self.covariance -= np.outer(gain, gain) / q  # P −= P i (P i)'/q
+
+    def rebase(self, log_tau: float) -> None:
+        """Take another prior, if it is far from the present one: P⁻¹ += (1/τ' − 1/τ) I, and P⁻¹W stays."""
+        if abs(self.log_tau - log_tau) > the.REBASE:
+            A = np.eye(len(self.mean)) + (math.exp(-log_tau) - math.exp(-self.log_tau)) * self.covariance
+            self.mean, self.covariance = np.linalg.solve(A, self.mean), np.linalg.solve(A, self.covariance)
+            self.log_tau = log_tau
+
+
 @dataclass
 class Block:
-    """The weights of one action feature, of all users (mean, covariance) or of one (diagonal)."""
+    """The weights of one action feature, of all users (``Dense``) or of one (``Diagonal``)."""
 
     key: int
     field: int
     used: int
-    weights: Any  # [mean W, covariance P], or Diagonal
+    weights: Any
 
 
 @dataclass
@@ -181,7 +214,7 @@ class ResidualKalman:
         self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
         self.bases: list[Array] = []
         self.scales: dict[tuple[str, int], Scale] = {}
-        self.fields: dict[int, tuple[Prior, Prior]] = {0: (Prior(), Prior())}  # of personal and of tail weights
+        self.fields: dict[int, Priors] = {0: new_priors()}
         self.blocks: list[Block] = []
         self.tail: dict[int, Diagonal] = {}
         self.own: dict[Hashable, Own] = {}
@@ -262,19 +295,18 @@ class ResidualKalman:
                 found[key] = before + x, name
         return {key: (x, name) for key, (x, name) in found.items() if x}
 
-    def _priors(self, name: int, *, new: bool = False) -> tuple[Prior, Prior]:
+    def _priors(self, name: int, *, new: bool = False) -> Priors:
         if name not in self.fields and len(self.fields) == the.MAX_FIELDS:
             return [*self.fields.values()][-1]
         if name not in self.fields and new:
-            self.fields[name] = Prior(), Prior()
-        return self.fields.get(name) or (Prior(), Prior())
+            self.fields[name] = new_priors()
+        return self.fields.get(name) or new_priors()
 
-    def _part(self, key: int, priors: tuple[Prior, Prior], inputs: Any, shared: Any, own: Diagonal | None) -> Array:
+    def _part(self, key: int, priors: Priors, inputs: Any, shared: Any, own: Diagonal | None) -> Array:
         """Return mean, variance and slope by log τ (rows) of a block's core, tail and personal weights, for x = 1."""
         z, t, r = inputs
         parts = np.zeros((3, 3))
-        mean, covariance = shared or (np.zeros(len(z)), the.SHARED_VARIANCE * np.eye(len(z)))
-        parts[:2, 0] = mean @ z, covariance @ z @ z
+        parts[:, 0] = (shared or Dense(len(z), priors[2].log_tau)).predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
             parts[:, 1] += weight.predict(np.array([value]), priors[1].tau)
@@ -306,11 +338,12 @@ class ResidualKalman:
             own.basis = len(self.bases) - 1
         used = []
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
-            fresh = [np.zeros(d), the.SHARED_VARIANCE * np.eye(d)]
+            priors = self._priors(name, new=True)
+            fresh = Dense(d, priors[2].log_tau)
             shared = touch(self.blocks, key, n, self.max_blocks, lambda: Block(key, name, n, fresh))  # noqa: B023
             if shared is None:
                 continue
-            priors = self._priors(name, new=True)
+            shared.weights.rebase(priors[2].log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
                                  lambda: Block(key, name, own.clock, Diagonal(len(r))))  # fmt: skip # noqa: B023
             parts = self._part(key, priors, inputs, shared.weights, mine.weights if mine else None)
@@ -321,17 +354,15 @@ class ResidualKalman:
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used)
         q = self.noise + variance  # expected error²
         for key, x, priors, shared, mine, _ in used:
-            gain = shared[1] @ z
-            shared[0] += gain * (x * error / q)  # W += P(xz) e/q
-            shared[1] -= np.outer(gain, gain) * (x * x / q)  # P −= P(xz) (P(xz))'/q
+            shared.learn(x * z, error, q)
             for coordinate, value in t:
                 place = tail_place(key, coordinate, self.tail_bits)
                 self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), priors[1].tau, error, q)
             if mine:
                 mine.weights.learn(x * r, priors[0].tau, error, q)
-        for _, x, (personal, tail), _, _, parts in used:  # after the weights: all of them used the old τ
-            personal.step(error * x * parts[2, 2])
-            tail.step(error * x * parts[2, 1])
+        for _, x, priors, _, _, parts in used:  # after the weights: all of them used the old τ
+            for prior, slope in zip(priors, parts[2, [2, 1, 0]], strict=True):
+                prior.step(error * x * slope)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1
         square = (self.noise / q * error) ** 2 + self.noise * variance / q

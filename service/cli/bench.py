@@ -1,4 +1,4 @@
-"""``fedres bench``: speed side by side in one run."""
+"""``fedres bench``: speed side by side in one run, and how well models decide."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.base import JsonFile, app, console, one_line_errors, progress_bar, write_json
+from service.cli.base import Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
 
 MODULES = {  # these need the extra bench, `service` the extra serve
     "engine": "libsvm_tasks.bench_engine",
     "learners": "libsvm_tasks.bench_learners",
     "bandit": "libsvm_tasks.bench_bandit",
 }
-KINDS = (*MODULES, "service")
+KINDS = (*MODULES, "service", "decisions")
 
 
 @app.command()
@@ -31,13 +31,27 @@ def bench(
     keys: Annotated[
         int, typer.Option(help="Service: API keys that clients share; each has a rate limit (0: an open service).")
     ] = 1,
+    streams: Annotated[
+        str, typer.Option(help="Decisions: which streams, separated by commas; `list` lists them.")
+    ] = "all",
+    players: Annotated[str, typer.Option(help="Decisions: who plays, separated by commas.")] = "all",
+    seeds: Annotated[
+        str, typer.Option(help="Decisions: the default is for judging; tune with others, such as 11,12,13.")
+    ] = "301,302,303",
+    events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
+    jobs: Jobs = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure speed side by side in one run: ours and what one would use instead."""
+    """Measure speed side by side in one run: ours and what one would use instead.
+
+    `decisions` measures how well models decide instead: rewards earned on simulated streams and on datasets, ours
+    beside Vowpal Wabbit, LinUCB, river and obp. It takes an hour or more, and `all` leaves it out; interrupted, it
+    resumes.
+    """
     from fedres import checks
 
     checks.one_of("what", what, (*KINDS, "all"))
-    counts = ranker_counts(rankers)
+    counts = whole_numbers("rankers", rankers)
     checks.positive("seconds", seconds)
     checks.whole("rounds", rounds)
     checks.positive("share", share)
@@ -45,6 +59,8 @@ def bench(
     if soak < 0 or (soak and what != "service"):
         raise ValueError(f"soak must be 0, or a number of seconds with `fedres bench service`, got {soak}")
     results: dict[str, Any] = {}
+    if what == "decisions":
+        results = _decisions(streams, players, whole_numbers("seeds", seeds), events, jobs)
     for name in MODULES:
         if what in (name, "all"):
             module = import_module(MODULES[name])
@@ -57,12 +73,32 @@ def bench(
     write_json(json_file, results)
 
 
-def ranker_counts(text: str) -> list[int]:
+def whole_numbers(name: str, text: str) -> list[int]:
     """Return the numbers of an option such as ``1,2,3``."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"rankers must be positive whole numbers such as 1,2,3, got {text!r}")
+        raise ValueError(f"{name} must be positive whole numbers such as 1,2,3, got {text!r}")
     return list(dict.fromkeys(int(part) for part in parts))
+
+
+def _decisions(streams: str, players: str, seeds: list[int], events: int | None, jobs: int) -> dict[str, Any]:
+    from fedres import checks
+    from libsvm_tasks.decisions import report, speed, suite
+    from libsvm_tasks.decisions.players import PLAYERS
+    from libsvm_tasks.load import cache_folder
+
+    checks.whole("jobs", jobs)
+    if streams == "list":
+        console().print(report.streams_table())
+        return {}
+    chosen = [*suite.STREAMS] if streams == "all" else streams.split(",")
+    playing = [*PLAYERS] if players == "all" else players.split(",")
+    journal = cache_folder() / "unfinished" / "decisions.jsonl"
+    with progress_bar("playing") as progress:
+        figures = suite.run(chosen, playing, seeds, events=events, jobs=jobs, journal=journal, progress=progress)
+    console().print(report.table(figures, seeds))
+    journal.unlink(missing_ok=True)
+    return {"seeds": seeds, "figures": figures, "speed": speed.measure()}
 
 
 def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:

@@ -23,15 +23,20 @@ class Head(NamedTuple):
     encoding: bytes | None = None
     host: bytes | None = None
     origin: bytes | None = None
+    subscription_key: bytes | None = None  # of Azure's clients
+    request_id: bytes | None = None  # repeated in the reply
 
 
-_HEADERS = (b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin")
+_HEADERS = (
+    *(b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin"),
+    *(b"ocp-apim-subscription-key", b"x-request-id"),
+)
 _NAMES = {name: place for place, name in enumerate(_HEADERS)}
 
 
 def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     """Return the headers of interest; of one that comes twice, the last."""
-    found: list[bytes | None] = [None, None, None, None, None, None]
+    found: list[bytes | None] = [None] * len(_HEADERS)
     for name, value in headers:
         place = _NAMES.get(name)
         if place is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ ANY = {
     401: "A key is needed.",
     403: "The key may not do this.",
     404: "There is no such loop, user or experiment.",
+    421: "This machine does not serve the loop, or not under this Host.",
     422: "The request breaks a rule.",
     429: "The key makes too many requests, or the device too many uploads; Retry-After says when to come back.",
     503: "The log cannot be written or read at the moment; nothing was acknowledged.",
@@ -52,19 +53,22 @@ def document(app: FastAPI, routes: Iterable[Route], limits: Limits) -> Json:
     """Return the whole document."""
     made: Json = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     paths = made.setdefault("paths", {})
-    kinds: dict[str, type] = {"Error": Error}
+    kinds: dict[str, type] = {"Error": Error}  # by name
     for route in routes:
         operation = paths.setdefault(route.path, {}).setdefault(route.method.lower(), {})
         operation.update({**entry(route), "operationId": _operation_id(route)})
         _complete(route, operation)
-        for kind in (route.body, route.reply):
+        for kind in (route.body, route.reply, route.error):
             if isinstance(kind, type):
                 kinds[kind.__name__] = kind
     _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
     _limit(schemas, limits)
     made["components"] = {
         "schemas": schemas,
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"},
+            "subscription_key": {"type": "apiKey", "in": "header", "name": "Ocp-Apim-Subscription-Key"},
+        },
     }
     return made
 
@@ -95,18 +99,24 @@ def _complete(route: Route, operation: Json) -> None:
     """Add the path's parameters, the key, and the failures that any route can have."""
     names = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
     others = [one for one in operation.get("parameters", []) if one["in"] != "path"]
+    others += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query]
     if names or others:
-        operation["parameters"] = [_parameter(name) for name in names] + others
+        operation["parameters"] = [_parameter(name, route.choices.get(name)) for name in names] + others
     is_open = route.roles is OPEN
     operation["security"] = [] if is_open else [{"key": []}]
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if route.method != "GET" else {})}
+    if route.takes_subscription_key:
+        operation["security"].append({"subscription_key": []})
+    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
+    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if "requestBody" in operation else {}
     for status, text in failures.items():
-        operation["responses"][str(status)] = {"description": text, "content": _content(Error, JSON)}
+        operation["responses"][str(status)] = {"description": text, "content": _content(route.error, JSON)}
 
 
-def _parameter(name: str) -> Json:
+def _parameter(name: str, choices: Sequence[str] | None) -> Json:
     schema: Json = {"type": "string", "minLength": 1, "maxLength": 200}
+    if choices is not None:
+        schema = {"type": "string", "enum": list(choices)}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

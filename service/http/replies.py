@@ -21,6 +21,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 JSON = (b"content-type", b"application/json")
 SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
 
+LONGEST_REQUEST_ID = 200  # bytes; a longer one is not repeated
+
 log = logging.getLogger("fedres.service")
 
 
@@ -86,6 +88,19 @@ def failure(error: Exception) -> Reply:
         return refusal(unavailable(error))
     log.error("a request failed", exc_info=error)
     return refusal(ApiError(500, "internal", "the service failed; its log has the details"))
+
+
+def echoing(send: Send, request_id: bytes | None) -> Send:
+    """Return a ``send`` whose reply repeats the request's X-Request-Id, so that clients can tell replies apart."""
+    if request_id is None or len(request_id) > LONGEST_REQUEST_ID:
+        return send
+
+    async def echoed(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+        await send(message)
+
+    return echoed
 
 
 async def send_reply(send: Send, reply: Reply) -> None:

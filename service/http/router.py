@@ -6,7 +6,7 @@ Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,13 +22,14 @@ from service.http.replies import (
     Reply,
     Scope,
     Send,
+    echoing,
     failure,
     log,
     send_reply,
     too_many_requests,
     wrong_method,
 )
-from service.http.routes import BINARY, MSGPACK, OPEN, Call, Route
+from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
 GONE = 499  # the status in metrics of those who went away before they were answered
@@ -125,8 +126,10 @@ class Router:
         keys: Keys,
         limits: Limits,
         hosts: Hosts,
+        reshape: Mapping[bytes, Reshape] | None = None,
     ) -> None:
         self._app, self.keys, self._hosts = app, keys, hosts
+        self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
@@ -142,7 +145,7 @@ class Router:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
         """Return the route's path and the status of the reply that was sent."""
-        path = UNKNOWN
+        path, raw_path = UNKNOWN, b""
         try:
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
             methods, parameters = self._table.find(raw_path)
@@ -152,20 +155,28 @@ class Router:
                 reply = _no_method(method, methods.allowed())
             else:
                 head = read_head(scope["headers"])
+                send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
                 body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
                     return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
-                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client))
+                query = scope.get("query_string", b"")
+                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client, query))
         except Disconnected:
             return path, GONE
         except _Refused as refused:
             reply = refused.reply
         except Exception as error:
             reply = failure(error)
+        if reply.status >= 400:
+            reply = self._reshaped(raw_path, reply)
         await send_reply(send, reply)
         return path, reply.status
+
+    def _reshaped(self, raw_path: bytes, reply: Reply) -> Reply:
+        reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
+        return reply if reshape is None else reshape(reply)
 
     async def _read(self, route: Route, head: Head, receive: Receive) -> bytes:
         if route.body_type is not None:
@@ -176,7 +187,10 @@ class Router:
         """Return who may go on."""
         if route.roles is OPEN:
             return ANYONE
-        key = self.keys.identify(head.authorization)
+        authorization = head.authorization
+        if authorization is None and head.subscription_key is not None and route.takes_subscription_key:
+            authorization = b"Bearer " + head.subscription_key
+        key = self.keys.identify(authorization)
         if key is ANYONE or self._hosts.always:
             self._hosts.check(head.host, head.origin)
         seconds = self._buckets.take(key.id)

@@ -6,11 +6,11 @@ are declared by the path below it, and are there for the loop ``default`` too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from service.http.replies import Reply
+from service.http.replies import Error, Reply
 
 OPEN: frozenset[str] = frozenset()  # needs no key
 RANK = frozenset({"rank", "admin"})
@@ -39,9 +39,11 @@ class Call(NamedTuple):
     parameters: dict[str, str]
     body: bytes
     client: str | None  # the only device that it may speak for, None if any
+    query: bytes = b""
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
+Reshape = Callable[[Reply], Reply]  # a native failure into the shape of another API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Route:
     status: int
     hot: bool
     of_loop: bool
+    error: type  # the shape of what fails
+    takes_subscription_key: bool  # the key may come as Azure's clients send it
+    choices: Mapping[str, Sequence[str]]  # what parameters of the path may be, where not any text
+    query: tuple[str, ...]  # parameters of a hot route's query; FastAPI knows those of the others
     endpoint: Callable[..., Any]
 
     def loop(self, parameters: dict[str, str]) -> str | None:
@@ -75,18 +81,18 @@ class Routes:
         self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
         """Declare a route below ``/v1`` for the loop ``default``, and below ``/v1/loops/{loop}`` for any."""
-        return self._declare(method, [prefix + path for prefix in PREFIXES], roles, summary, of_loop=True, **options)
+        return self.of_paths(method, [prefix + path for prefix in PREFIXES], roles, summary, of_loop=True, **options)
 
     def of_service(
         self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
         """Declare a route of the service as a whole, or one that names its loop itself."""
-        return self._declare(method, [path], roles, summary, of_loop="{loop}" in path, **options)
+        return self.of_paths(method, [path], roles, summary, of_loop="{loop}" in path, **options)
 
-    def _declare(
+    def of_paths(
         self,
         method: str,
-        paths: list[str],
+        paths: Sequence[str],
         roles: frozenset[str],
         summary: str,
         *,
@@ -96,7 +102,12 @@ class Routes:
         reply: type | str | None = None,
         status: int = 200,
         hot: bool = False,
+        error: type = Error,
+        takes_subscription_key: bool = False,
+        choices: Mapping[str, Sequence[str]] | None = None,
+        query: tuple[str, ...] = (),
     ) -> Callable[[Endpoint], Endpoint]:
+        """Declare a route of several paths."""
         if body is not None and body_type is None:
             body_type = body if isinstance(body, str) else JSON
 
@@ -114,6 +125,10 @@ class Routes:
                         status=status,
                         hot=hot,
                         of_loop=of_loop,
+                        error=error,
+                        takes_subscription_key=takes_subscription_key,
+                        choices=choices or {},
+                        query=query,
                         endpoint=endpoint,
                     )
                 )

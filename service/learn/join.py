@@ -28,7 +28,8 @@ class Rules(NamedTuple):
 
     wait: int  # microseconds
     default: float | None
-    summed: bool  # all rewards until the deadline count, else the earliest
+    aggregation: str = "earliest"  # or the sum or the average of all rewards until the deadline
+    from_rank: bool = False  # a deferred event waits from its decision on, else from its activation
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +54,7 @@ class PendingEvent(msgspec.Struct, gc=False):
     user: str | None = None
     rewards: dict[str, float] | None = None  # by id, in the order they came
     first_reward: int = 0  # its time
+    decided_at: int = 0  # time of the decision of a deferred event
     activated: bool = False
     finished: bool = False
 
@@ -97,7 +99,7 @@ class Join:
             return None
         pending = pending or self._pending(event, order)
         pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
-        pending.status = DEFERRED if deferred and not pending.activated else WAITING
+        pending.status, pending.decided_at = DEFERRED if deferred and not pending.activated else WAITING, time
         self._wait(event, pending, None if pending.status == DEFERRED else time + rules.wait)
         return self._settle_if_final(event, pending)
 
@@ -123,14 +125,19 @@ class Join:
         return self._settle_if_final(event, pending)
 
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
-        """Let a deferred event wait from now on; return it if it had its reward already."""
+        """Let a deferred event wait for its reward; return it if it had that already."""
         pending = self._pending(event, order)
         if pending.activated or pending.status not in (EARLY, DEFERRED):
             return None
-        pending.activated = True
+        start = time
         if pending.status == DEFERRED and pending.rules is not None:
-            pending.status, rules = WAITING, pending.rules
-        self._wait(event, pending, time + rules.wait)
+            rules = pending.rules
+            start = pending.decided_at if rules.from_rank else time
+            if start + rules.wait <= time:  # too late to be learned from
+                return None
+            pending.status = WAITING
+        pending.activated = True
+        self._wait(event, pending, start + rules.wait)
         return self._settle_if_final(event, pending)
 
     def expire(self, time: int) -> Iterable[Settled]:
@@ -194,14 +201,18 @@ class Join:
             heapq.heappush(self._deadlines, (deadline, pending.order, event))
 
     def _settle_if_final(self, event: str, pending: PendingEvent) -> Settled | None:
-        if pending.status != WAITING or pending.rules is None or pending.rules.summed or not pending.rewards:
+        if pending.status != WAITING or pending.rules is None or not pending.rewards:
+            return None
+        if pending.rules.aggregation != "earliest":
             return None
         return self._finish(event, pending, REWARDED, next(iter(pending.rewards.values())))
 
     def _expired(self, event: str, pending: PendingEvent) -> Settled:
-        if pending.rewards:
-            return self._finish(event, pending, REWARDED, sum(pending.rewards.values()))
         assert pending.rules is not None
+        if pending.rewards:
+            total = sum(pending.rewards.values())
+            average = pending.rules.aggregation == "average"
+            return self._finish(event, pending, REWARDED, total / len(pending.rewards) if average else total)
         return self._finish(event, pending, EXPIRED, pending.rules.default)
 
     def _finish(self, event: str, pending: PendingEvent, status: str, reward: float | None) -> Settled:

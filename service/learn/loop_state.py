@@ -299,7 +299,8 @@ def read_settings_body(body: bytes) -> Settings:
 
 def rules_of(settings: Settings) -> Rules:
     """Return how events are joined under the settings."""
-    return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation == "sum")
+    from_rank = settings.wait_from == "rank"
+    return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation, from_rank)
 
 
 def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:

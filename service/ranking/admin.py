@@ -101,6 +101,11 @@ class Admin:
                 raise ApiError(409, "fixed_setting", message, name)
         return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
 
+    def has_learned_nothing(self, loop: str) -> bool:
+        """Return whether a loop's models are as they were made."""
+        view = self._machine.loop(loop).view
+        return view.version == view.since
+
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedres.event_ids import draw, draws, new_event_ids
+from fedres.draws import event_draw, event_draws
+from fedres.event_ids import new_event_ids
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
 from service.control_group import Control
@@ -143,7 +144,7 @@ def decide(
         return [one for one in prepared if isinstance(one, ApiError)]
     questions = [
         Question(one.rows, _allowed(one.request), u, _personal_key(one.request, loop))
-        for one, u in zip(good, draws([one.event_id for one in good]), strict=True)
+        for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
     ]
     memory = NO_MEMORY if models.memory is None else models.memory.words
     policy = policy_of(settings, loop.n_learned)
@@ -182,7 +183,7 @@ def _with_any(decision: Decision) -> Decision:
     """Return a draw from all allowed actions, by the event's number."""
     allowed = _allowed(decision.prepared.request) or [True] * len(decision.scores)
     chosen = [k for k, one in enumerate(allowed) if one]
-    action = chosen[int(draw(decision.prepared.event_id) * len(chosen))]
+    action = chosen[int(event_draw(decision.prepared.event_id) * len(chosen))]
     return decision._replace(action=action, probabilities=[one / len(chosen) for one in allowed])
 
 

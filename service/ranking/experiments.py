@@ -60,7 +60,7 @@ class _Reader:
     def __init__(self, begin: int) -> None:
         self._begin = begin
         self._join, self._rules = Join(), dict[int, Rules]()
-        self._newest = Rules(0, None, False)
+        self._newest = Rules(0, None)
         self._defaults = dict[int, float | None]()
         self.before: Sums = {}
         self.control: Sums = {}

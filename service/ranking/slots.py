@@ -18,11 +18,12 @@ LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events 
 
 
 class Slot(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A place for one action, its features, and what it must not show."""
+    """A place for one action, its features, what it must not show, and what it would show without us."""
 
     id: Id
     features: Features = field(default_factory=Raw)
     exclude: list[Id] = field(default_factory=list)
+    baseline: Id | None = None  # the first action of its decision: an apprentice's, and that of reports
 
 
 class SlotsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ def events_of(event_id: str, n_slots: int) -> list[str]:
 
 
 def check_slots(request: SlotsRequest) -> None:
-    """Refuse ids that are too long or come twice, and slots that could be left with nothing to show."""
+    """Refuse ids that are too long or come twice, unusable baselines, and slots that cannot all be filled."""
     check_actions(request.actions)
     if request.user is not None:
         check_id("user", request.user)
@@ -79,39 +80,100 @@ def check_slots(request: SlotsRequest) -> None:
         check_id(f"slots[{place}].id", name)
         if name in ids[:place]:
             raise invalid(f"slots must have different ids, got {name!r} twice", "slots")
-    _check_enough(request)
+        _check_baseline(request, place)
+    Reserve(request)
 
 
-def _check_enough(request: SlotsRequest) -> None:
-    """Refuse a slot whose actions those before it could take: no request may fail by what happens to be drawn."""
-    ids = {action.id for action in request.actions}
-    allowed = [ids.difference(slot.exclude) for slot in request.slots]
-    for place, own in enumerate(allowed):
-        rivals = sum(not own.isdisjoint(before) for before in allowed[:place])
-        if len(own) <= rivals:
-            message = f"slot {request.slots[place].id!r} must be left an action by the slots before it"
-            raise invalid(f"{message}, got {len(own)} allowed and {rivals} slots that may take them", f"slots[{place}]")
+def _check_baseline(request: SlotsRequest, place: int) -> None:
+    baseline, target = request.slots[place].baseline, f"slots[{place}].baseline"
+    if baseline is None:
+        return
+    if baseline in request.slots[place].exclude:
+        raise invalid(f"{target} must not be excluded, got {baseline!r}", target)
+    if all(action.id != baseline for action in request.actions):
+        raise invalid(f"{target} must be one of the actions, got {baseline!r}", target)
+
+
+class Reserve:
+    """Keeps an action for each slot that is still to be filled: no request may fail by what happens to be drawn.
+
+    A matching of the slots left with actions: a slot may not take an action without which there would be none.
+    """
+
+    def __init__(self, request: SlotsRequest) -> None:
+        ids = [action.id for action in request.actions]
+        slots = request.slots
+        excluded = [set(slot.exclude) for slot in slots]
+        allowed = [[name for name in ids if name not in excluded[place]] for place in range(len(slots))]
+        # one that allows as many actions as there are slots finds one left, whatever the others take
+        self._tight = {place: names for place, names in enumerate(allowed) if len(names) < len(slots)}
+        self._place_of: dict[str, int] = {}  # by action
+        for place in self._tight:
+            if not self._augment(place, set()):
+                message = f"slot {slots[place].id!r} must be left an action by the slots before it"
+                raise invalid(f"{message}, got {len(allowed[place])} allowed, which those need", f"slots[{place}]")
+
+    def needed(self, place: int) -> list[str]:
+        """Return the actions that the slot at a place must leave to those behind it."""
+        self._tight.pop(place, None)
+        self._place_of = {name: owner for name, owner in self._place_of.items() if owner != place}
+        return [name for name in list(self._place_of) if not self._spare(name)]
+
+    def take(self, name: str) -> None:
+        """Let no other slot count on an action."""
+        owner = self._place_of.pop(name, None)
+        for names in self._tight.values():
+            if name in names:
+                names.remove(name)
+        if owner is not None:
+            self._augment(owner, set())
+
+    def _spare(self, name: str) -> bool:
+        """Return whether the slot that counts on an action could have another."""
+        before = dict(self._place_of)
+        owner = self._place_of.pop(name)
+        found = self._augment(owner, {name})
+        self._place_of = before
+        return found
+
+    def _augment(self, place: int, tried: set[str]) -> bool:
+        """Find an action for a slot, of others too if they find one in turn."""
+        for name in self._tight[place]:
+            if name not in tried:
+                tried.add(name)
+                owner = self._place_of.get(name)
+                if owner is None or self._augment(owner, tried):
+                    self._place_of[name] = place
+                    return True
+        return False
 
 
 def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
     """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded."""
-    version = 0
+    version, reserve = 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
     for place, (slot, event) in enumerate(zip(request.slots, events_of(event_id, len(request.slots)), strict=True)):
         asked = RankRequest(
-            actions=request.actions,
+            actions=_baseline_first(request.actions, slot.baseline),
             context=_context(request, place),
             user=request.user,
-            exclude=[*slot.exclude, *taken],
+            exclude=[*slot.exclude, *taken, *reserve.needed(place)],
             event_id=event,
             defer=request.defer,
         )
         given = _answered(place, answer, asked)
         taken.append(given.action_id)
+        reserve.take(given.action_id)
         filled.append(FilledSlot(slot.id, event, given.action_id, given.probability, given.ranking))
         version = given.model_version
     return SlotsResult(event_id, version, filled)
+
+
+def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]:
+    if baseline is None:
+        return actions
+    return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
 
 
 def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:

@@ -10,7 +10,7 @@ import pytest
 
 from fedres.client.choosing import Round, choose, probabilities
 from fedres.client.device import Device
-from fedres.event_ids import draw
+from fedres.draws import event_draw
 from fedres.lease import LeaseHeld
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.model import SharedModel, learn, score
@@ -57,7 +57,7 @@ def test_the_same_event_id_is_drawn_the_same_action_on_any_device(tmp_path):
         ids = [f"event {k}" for k in range(50)]
         actions = [one.decide({}, event_id=name).action for name in ids]
         assert actions == [two.decide({}, event_id=name).action for name in ids]
-        assert actions == [list(MENU)[int(draw(name) * 3)] for name in ids]
+        assert actions == [list(MENU)[int(event_draw(name) * 3)] for name in ids]
         assert set(actions) == set(MENU)
 
 
@@ -72,7 +72,7 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         allowed = rng.random(4) < 0.7
         allowed[k % 4] = True
         rows = Preparer().hash_all([Named("", None, context), *(Named("", *action) for action in actions)])
-        asked = Question(rows, allowed.tolist(), draw(f"e{k}"), NO_KEY)
+        asked = Question(rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
         policy = policy_of(settings, n_learned=40)
         [(action, chances, _)] = service_choose([asked], shared.weights, NO_MEMORY, policy, crosses=True)
         own = probabilities(score(prepared, shared.weights)[0].astype(np.float64), allowed, mine)
@@ -131,7 +131,7 @@ def test_a_reward_for_an_event_that_is_unknown_or_rewarded_already_is_refused(de
     with pytest.raises(ValueError, match="event_id must be new, got 'once'"):
         device.decide({}, event_id="once")
     device.device.reward(decision.event_id, 1.0)
-    with pytest.raises(ValueError, match="event_id must be text of 1 to 200 characters, got Decision"):
+    with pytest.raises(ValueError, match="event_id must be text of 1 to 200 characters, got DeviceDecision"):
         device.device.reward(decision, 1.0)
     for name in ("once", "never"):
         with pytest.raises(ValueError, match=f"event_id must be of a decision that waits for its reward, got '{name}'"):

@@ -65,7 +65,7 @@ def test_private_features_change_no_byte_that_leaves_the_device(start_service, t
 def test_private_features_change_no_byte_of_an_update_either(start_service, tmp_path, local_part, learner):
     local_part(0.25)
     extra = {"ofediq": {"levels": 3, "blocks": 2}, "fedomd": {"sync": 3}}.get(learner, {})
-    rule = {"model": "adagrad", "global_learner": learner, "bits": 6, "hyperparameters": {"n_clients": 2, **extra}}
+    rule = {"global_learner": learner, "bits": 6, "hyperparameters": {"n_clients": 2, **extra}}
     runs = [traffic(start_service, tmp_path / str(k), secret, rule) for k, secret in enumerate(SECRETS[:2])]
     assert runs[0] == runs[1]
     assert sum(b"/updates" in request for request in runs[0]) >= 6

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedres.decisions.constants import CORE_SIZE, OWN_SIZE, START_EVENTS, own_slots
-from fedres.decisions.kalman_inputs import eigenvectors
+from fedres.decisions.kalman_inputs import eigenvectors, rebase
+from fedres.decisions.kalman_state import CORE, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -186,6 +187,40 @@ def test_jacobi_finds_the_leading_eigenvectors():
     eigenvectors(moment.copy(), np.empty((20, 20)), basis)
     assert basis.T @ basis == pytest.approx(np.eye(7), abs=1e-9)
     assert np.diag(basis.T @ moment @ basis) == pytest.approx(np.linalg.eigvalsh(moment)[::-1][:7], rel=1e-6)
+
+
+@pytest.mark.parametrize("log_tau", [-6.0, 1.5])
+def test_a_block_takes_another_prior_as_if_it_had_had_it_from_the_start(log_tau):
+    rng, d = np.random.default_rng(13), 7
+    rows, rewards = rng.normal(size=(30, d)), rng.normal(size=30)
+    shared = new_shared(d, 1.0, 4, 4)
+
+    def posterior(log_tau):
+        covariance = np.linalg.inv(np.exp(-log_tau) * np.eye(d) + rows.T @ rows)
+        return covariance @ rows.T @ rewards, covariance
+
+    shared.means[0], shared.covariances[0] = posterior(0.0)
+    rebase(shared, 0, log_tau, np.empty((d, d)), np.empty((d, d)))
+    mean, covariance = posterior(log_tau)
+    assert shared.means[0] == pytest.approx(mean, abs=1e-9)
+    assert shared.covariances[0] == pytest.approx(covariance, abs=1e-9)
+    assert shared.block_log_tau[0] == log_tau
+
+
+def test_how_much_contexts_matter_is_learned():
+    """Pure noise: the prior variance of shared weights goes down. Rewards that contexts decide: it does not."""
+    found = []
+    for noisy in (True, False):
+        rng, rounds = np.random.default_rng(14), []
+        for _ in range(600):
+            context = rng.normal(size=6)
+            reward = float(rng.random() < 0.3 if noisy else context[0] > 0)
+            rounds.append((None, (np.arange(1, 7), context), [([20], [1.0], [9])], 0, reward))
+        model = ResidualKalman()
+        learn_all(model, {}, rounds, [600])
+        found.append(model.shared.log_tau[0, CORE])
+    assert found[0] < -2
+    assert found[1] > -2
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from service import bench, bench_processes, bench_soak
 from service.cli import app
-from service.cli.bench import ranker_counts
+from service.cli.bench import whole_numbers
 from service.load_generator import Load, Window, catalogue, generate, is_complete, percentiles, rank_bodies, template
 
 RANKED = b'{"event_id":"e1","action":"article-1"}'
@@ -251,8 +251,8 @@ def test_the_command_passes_its_options_on_and_writes_json(tmp_path, monkeypatch
 
 
 def test_numbers_of_rankers_are_checked():
-    assert ranker_counts("1,2, 3,2") == [1, 2, 3]
+    assert whole_numbers("rankers", "1,2, 3,2") == [1, 2, 3]
     for wrong in ("", "0", "1,x", "-1"):
         with pytest.raises(ValueError, match="rankers must be positive whole numbers"):
-            ranker_counts(wrong)
+            whole_numbers("rankers", wrong)
     assert CliRunner().invoke(app, ["bench", "engine", "--soak", "5"]).exit_code == 2

@@ -58,7 +58,8 @@ def test_the_document_has_exactly_the_declared_routes(document):
 def test_the_document_says_of_a_route_what_was_declared(document, route):
     operation = document["paths"][route.path][route.method.lower()]
     assert operation["summary"] == route.summary
-    assert operation["security"] == ([] if route.roles is OPEN else [{"key": []}])
+    azure = [{"subscription_key": []}] if route.takes_subscription_key else []
+    assert operation["security"] == ([] if route.roles is OPEN else [{"key": []}, *azure])
     assert str(route.status) in operation["responses"]
     assert ("401" in operation["responses"]) == ("403" in operation["responses"]) == (route.roles is not OPEN)
     in_path = {one["name"] for one in operation.get("parameters", []) if one["in"] == "path"}

@@ -38,10 +38,16 @@ TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a 
 RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
     "/rank/slots",  # different ids, and more actions than slots
+    *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
 )
+NO_DEVICES = "/v1/federated/"  # the loop ``default`` has no model for them
 DONE = {200, 201, 204}
 RIGHT, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-OPERATIONS = [(route.method, route.path) for route in declared_routes(None, None, Limits())]
+OPERATIONS = [
+    (route.method, route.path)
+    for route in declared_routes(None, None, Limits())
+    if not route.path.startswith(("/loops/", "/personalizer/{version}"))  # they have the endpoints of /personalizer
+]
 
 
 @schemathesis.serializer("application/msgpack")
@@ -62,6 +68,7 @@ def packable(value):
 
 @pytest.fixture(scope="module")
 def described(live):
+    live.make_loop("phones", model="adagrad")
     return schemathesis.openapi.from_url(f"{live.url}/openapi.json")
 
 
@@ -81,7 +88,7 @@ def statuses(operation, session, mode, n):
     @given(case=operation.as_strategy(generation_mode=mode))
     def answers(case):
         if mode is RIGHT and "{loop}" in operation.path:
-            case.path_parameters["loop"] = "default"
+            case.path_parameters["loop"] = "phones" if "/federated/" in operation.path else "default"
         seen.add(case.call_and_validate(session=session, checks=CHECKS).status_code)
 
     answers()
@@ -91,9 +98,11 @@ def statuses(operation, session, mode, n):
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_what_is_asked_by_the_document_is_answered_by_it(described, session, method, path):
     seen = statuses(described[path][method], session, RIGHT, n=20)
-    if not seen & DONE and not path.endswith(RARELY_RIGHT):  # about one time in a hundred
+    if (
+        not seen & DONE and not path.endswith(RARELY_RIGHT) and not path.startswith(NO_DEVICES)
+    ):  # about one time in a hundred
         seen = statuses(described[path][method], session, RIGHT, n=200)
-    assert seen & DONE or path.endswith(RARELY_RIGHT), seen
+    assert seen & DONE or path.endswith(RARELY_RIGHT) or path.startswith(NO_DEVICES), seen
 
 
 @pytest.mark.parametrize(("method", "path"), [(m, p) for m, p in OPERATIONS if p not in TAKE_NOTHING])

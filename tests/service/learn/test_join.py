@@ -13,7 +13,7 @@ from service.log.records import Example
 
 WAIT = 10
 CASE = Decided("u", Example(b"", b"", 0), 1, 0.0)
-EARLIEST, SUM = Rules(WAIT, 0.0, False), Rules(WAIT, 0.0, True)
+EARLIEST, SUM = Rules(WAIT, 0.0), Rules(WAIT, 0.0, "sum")
 
 
 class Play:
@@ -58,6 +58,24 @@ def test_rewards_are_summed_until_the_deadline_and_each_id_counts_once():
     play.at(3, "reward", "e", 1.0, "a").at(9, "reward", "e", 0.5)
     assert play.rewards == []
     assert play.at(10).rewards == [("e", 2.5)]
+
+
+def test_rewards_are_averaged_until_the_deadline():
+    play = Play(Rules(WAIT, 0.0, "average")).at(0, "rank").at(1, "reward", "e", 1.0, "a").at(2, "reward", "e", 0.5, "b")
+    assert play.rewards == []
+    assert play.at(10).rewards == [("e", 0.75)]
+
+
+def test_the_wait_of_a_deferred_event_may_count_from_its_decision():
+    rules = Rules(WAIT, 0.0, from_rank=True)
+    play = Play(rules).at(0, "rank", "e", True).at(6, "activate").at(9)
+    assert play.rewards == []
+    assert play.at(10).rewards == [("e", 0.0)]
+    late = Play(rules).at(0, "rank", "e", True).at(3, "reward", "e", 1.0).at(10, "activate").at(50)
+    assert late.rewards == []
+    from_activation = Play().at(0, "rank", "e", True).at(6, "activate").at(15)
+    assert from_activation.rewards == []
+    assert from_activation.at(16).rewards == [("e", 0.0)]
 
 
 def test_without_a_reward_the_default_is_learned_when_the_wait_is_over_and_not_before():
@@ -168,7 +186,7 @@ def simply_joined(records, rules, now):
             settled.append(sum(value for _, value in early) if early else rules.default)
 
     def settle():
-        if waits and start is not None and early and not rules.summed and not settled:
+        if waits and start is not None and early and rules.aggregation == "earliest" and not settled:
             settled.append(early[0][1])
 
     for time, kind, *rest in records:

@@ -32,7 +32,7 @@ from service.models.personal import PersonalModels
 from service.settings import Settings
 
 SECOND = 1_000_000
-RULES = Rules(10 * SECOND, 0.0, False)
+RULES = Rules(10 * SECOND, 0.0)
 CONTEXT = b'{"c": 1}'
 ACTIONS = [(f"a{k}", b'{"k": %d}' % k) for k in range(3)]
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -92,10 +93,12 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
     asked = page(*slots, n_actions=n_actions)
     allowed = [{f"a{k}" for k in range(n_actions)}.difference(exclude) for exclude in excluded]
     error = complaint(asked)
+    ways = permutations([f"a{k}" for k in range(n_actions)], len(slots))
+    can_be_filled = any(all(map(set.__contains__, allowed, way)) for way in ways)
+    assert can_be_filled == (error is None)
     if error is not None:
         place = int(error.target[len("slots[") : -1])
         assert f"slot '{place}' must be left an action" in error.message
-        assert len(allowed[place]) <= sum(bool(allowed[place] & before) for before in allowed[:place])
         return
     filled = fill(asked, str(seed), learned).slots
     shown = [slot.action_id for slot in filled]
@@ -286,5 +289,19 @@ def test_what_makes_no_sense_is_refused_and_not_stored(tmp_path, asked, target):
                 await engine.rank_slots("default", asked)
             assert (raised.value.status, raised.value.target) == (422, target)
             assert ranks(tmp_path) == []
+
+    asyncio.run(story())
+
+
+def test_a_baseline_is_what_an_apprentice_shows(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"apprentice": True})
+            slots = [Slot(id="top", baseline="a2"), Slot(id="side", baseline="a0"), Slot(id="foot")]
+            shown = await engine.rank_slots("default", page(*slots))
+            assert [slot.action_id for slot in shown.slots] == ["a2", "a0", "a1"]
+            for wrong in (Slot(id="top", baseline="other"), Slot(id="top", baseline="a1", exclude=["a1"])):
+                with pytest.raises(ApiError, match="baseline must"):
+                    await engine.rank_slots("default", page(wrong))
 
     asyncio.run(story())

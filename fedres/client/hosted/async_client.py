@@ -1,0 +1,176 @@
+"""The client of a hosted service for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from fedres.client.hosted.base import CONNECTIONS, Base
+from fedres.client.hosted.calls import PAGE, Call, observed
+from fedres.client.hosted.retrying import retrying
+from fedres.client.hosted.rewards import CLOSE_SECONDS
+from fedres.client.hosted.types import Actions, Decision, Event, Features, RankRequest, Slot
+from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+
+class AsyncClient(Base):
+    """What ``Client`` is, for ``async with``; a client belongs to one event loop.
+
+    Rewards need no ``await``: a thread sends them, and ``decision.reward(1.0)`` returns at once.
+    """
+
+    _http: httpx.AsyncClient | None = None
+    _closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def rank(
+        self,
+        *,
+        actions: Actions,
+        context: Features | None = None,
+        user: str | None = None,
+        exclude: Collection[str] = (),
+        event_id: str | None = None,
+        defer: bool = False,
+        explain: bool = False,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Return which action to take: of a mapping from ids to features, or of a list of ids."""
+        request = RankRequest(
+            actions=actions,
+            context=context,
+            user=user,
+            exclude=exclude,
+            event_id=event_id,
+            defer=defer,
+            explain=explain,
+        )
+        return await self._do(self._calls.rank(request, deadline))
+
+    async def rank_many(self, requests: Sequence[RankRequest], *, deadline: float | None = None) -> list[Decision]:
+        """Return a decision for each of at most 100 requests, in one call."""
+        return await self._do(self._calls.rank_many(requests, deadline))
+
+    async def slots(
+        self,
+        slots: Sequence[Slot | str],
+        *,
+        actions: Actions,
+        context: Features | None = None,
+        user: str | None = None,
+        event_id: str | None = None,
+        defer: bool = False,
+        deadline: float | None = None,
+    ) -> list[Decision]:
+        """Return a decision for each slot of a page, no action twice."""
+        request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
+        return await self._do(self._calls.slots(request, slots, deadline))
+
+    async def settings(self) -> dict[str, Any]:
+        return await self._do(self._calls.settings())
+
+    async def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace all settings, and return those in force; what is missing is at its default."""
+        return await self._do(self._calls.replace_settings(settings))
+
+    async def actions(self) -> dict[str, dict[str, Any]]:
+        """Return the catalogue: features by id."""
+        return await self._do(self._calls.actions())
+
+    async def put_actions(self, actions: Mapping[str, Features], *, retire: Collection[str] = ()) -> None:
+        """Add or change actions of the catalogue, and retire some by id."""
+        await self._do(self._calls.put_actions(actions, retire))
+
+    async def evaluate(self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr")) -> dict[str, Any]:
+        """Return what policies would have earned on the stored events."""
+        return await self._do(self._calls.evaluate(policies, estimators))
+
+    async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
+        """Yield the stored events behind a position, oldest first; a call that fails is repeated where it stopped."""
+        while page := await self._do(self._calls.events(after, PAGE)):
+            for event in page:
+                yield event
+            after = page[-1].position
+
+    async def unmatched(self) -> list[dict[str, Any]]:
+        """Return the newest rewards that do not count, and why."""
+        return await self._do(self._calls.unmatched())
+
+    async def erase(self, user: str) -> None:
+        """Erase a user's model, events and rewards; this returns when nothing is left."""
+        await self._do(self._calls.erase(user))
+
+    async def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make a loop, and return its settings."""
+        return await self._do(self._calls.create_loop(name, settings or {}))
+
+    async def status(self) -> dict[str, Any]:
+        """Return the status of the service."""
+        return await self._do(self._calls.status())
+
+    async def flush(self, seconds: float = 5.0) -> bool:
+        """Wait until the service has all rewards; return whether it has."""
+        return await asyncio.to_thread(self._rewards.flush, seconds)
+
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what is left of the rewards for at most so long; closing twice is allowed."""
+        self._closed = True
+        await asyncio.to_thread(self._rewards.close, seconds)
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def _do(self, call: Call[T]) -> T:
+        began = time.monotonic()
+        answer = call.request if isinstance(call.request, Failure) else await self._asked(call, call.request)
+        observed(self._observe, call.name, time.monotonic() - began, answer)
+        return call.read(answer)
+
+    async def _asked(self, call: Call[Any], request: Request) -> Answer | Failure:
+        if self._closed:
+            return Failure("the client is closed")
+        try:
+            async with asyncio.timeout(call.seconds):
+                return await self._tried(request, call.seconds, again=not (call.hot and self._calls.away))
+        except TimeoutError:
+            return Failure(f"no answer within {call.seconds:g} s")
+
+    async def _tried(self, request: Request, seconds: float, *, again: bool) -> Answer | Failure:
+        flow = retrying(request, seconds, again=again, clock=time.monotonic)
+        step = advance(flow, None)
+        while not isinstance(step, Finished):
+            if isinstance(step, Wait):
+                await asyncio.sleep(step.seconds)
+                step = advance(flow, None)
+            else:
+                step = advance(flow, await self._try(step))
+        answer: Answer | Failure = step.value
+        return answer
+
+    async def _try(self, request: Request) -> Answer | Failure:
+        from fedres.client.transport import ask_async
+
+        try:
+            async with asyncio.timeout(request.seconds):
+                return await ask_async(self._connected(), request)
+        except TimeoutError:
+            return Failure(f"no answer within {request.seconds:g} s")
+
+    def _connected(self) -> httpx.AsyncClient:
+        if self._http is None:
+            import httpx
+
+            limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+            self._http = httpx.AsyncClient(**self._options, limits=limits)
+        return self._http

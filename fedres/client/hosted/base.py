@@ -1,0 +1,95 @@
+"""What both clients are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fedres.client.hosted.calls import Calls
+from fedres.client.hosted.fallbacks import Fallback
+from fedres.client.hosted.rewards import Ask, Rewards
+from fedres.client.hosted.types import Observed, RewardStatus
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+    from fedres.client.hosted.spool import Spool
+
+CONNECTIONS = 32  # calls at a time; further ones wait, no longer than their deadline
+
+
+class Base:
+    """Its calls, its rewards, and how to connect."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        loop: str = "default",
+        key: str | None = None,
+        deadline: float = 1.0,
+        admin_deadline: float = 30.0,
+        fallback: Fallback | None = "first",
+        queue_limit: int = 10_000,
+        spool: str | os.PathLike[str] | None = None,
+        observe: Callable[[Observed], None] | None = None,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        from fedres.client.transport import check_url, headers  # and with it httpx, which takes longest to import
+
+        check_url(url)
+        self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _verified(url, verify)}
+        self._observe = observe
+        self._calls = Calls(loop, deadline=deadline, admin_deadline=admin_deadline, fallback=fallback, feedback=self)
+        opened = None if spool is None else _spool_in(spool)
+        self._rewards = Rewards(self._ask_for_rewards, limit=queue_limit, spool=opened, observe=observe)
+
+    def reward(self, event_id: str, value: float, *, id: str | None = None) -> None:
+        """Send the reward of an event in the background; two rewards with one ``id`` count once.
+
+        Rewards of a fallback must not be sent: ``decision.reward`` knows.
+        """
+        self._rewards.put(self._calls.reward(event_id, value, id))
+
+    def activate(self, event_id: str) -> None:
+        """Say that the decision of a deferred event was shown, in the background."""
+        self._rewards.put(self._calls.activate(event_id))
+
+    def rewards(self) -> RewardStatus:
+        """Return how many rewards wait, and what became of the others."""
+        return self._rewards.status()
+
+    def _new_http(self) -> httpx.Client:
+        import httpx
+
+        limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+        return httpx.Client(**self._options, limits=limits)
+
+    @contextmanager
+    def _ask_for_rewards(self) -> Iterator[Ask]:
+        """Yield how the thread of the rewards asks: on a connection of its own, that no decision waits for."""
+        from fedres.client.transport import ask
+
+        with self._new_http() as http:
+            yield lambda request: ask(http, request)
+
+
+def _verified(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext | bool:
+    """Return how to check certificates; to read those of the system takes long, so it is done once, and for https."""
+    if verify is not None:
+        return verify
+    if not url.startswith("https://"):
+        return False
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+def _spool_in(folder: str | os.PathLike[str]) -> Callable[[], Spool]:
+    from fedres.client.hosted.spool import Spool
+
+    return lambda: Spool(folder)

@@ -1,0 +1,186 @@
+"""The client of a hosted service for programs with threads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+from fedres.client.hosted.base import CONNECTIONS, Base
+from fedres.client.hosted.calls import PAGE, Call, observed
+from fedres.client.hosted.retrying import retrying
+from fedres.client.hosted.rewards import CLOSE_SECONDS
+from fedres.client.hosted.types import Actions, Decision, Event, Features, RankRequest, Slot
+from fedres.client.hosted.workers import Workers
+from fedres.client.wire import Answer, Failure, Finished, Flow, Request, Wait, advance
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+
+class _Engine(NamedTuple):
+    pid: int
+    http: httpx.Client
+    workers: Workers
+
+
+class Client(Base):
+    """Asks a service for decisions, and sends their rewards in the background.
+
+    >>> client = Client("http://127.0.0.1:8000", deadline=0.3)
+    >>> decision = client.rank(user="anna", actions={"tea": {"hot": True}, "juice": {}})
+    >>> decision.reward(1.0)
+    >>> client.close()
+
+    ``deadline`` is how many seconds a decision may take with all its tries; after that, ``fallback`` decides: "first",
+    or a function from the request to the id of an action. With ``fallback=None``, a ``ServiceError`` is raised instead.
+    Rewards wait in a queue of ``queue_limit``, and on disk in the folder ``spool`` if there is one.
+    ``observe`` is told of every call. Other arguments: the ``loop``, the ``key``, ``admin_deadline`` for all that is no
+    decision, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
+    A client may be shared by threads, and used after a fork.
+    """
+
+    _engine: _Engine | None = None
+    _closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rank(
+        self,
+        *,
+        actions: Actions,
+        context: Features | None = None,
+        user: str | None = None,
+        exclude: Collection[str] = (),
+        event_id: str | None = None,
+        defer: bool = False,
+        explain: bool = False,
+        deadline: float | None = None,
+    ) -> Decision:
+        """Return which action to take: of a mapping from ids to features, or of a list of ids."""
+        request = RankRequest(
+            actions=actions,
+            context=context,
+            user=user,
+            exclude=exclude,
+            event_id=event_id,
+            defer=defer,
+            explain=explain,
+        )
+        return self._do(self._calls.rank(request, deadline))
+
+    def rank_many(self, requests: Sequence[RankRequest], *, deadline: float | None = None) -> list[Decision]:
+        """Return a decision for each of at most 100 requests, in one call."""
+        return self._do(self._calls.rank_many(requests, deadline))
+
+    def slots(
+        self,
+        slots: Sequence[Slot | str],
+        *,
+        actions: Actions,
+        context: Features | None = None,
+        user: str | None = None,
+        event_id: str | None = None,
+        defer: bool = False,
+        deadline: float | None = None,
+    ) -> list[Decision]:
+        """Return a decision for each slot of a page, no action twice."""
+        request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
+        return self._do(self._calls.slots(request, slots, deadline))
+
+    def settings(self) -> dict[str, Any]:
+        return self._do(self._calls.settings())
+
+    def replace_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace all settings, and return those in force; what is missing is at its default."""
+        return self._do(self._calls.replace_settings(settings))
+
+    def actions(self) -> dict[str, dict[str, Any]]:
+        """Return the catalogue: features by id."""
+        return self._do(self._calls.actions())
+
+    def put_actions(self, actions: Mapping[str, Features], *, retire: Collection[str] = ()) -> None:
+        """Add or change actions of the catalogue, and retire some by id."""
+        self._do(self._calls.put_actions(actions, retire))
+
+    def evaluate(self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr")) -> dict[str, Any]:
+        """Return what policies would have earned on the stored events."""
+        return self._do(self._calls.evaluate(policies, estimators))
+
+    def events(self, *, after: int = 0) -> Iterator[Event]:
+        """Yield the stored events behind a position, oldest first; a call that fails is repeated where it stopped."""
+        while page := self._do(self._calls.events(after, PAGE)):
+            yield from page
+            after = page[-1].position
+
+    def unmatched(self) -> list[dict[str, Any]]:
+        """Return the newest rewards that do not count, and why."""
+        return self._do(self._calls.unmatched())
+
+    def erase(self, user: str) -> None:
+        """Erase a user's model, events and rewards; this returns when nothing is left."""
+        self._do(self._calls.erase(user))
+
+    def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make a loop, and return its settings."""
+        return self._do(self._calls.create_loop(name, settings or {}))
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the service."""
+        return self._do(self._calls.status())
+
+    def flush(self, seconds: float = 5.0) -> bool:
+        """Wait until the service has all rewards; return whether it has."""
+        return self._rewards.flush(seconds)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what is left of the rewards for at most so long; closing twice is allowed."""
+        self._closed = True
+        self._rewards.close(seconds)
+        engine, self._engine = self._engine, None
+        if engine is not None and engine.pid == os.getpid():
+            engine.workers.stop(then=engine.http.close)
+
+    def _do(self, call: Call[T]) -> T:
+        began = time.monotonic()
+        answer = call.request if isinstance(call.request, Failure) else self._asked(call, call.request)
+        observed(self._observe, call.name, time.monotonic() - began, answer)
+        return call.read(answer)
+
+    def _asked(self, call: Call[Any], request: Request) -> Answer | Failure:
+        if self._closed:
+            return Failure("the client is closed")
+        engine = self._connected()
+        flow = retrying(request, call.seconds, again=not (call.hot and self._calls.away), clock=time.monotonic)
+        try:
+            return engine.workers.call(lambda: _drive(flow, engine.http), call.seconds)
+        except TimeoutError:
+            return Failure(f"no answer within {call.seconds:g} s")
+
+    def _connected(self) -> _Engine:
+        """Return the connections and threads of this process: a forked child cannot use those of its parent."""
+        engine = self._engine
+        if engine is None or engine.pid != os.getpid():
+            engine = self._engine = _Engine(os.getpid(), self._new_http(), Workers(CONNECTIONS))
+        return engine
+
+
+def _drive(flow: Flow[Answer | Failure], http: httpx.Client) -> Answer | Failure:
+    from fedres.client.transport import ask
+
+    step = advance(flow, None)
+    while not isinstance(step, Finished):
+        if isinstance(step, Wait):
+            time.sleep(step.seconds)
+            step = advance(flow, None)
+        else:
+            step = advance(flow, ask(http, step))
+    answer: Answer | Failure = step.value
+    return answer

@@ -1,0 +1,44 @@
+"""When to try again: on failures that pass, after jittered waits, as long as a deadline allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedres.client.backoff import Backoff
+from fedres.client.wire import Answer, Failure, Flow, Request, Wait
+
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+FIRST_WAIT = 0.05  # seconds: the longest wait after one failure
+LONGEST_WAIT = 30.0
+
+
+def passes(answer: Answer | Failure) -> bool:
+    """Return whether the same request may fare better later."""
+    return isinstance(answer, Failure) or answer.status in PASSING
+
+
+def retrying(
+    request: Request,
+    seconds: float,
+    *,
+    again: bool = True,
+    clock: Callable[[], float],
+    rng: random.Random | None = None,
+) -> Flow[Answer | Failure]:
+    """Ask until an answer is final, and return it; the last failure once a further try would end too late.
+
+    No try takes longer than ``request.seconds``. Without ``again``, there is only one.
+    """
+    end = clock() + seconds
+    backoff = Backoff(rng, first=FIRST_WAIT, longest=LONGEST_WAIT)
+    while True:
+        answer = yield replace(request, seconds=min(request.seconds, end - clock()))
+        assert answer is not None
+        if not passes(answer) or not again:
+            return answer
+        wait = backoff.failed(answer.retry_after if isinstance(answer, Answer) else 0.0)
+        if clock() + wait >= end:
+            return answer
+        yield Wait(wait)

@@ -1,0 +1,203 @@
+"""Rewards on their way: a bounded queue, and a thread that sends one after the other until the service has it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedres.client.hosted.calls import observed
+from fedres.client.hosted.retrying import passes, retrying
+from fedres.client.hosted.types import Observed, RewardStatus
+from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance, refusal
+
+if TYPE_CHECKING:
+    from fedres.client.hosted.spool import Spool
+
+log = logging.getLogger("fedres.client")
+
+TRY_SECONDS = 10.0
+CLOSE_SECONDS = 5.0  # that closing sends what is left
+JOIN_SECONDS = 1.0  # that closing then waits for a try that is under way
+
+Ask = Callable[[Request], Answer | Failure]
+
+
+class _Queued(NamedTuple):
+    number: int  # in the spool
+    request: Request
+
+
+class Rewards:
+    """Sends requests in the order they came, from a thread that begins with the first of them.
+
+    Beyond ``limit``, the oldest are dropped, whose events have waited longest. What the service refuses for good is
+    counted and logged. With a spool, requests are on disk until the service has them.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[Ask]],
+        *,
+        limit: int,
+        spool: Callable[[], Spool] | None = None,
+        observe: Callable[[Observed], None] | None = None,
+    ) -> None:
+        if limit < 1:
+            raise ValueError(f"queue_limit must be at least 1, got {limit}")
+        self._connect, self._limit, self._open_spool, self._observe = connect, limit, spool, observe
+        self._spool: Spool | None = None
+        self._begin()
+        if spool is not None:
+            with self._changed:
+                self._start()
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """Begin with nothing queued: at first, and in a forked child, as the parent sends what it has."""
+        if self._spool is not None:
+            self._spool.let_go()
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[_Queued] = deque()
+        self._under_way = 0
+        self._sent = self._refused = self._dropped = 0
+        self._closed = self._stopping = False
+        self._woken = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._spool = None
+
+    def put(self, request: Request) -> None:
+        """Send a request in the background; this returns at once."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the client is closed")
+            self._start()
+            number = 0 if self._spool is None else self._spool.add(request.path, request.body)
+            self._append(_Queued(number, request))
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is sent or refused; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._under_way, seconds)
+
+    def status(self) -> RewardStatus:
+        with self._changed:
+            return RewardStatus(len(self._waiting) + self._under_way, self._sent, self._refused, self._dropped)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what is left for so long; what then remains stays in the spool, or is lost. Closing twice is allowed."""
+        atexit.unregister(self.close)
+        if self._pid != os.getpid() or self._closed:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._woken.set()
+        self.flush(seconds)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+        with self._changed:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        left = len(self._waiting) + self._under_way
+        if left:
+            log.warning("%d rewards were not sent%s", left, "" if self._spool is None else "; the spool keeps them")
+        if self._spool is None:
+            self._dropped += left
+            self._waiting.clear()
+        else:
+            self._spool.close()
+            self._spool = None
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        if self._open_spool is not None:
+            self._spool = self._open_spool()
+            for number, path, body in self._spool.take_over():
+                headers = {"Content-Type": "application/json"} if body else {}
+                self._append(_Queued(number, Request("POST", path, body, headers)))
+        self._thread = threading.Thread(target=self._run, name="fedres rewards", daemon=True)
+        self._thread.start()
+
+    def _append(self, queued: _Queued) -> None:
+        self._waiting.append(queued)
+        if len(self._waiting) > self._limit:
+            self._remove(self._waiting.popleft())
+            if not self._dropped:
+                log.error("more than %d rewards wait to be sent: the oldest are dropped", self._limit)
+            self._dropped += 1
+
+    def _remove(self, queued: _Queued) -> None:
+        if self._spool is not None:
+            self._spool.remove(queued.number)
+
+    # the thread
+
+    def _run(self) -> None:
+        with self._connect() as ask:
+            while (queued := self._next()) is not None:
+                began = time.monotonic()
+                answer = self._send(ask, replace(queued.request, seconds=TRY_SECONDS))
+                name = queued.request.path.rpartition("/")[2]
+                observed(self._observe, name, time.monotonic() - began, answer)
+                self._settle(queued, answer)
+
+    def _next(self) -> _Queued | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._stopping or not self._waiting:
+                return None
+            self._under_way = 1
+            return self._waiting.popleft()
+
+    def _send(self, ask: Ask, request: Request) -> Answer | Failure:
+        """Return the final answer, or a failure if the end comes first."""
+        flow = retrying(request, math.inf, clock=time.monotonic)
+        answer: Answer | Failure = Failure("it was not tried")
+        step = advance(flow, None)
+        while not isinstance(step, Finished):
+            if isinstance(step, Wait):
+                self._woken.wait(step.seconds)
+                self._woken.clear()
+                if self._stopping:
+                    return answer
+                step = advance(flow, None)
+            else:
+                answer = ask(step)
+                step = advance(flow, answer)
+        return answer
+
+    def _settle(self, queued: _Queued, answer: Answer | Failure) -> None:
+        with self._changed:
+            self._under_way = 0
+            if isinstance(answer, Failure) or passes(answer):
+                self._waiting.appendleft(queued)
+            else:
+                self._remove(queued)
+                self._count(queued, answer)
+            self._changed.notify_all()
+
+    def _count(self, queued: _Queued, answer: Answer) -> None:
+        if answer.status < 300:
+            self._sent += 1
+            return
+        self._refused += 1
+        log.error("the service refused %s: %d %s", queued.request.path, answer.status, refusal(answer).message)

@@ -1,0 +1,94 @@
+"""Rewards on disk until the service has them: what a process leaves behind, the next one sends.
+
+Each client has a file of its own in the folder, so that the processes of a web server can share one folder. A file is
+locked as long as its process lives; a client that starts takes over the files of processes that have ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+from fedres.event_ids import new_event_id
+
+SUFFIXES = ("", "-wal", "-shm", "-lock")
+
+
+class Spool:
+    """One client's file; for one thread at a time."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = self._folder / f"rewards-{new_event_id()}.db"
+        self._lock = _lock(self._path)
+        self._db = _opened(self._path)
+
+    def add(self, path: str, body: bytes) -> int:
+        """Keep a request, and return its number; it survives the end of the process, however that ends."""
+        number = self._db.execute("INSERT INTO waiting (path, body) VALUES (?, ?)", (path, body)).lastrowid
+        assert number is not None
+        return number
+
+    def remove(self, number: int) -> None:
+        self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
+
+    def take_over(self) -> list[tuple[int, str, bytes]]:
+        """Return what processes that have ended left in the folder, oldest first; it is ours from here on."""
+        found = []
+        for path in sorted(self._folder.glob("rewards-*.db")):
+            lock = _lock(path)
+            if lock is not None:
+                found += [(self.add(*row), *row) for row in _left_in(path)]
+                _unlink(path)  # a crash before this lets them be sent twice, which counts once
+                os.close(lock)
+        return found
+
+    def close(self) -> None:
+        """Let the next client have what is left."""
+        [n_left] = self._db.execute("SELECT count(*) FROM waiting").fetchone()
+        self._db.close()
+        if n_left == 0:
+            _unlink(self._path)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give up the lock, or a forked child's copy of it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(path: Path) -> int | None:
+    """Return the lock on a file, None if another holds it."""
+    file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _left_in(path: Path) -> list[tuple[str, bytes]]:
+    if not path.exists():  # another client has taken it over this moment
+        return []
+    with closing(_opened(path)) as db:
+        return db.execute("SELECT path, body FROM waiting ORDER BY number").fetchall()
+
+
+def _unlink(path: Path) -> None:
+    for suffix in SUFFIXES:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}{suffix}")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest; the end of the process loses none
+    db.execute("CREATE TABLE IF NOT EXISTS waiting (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT, body BLOB)")
+    return db

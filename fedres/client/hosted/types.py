@@ -1,0 +1,149 @@
+"""What callers of a hosted service give and get."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+Features = Mapping[str, Any]
+Actions = Mapping[str, Features] | Sequence[str]
+
+
+class ServiceError(Exception):
+    """The service refused a call, or did not answer in time.
+
+    ``status`` is the HTTP status, 0 where no answer came; ``code`` and ``target`` are those of docs/api.md.
+    """
+
+    def __init__(self, status: int, code: str, message: str, target: str | None = None) -> None:
+        super().__init__(status, code, message, target)
+        self.status, self.code, self.message, self.target = status, code, message, target
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.status} {self.code})" if self.status else self.message
+
+
+class RankRequest(Struct, kw_only=True, frozen=True):
+    """A request for a decision.
+
+    ``actions`` maps ids to features, or is a list of ids: those of the catalogue, or actions without features.
+    """
+
+    actions: Actions
+    context: Features | None = None
+    user: str | None = None
+    exclude: Collection[str] = ()
+    event_id: str | None = None  # made by the client where there is none
+    defer: bool = False
+    explain: bool = False
+
+
+class Slot(Struct, frozen=True):
+    """A place on a page for one action."""
+
+    id: str
+    features: Features = {}
+    exclude: Collection[str] = ()
+
+
+class Ranked(Struct, frozen=True):
+    """An action with the probability it had and its score."""
+
+    id: str
+    probability: float
+    score: float
+
+
+class Strongest(Struct, frozen=True):
+    """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
+
+    context: str
+    action: str
+    shared: float
+    personal: float
+
+
+class Explanation(Struct, frozen=True):
+    """An action's score, split into the shared and the personal part."""
+
+    id: str
+    shared: float
+    personal: float
+    strongest: list[Strongest]
+
+
+class Feedback(Protocol):
+    """Where decisions send what came of them."""
+
+    def reward(self, event_id: str, value: float, *, id: str | None = None) -> None: ...
+    def activate(self, event_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Which action to take.
+
+    With ``fallback``, the service did not decide (``error`` says why): the action was chosen here, it has no
+    probability, and its rewards are not sent.
+    """
+
+    event_id: str
+    action: str
+    probability: float
+    ranking: list[Ranked]  # best score first; empty in a fallback
+    model_version: int
+    slot: str | None = None  # the place on the page, of decisions by ``slots``
+    explanations: list[Explanation] | None = None
+    fallback: bool = False
+    error: ServiceError | None = None
+    feedback: Feedback = field(repr=False, compare=False)
+
+    def reward(self, value: float, *, id: str | None = None) -> None:
+        """Send what the decision earned, in the background; two rewards with one ``id`` count once."""
+        if not self.fallback:
+            self.feedback.reward(self.event_id, value, id=id)
+
+    def activate(self) -> None:
+        """Say that a deferred decision was shown, in the background."""
+        if not self.fallback:
+            self.feedback.activate(self.event_id)
+
+
+class Event(Struct, frozen=True):
+    """A stored decision with what came of it."""
+
+    event_id: str
+    time: str  # ISO 8601, UTC
+    user: str | None
+    context: dict[str, Any] | None
+    actions: list[dict[str, Any]]  # those that were not excluded: id and features
+    action: str
+    probability: float
+    probabilities: list[float]  # of ``actions``
+    model_version: int
+    reward: float | None
+    status: str  # waiting, deferred, rewarded or expired
+    position: int  # in the loop's log
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A call that came to its end, for logs, metrics and traces."""
+
+    name: str  # such as "rank" or "reward"
+    seconds: float  # with all tries
+    status: int  # of the last answer; 0 if none came
+    error: ServiceError | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardStatus:
+    """What became of rewards and activations so far."""
+
+    queued: int  # not yet acknowledged by the service
+    sent: int
+    refused: int  # by the service, for good
+    dropped: int  # for lack of room in the queue, or unsent at the end and in no spool

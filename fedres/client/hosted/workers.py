@@ -1,0 +1,91 @@
+"""Threads that make calls for others, who wait no longer than they want to.
+
+httpx bounds each read and write, but neither looking up a name nor a whole reply that comes byte by byte.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Job(Generic[T]):
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.abandoned = False
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+        self._done.release()
+
+    def wait(self, seconds: float) -> T:
+        if not self._done.acquire(timeout=max(0.0, seconds)):
+            self.abandoned = True
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class Workers:
+    """At most ``most`` threads, started when they are needed; they end with the process, or by ``stop``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._n = 0
+        self._then: Callable[[], None] | None = None
+
+    def call(self, function: Callable[[], T], seconds: float) -> T:
+        """Return what the function does; raise ``TimeoutError`` once ``seconds`` are over, whatever it still does."""
+        job = _Job(function)
+        self._jobs.put(job)  # type: ignore[arg-type]
+        if not self._idle.acquire(blocking=False):
+            self._start()
+        return job.wait(seconds)
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Let the threads end after what they do, and the last of them do ``then``; this does not wait for it."""
+        with self._lock:
+            self._then, running = then, self._n
+        for _ in range(running):
+            self._jobs.put(None)
+        if not running:
+            then()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._n < self._most and self._then is None:
+                self._n += 1
+                threading.Thread(target=self._run, name="fedres call", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                self._idle.release()
+                job = self._jobs.get()
+            if job is None:
+                break
+            if not job.abandoned:
+                job.run()
+            del job  # and with it the caller's request, until the next one comes
+        with self._lock:
+            self._n -= 1
+            then = self._then if self._n == 0 else None
+        if then is not None:
+            then()

@@ -1,0 +1,1 @@
+"""How well models decide: streams of decisions, and who plays on them."""

@@ -1,0 +1,67 @@
+"""residual-kalman without one of its parts, to see what each is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import FIRST_LOG_TAU
+from fedres.decisions.kalman_state import BLOCKS, LEARNED, Events, Request
+from fedres.decisions.residual_kalman import Prediction, ResidualKalman
+from fedres.decisions.residual_kalman_reference import Event
+from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
+
+
+class FixedPrior(ResidualKalman):
+    """The variance of personal and of tail weights stays as it is at first, whatever users have in common."""
+
+    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
+        found = super().learn(events, owns)
+        if self.shared is not None:
+            self.shared.log_tau[:] = FIRST_LOG_TAU
+        return found
+
+
+class Diagonal(ResidualKalman):
+    """Shared weights are taken as independent."""
+
+    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
+        found = super().learn(events, owns)
+        if self.shared is not None:
+            n = self.shared.counts[BLOCKS]
+            for place in np.flatnonzero(self.shared.block_used[:n] == self.shared.counts[LEARNED] - 1):
+                covariance = self.shared.covariances[place]
+                covariance[:] = np.diag(np.diag(covariance))
+        return found
+
+
+class _Unscaled(Readable):
+    def _scaled(self, kind: str, key: int, value: float, *, new: bool) -> float:
+        return value
+
+
+class NoScaling:
+    """Numbers count as they come. The readable twin plays: the compiled model knows no other numbers."""
+
+    def __init__(self) -> None:
+        self.twin = _Unscaled()
+
+    @property
+    def learned(self) -> int:
+        return self.twin.learned + len(self.twin.start)
+
+    def predict(self, request: Request, user: Any) -> Prediction:
+        context, *actions = _rows(request)
+        means, widths = self.twin.predict(user, context[:2], actions)
+        return Prediction(means, widths, means, 0 * means)
+
+    def learn_one(self, request: Request, action: int, reward: float, user: Any) -> None:
+        rows = _rows(request)
+        self.twin.learn(Event(user, rows[0][:2], rows[1 + action], reward))
+
+
+def _rows(request: Request) -> list[Any]:
+    parts = [np.split(array, request.starts[:-1]) for array in request[:3]]
+    return [*zip(*parts, strict=True)]

@@ -1,0 +1,270 @@
+"""Who plays: residual-kalman and it with a part removed, today's service model, LinUCB, Vowpal Wabbit, river and obp.
+
+A player sees a round and a uniform number, chooses, and keeps in a token what it needs once the reward arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from bandits.models.least_squares import add_row
+from fedres.checks import Array
+from fedres.decisions.residual_kalman import NO_MODEL, Prediction, ResidualKalman, events_of
+from fedres.exploration import FLOOR, GREED, epsilon_greedy, optimistic_squarecb, pick
+from fedres.local_learners.adagrad import kernel
+from fedres.scoring.features import Prepared
+from fedres.scoring.model import PersonalModel, SharedModel, learn, score
+from libsvm_tasks.bandit_peers import PEERS
+from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, NoScaling
+from libsvm_tasks.decisions.rounds import Features, Round, Stream
+
+Choice = tuple[int, Any]  # the action, and a token for ``learn``
+
+
+class Player(Protocol):
+    def decide(self, now: Round, draw: float) -> Choice: ...
+    def learn(self, token: Any, reward: float) -> None: ...
+
+
+class Kalman:
+    """residual-kalman with optimistic squarecb.
+
+    ``users``: everybody's own ("each"), one model for all ("one"), or a model for each user alone ("alone").
+    ``width`` multiplies widths.
+    """
+
+    def __init__(
+        self, users: str = "each", width: float = 1.0, make: Callable[[], ResidualKalman] = ResidualKalman
+    ) -> None:
+        self.users, self.width, self.make = users, width, make
+        self.models: dict[str, ResidualKalman] = {}
+        self.own: dict[str, Array] = {}
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        request, whose = now.request, now.user if self.users == "alone" else ""
+        if whose not in self.models:
+            self.models[whose] = self.make()
+        model = self.models[whose]
+        own = self.own.get(now.user, NO_MODEL) if self.users == "each" else None
+        found, out = model.predict(request, own), np.empty(len(now.actions))
+        action = _choose(found, self.width, model.learned, draw, out)
+        return action, (model, now.user, request, action)
+
+    def learn(self, token: Any, reward: float) -> None:
+        model, user, request, action = token
+        if self.users != "each":
+            model.learn(events_of([(request, action, reward, -1)]))
+            return
+        events = events_of([(request, action, reward, 0)])
+        (self.own[user],) = model.learn(events, [self.own.get(user, NO_MODEL)])
+
+
+def _choose(found: Prediction, width: float, learned: int, draw: float, out: Array) -> int:
+    allowed, gamma = np.ones(out.size, np.bool_), GREED * learned**0.5
+    optimistic_squarecb(found.means, width * found.widths, allowed, 0.0, gamma, FLOOR, out)
+    return pick(out, draw)
+
+
+class Unscaled:
+    """residual-kalman without scales."""
+
+    def __init__(self) -> None:
+        self.model = NoScaling()
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        request, out = now.request, np.empty(len(now.actions))
+        action = _choose(self.model.predict(request, now.user), 1.0, self.model.learned, draw, out)
+        return action, (request, action, now.user)
+
+    def learn(self, token: Any, reward: float) -> None:
+        request, action, user = token
+        self.model.learn_one(request, action, reward, user)
+
+
+class AdaGrad:
+    """The service's model ``adagrad``: shared and personal ``--adaptive`` steps with all crosses; ε-greedy, ε = .1."""
+
+    def __init__(self) -> None:
+        self.shared = SharedModel()
+        self.own: dict[str, PersonalModel] = {}
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        request, out = now.request, np.empty(len(now.actions))
+        prepared = Prepared(request.hashes, request.values, request.starts, True)
+        mine = self.own.setdefault(now.user, PersonalModel())
+        shared, personal = score(prepared, self.shared.weights, mine)
+        scores = np.maximum((shared + personal).astype(float), 0.0)
+        epsilon_greedy(scores, np.ones(out.size, np.bool_), 0.1, out)
+        action = pick(out, draw)
+        return action, (prepared, action, mine)
+
+    def learn(self, token: Any, reward: float) -> None:
+        prepared, action, mine = token
+        learn(prepared, action, reward, self.shared, mine)
+
+
+class VW:
+    """Vowpal Wabbit's cb_explore_adf; parsed once, so that a round costs what it must."""
+
+    def __init__(self, explore: str, crosses: str) -> None:
+        vw = import_module("vowpalwabbit")
+        self.vw: Any = vw.Workspace(f"--cb_explore_adf {explore} --cb_type mtr {crosses} --quiet")
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        lines = [f"shared |c {_words(now.context)} |u {now.user}", *[f"|a {_words(a)}" for a in now.actions]]
+        examples = self.vw.parse("\n".join(lines))
+        chances = np.array(self.vw.predict(examples))
+        action = pick(chances / chances.sum(), draw)
+        return action, (examples, action, chances[action])
+
+    def learn(self, token: Any, reward: float) -> None:
+        examples, action, chance = token
+        examples[1 + action].set_label_string(f"0:{-reward}:{chance}")
+        self.vw.learn(examples)
+        self.vw.finish_example(examples)
+
+
+def _words(features: Features) -> str:
+    return " ".join([name if value == 1 else f"{name}:{value:.7g}" for name, value in features.items()])
+
+
+@kernel
+def _upper_bound(inverse: Array, weights: Array, x: Array, alpha: float) -> float:
+    mean, variance = 0.0, 0.0
+    for i in range(x.size):
+        mean += weights[i] * x[i]
+        total = 0.0
+        for j in range(x.size):
+            total += inverse[i, j] * x[j]
+        variance += x[i] * total
+    bound: float = mean + alpha * np.sqrt(max(variance, 0.0))
+    return bound
+
+
+class Scaled:
+    """Features over the largest size of theirs seen so far, as a dense vector that grows with their names."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {"": 0}
+        self.largest: dict[str, float] = {}
+
+    def scaled(self, features: Features) -> Features:
+        for name, value in features.items():
+            self.largest[name] = max(self.largest.get(name, 0.0), abs(value))
+        return {name: value / self.largest[name] for name, value in features.items()}
+
+    def dense(self, features: Features) -> Array:
+        for name in features:
+            self.places.setdefault(name, len(self.places))
+        x = np.zeros(len(self.places))
+        for name, value in features.items():
+            x[self.places[name]] = value
+        return x
+
+
+class LinUCB:
+    """LinUCB with a ridge regression for each action id, of α = .5 and ridge .5; one for all, or each user alone.
+
+    Features are the constant, the context, the action's numbers, and these crossed with the context.
+    """
+
+    def __init__(self, *, alone: bool, alpha: float = 0.5, ridge: float = 0.5) -> None:
+        self.alone, self.alpha, self.ridge = alone, alpha, ridge
+        self.inputs = Scaled()
+        self.arms: dict[tuple[str, str], tuple[Array, Array]] = {}
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        whose, context = now.user if self.alone else "", self.inputs.scaled(now.context)
+        bounds: list[float] = []
+        options: list[tuple[str, str, Array]] = []
+        for action in now.actions:
+            numbers = self.inputs.scaled({name: value for name, value in action.items() if "=" not in name})
+            crosses = {f"{a}*{b}": v * w for a, v in numbers.items() for b, w in context.items()}
+            x = (
+                self.inputs.dense({"": 1.0, **context, **numbers, **crosses})
+                if numbers or not options
+                else options[0][2]
+            )
+            arm = whose, next(iter(action))
+            bounds.append(_upper_bound(*self._arm(arm, x.size), x, self.alpha))
+            options.append((*arm, x))
+        best = np.flatnonzero(np.array(bounds) == max(bounds))
+        choice = int(best[int(draw * best.size)])
+        return choice, options[choice]
+
+    def learn(self, token: Any, reward: float) -> None:
+        *arm, x = token
+        inverse, weights = self._arm((arm[0], arm[1]), x.size)
+        add_row(inverse, weights, np.append(x, np.zeros(weights.size - x.size)), reward)
+
+    def _arm(self, arm: tuple[str, str], size: int) -> tuple[Array, Array]:
+        """Return the inverse and the weights of an arm, made larger where new features have come up."""
+        inverse, weights = self.arms.get(arm) or (np.zeros((0, 0)), np.zeros(0))
+        if weights.size < size:
+            room, n = (np.eye(size) / self.ridge, np.zeros(size)), weights.size
+            room[0][:n, :n], room[1][:n] = inverse, weights
+            inverse, weights = self.arms[arm] = room
+        return inverse, weights
+
+
+class Peer:
+    """Another library's policy, on actions that stay the same; it knows no users, and rewards arrive at once."""
+
+    def __init__(self, title: str, stream: Stream) -> None:
+        self.inputs, self.title, self.dim = Scaled(), title, stream.dim
+        self.runner: Any = None
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        if self.runner is None:
+            self.runner = PEERS[self.title][1](len(now.actions), 1 + self.dim)
+        x = self.inputs.dense({"": 1.0, **self.inputs.scaled(now.context)})
+        return self.runner.step(self.runner.context(np.append(x, np.zeros(1 + self.dim - x.size)))), None
+
+    def learn(self, token: Any, reward: float) -> None:
+        self.runner.learn(reward)
+
+
+class Entry(NamedTuple):
+    """A player by name."""
+
+    make: Callable[[Stream], Player]
+    plays: Callable[[Stream], bool] = lambda stream: True
+    package: str = "numpy"  # that has to be installed
+
+    @property
+    def installed(self) -> bool:
+        return find_spec(self.package) is not None
+
+
+def _vw(explore: str, crosses: str) -> Entry:
+    return Entry(lambda stream: VW(explore, crosses), package="vowpalwabbit")
+
+
+def _peer(title: str) -> Entry:
+    return Entry(partial(Peer, title), lambda stream: stream.peers, PEERS[title][0])
+
+
+QUADRATIC, CUBIC = "-q ca -q ua", "-q ca -q ua --cubic uca"
+VW_POLICIES = {"squarecb": "--squarecb", "epsilon": "--epsilon 0.1", "coin": "--squarecb --coin"}
+PLAYERS: dict[str, Entry] = {
+    "residual-kalman": Entry(lambda stream: Kalman()),
+    **{f"vw-{name}": _vw(explore, QUADRATIC) for name, explore in VW_POLICIES.items()},
+    **{f"vw-{name}-cubic": _vw(explore, CUBIC) for name, explore in VW_POLICIES.items()},
+    "linucb": Entry(lambda stream: LinUCB(alone=False), lambda stream: stream.dim <= 300),
+    "linucb-alone": Entry(lambda stream: LinUCB(alone=True), lambda stream: stream.dim <= 300 and stream.users > 1),
+    "adagrad": Entry(lambda stream: AdaGrad()),
+    "river-linucb": _peer("river LinUCBDisjoint"),
+    "obp-linucb": _peer("obp LinUCB"),
+    "one-for-all": Entry(lambda stream: Kalman("one"), lambda stream: stream.users > 1),
+    "each-alone": Entry(lambda stream: Kalman("alone"), lambda stream: stream.users > 1),
+    "fixed-prior": Entry(lambda stream: Kalman(make=FixedPrior), lambda stream: stream.users > 1),
+    "no-scaling": Entry(lambda stream: Unscaled(), lambda stream: stream.dim <= 64),
+    "diagonal": Entry(lambda stream: Kalman(make=Diagonal)),
+    "no-width": Entry(lambda stream: Kalman(width=0.0)),
+}

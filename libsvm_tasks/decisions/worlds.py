@@ -1,0 +1,116 @@
+"""Simulated streams in which a reward is a click: readers of news, and shoppers whose numbers come as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from libsvm_tasks.decisions.rounds import Features, Rng, Round
+
+TOPICS, SEGMENTS = 4, 4
+GROUPS = {"segment": SEGMENTS, "daypart": 4, "device": 3, "weekday": 7}  # of which the first two matter
+
+
+@dataclass(frozen=True)
+class News:
+    """Readers choose among articles, each of one topic.
+
+    A reader wants an article by what the segment and the time of day ask of its topic (shared), by the reader's own
+    taste for the topic, and by the article's quality. Clicks have a chance of ``least`` to ``most``.
+    """
+
+    readers: int = 200
+    rounds: int = 20_000
+    shared: float = 0.5  # share of the variance of tastes that a segment has in common
+    least: float = 0.02
+    most: float = 0.3
+    zipf: bool = False  # readers come as often as 1/rank
+    late: bool = False  # only the first 5 rounds count of readers who first come in the second half
+    churn: int = 0  # rounds until an article is replaced by a new one; 0 is never
+    drift: bool = False  # half-way all tastes change
+    cities: int = 0  # a category of the context that says nothing
+
+    def __call__(self, rng: Rng) -> Iterator[Round]:
+        users, articles = self._users(rng), 10
+        homes = rng.integers(SEGMENTS, size=self.readers)
+        tastes, topics = self._tastes(rng), np.arange(articles) % TOPICS
+        quality, names, seen = 0.3 * rng.normal(size=articles), np.arange(articles), np.zeros(self.readers, np.int64)
+        actions = [_article(name, topic) for name, topic in zip(names, topics, strict=True)]
+        first_seen = np.full(self.readers, self.rounds)
+        for t, user in enumerate(users):
+            if self.drift and t == self.rounds // 2:
+                tastes = self._tastes(rng)
+            if self.churn and t and t % self.churn == 0:
+                place, name = t // self.churn % articles, articles + t // self.churn
+                topics[place], quality[place] = rng.integers(TOPICS), 0.3 * rng.normal()
+                actions = [*actions[:place], _article(name, topics[place]), *actions[place + 1 :]]
+            here = {group: int(rng.integers(size)) for group, size in GROUPS.items()} | {"segment": int(homes[user])}
+            context = {f"{group}={value}": 1.0 for group, value in here.items()}
+            if self.cities:
+                context[f"city={rng.integers(self.cities)}"] = 1.0
+            by_segment, by_time, own = tastes
+            common = by_segment[here["segment"]] + by_time[here["daypart"]]
+            wish = (np.sqrt(self.shared) * common + np.sqrt(1 - self.shared) * own[user])[topics] + quality
+            first_seen[user] = min(first_seen[user], t)
+            counts = not self.late or bool(first_seen[user] >= self.rounds // 2 and seen[user] < 5)
+            seen[user] += 1
+            rates = self.least + (self.most - self.least) * _logistic(6 * wish - 2)
+            yield Round(f"u{user}", context, actions, rates, counts)
+
+    def _users(self, rng: Rng) -> Array:
+        if not self.zipf:
+            return rng.permutation(self.rounds) % self.readers
+        weights = 1 / np.arange(1, self.readers + 1)
+        return rng.choice(self.readers, self.rounds, p=weights / weights.sum())
+
+    def _tastes(self, rng: Rng) -> tuple[Array, Array, Array]:
+        sizes = (SEGMENTS, GROUPS["daypart"], self.readers)
+        by_segment, by_time, own = (rng.normal(size=(n, TOPICS)) for n in sizes)
+        return 0.8 * by_segment, 0.6 * by_time, own
+
+
+def _article(name: Any, topic: Any) -> Features:
+    return {f"_id=article{name}": 1.0, f"topic=topic{topic}": 1.0}
+
+
+def _logistic(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def wide(rng: Rng, readers: int = 200, rounds: int = 12_000) -> Iterator[Round]:
+    """Ten articles of six topics; four categories of the context matter for every topic, and the reader."""
+    groups = {"device": 3, "daypart": 5, "weekday": 7, "region": 7}  # 22 coordinates and the constant
+    n_topics, n_articles = 6, 10
+    topics = np.append(np.arange(n_topics), rng.integers(n_topics, size=n_articles - n_topics))
+    actions = [_article(k, t) for k, t in enumerate(topics)]
+    effects = {name: rng.normal(size=(size, n_topics)) for name, size in groups.items()}
+    quality, tastes = rng.normal(size=n_articles) * 0.5, rng.normal(size=(readers, n_topics)) * np.sqrt(2)
+    homes = {name: rng.integers(groups[name], size=readers) for name in ("device", "region")}
+    for reader in rng.permutation(rounds) % readers:
+        here = {name: int(rng.integers(size)) for name, size in groups.items()}
+        here |= {name: int(of[reader]) for name, of in homes.items()}
+        shared = np.sum([effects[name][value] for name, value in here.items()], axis=0) / np.sqrt(2)
+        rates = 0.02 + 0.28 * _logistic((shared + tastes[reader])[topics] + quality - 1)
+        yield Round(f"u{reader}", {f"{name}={value}": 1.0 for name, value in here.items()}, actions, rates)
+
+
+def raw(rng: Rng, shoppers: int = 300, rounds: int = 12_000) -> Iterator[Round]:
+    """Eight offers of four kinds with price and age in days; the context has the hour and the price of the basket."""
+    n_kinds = 4
+    thrift, kinds = rng.normal(1.0, 1.0, size=shoppers), rng.normal(size=(shoppers, n_kinds))
+    evening = rng.normal(size=n_kinds)
+    for shopper in rng.permutation(rounds) % shoppers:
+        hour, basket = int(rng.integers(24)), float(rng.lognormal(3.5, 1.0))
+        kind = rng.integers(n_kinds, size=8)
+        price, age = rng.lognormal(3.0, 1.0, size=8), rng.exponential(60.0, size=8)
+        wish = kinds[shopper, kind] + evening[kind] * (hour - 12) / 6 - np.log1p(age / 30)
+        wish -= thrift[shopper] * (np.log(price) - 3) * (1.5 if basket < 30 else 0.5)
+        actions = [
+            {f"_id=kind{k}": 1.0, "price": p, "age_days": a}
+            for k, p, a in zip(kind, price.tolist(), age.tolist(), strict=True)
+        ]
+        yield Round(f"u{shopper}", {"hour": float(hour), "basket": basket}, actions, 0.6 * _logistic(wish - 1))

@@ -1,0 +1,60 @@
+"""ISO 8601 durations and times, as Azure's configuration has them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_PART = r"(?:(\d+(?:\.\d+)?){unit})?"
+_DURATION = re.compile(
+    "P"
+    + "".join(_PART.format(unit=unit) for unit in "YMWD")
+    + "(?:T"
+    + "".join(_PART.format(unit=unit) for unit in "HMS")
+    + ")?"
+)
+_SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
+
+
+def read_duration(text: str) -> float:
+    """Return seconds; a month counts 30 days, a year 365.
+
+    >>> read_duration("PT10M"), read_duration("P1DT0.5S")
+    (600.0, 86400.5)
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or text.endswith(("P", "T")):
+        raise ValueError(f"a duration must be like PT10M or P2D, got {text[:40]!r}")
+    return sum(float(given) * unit for given, unit in zip(found.groups(), _SECONDS, strict=True) if given)
+
+
+def show_duration(seconds: float) -> str:
+    """Return the shortest form without years, months and weeks.
+
+    >>> show_duration(600.0), show_duration(90_000.0), show_duration(0.5)
+    ('PT10M', 'P1DT1H', 'PT0.5S')
+    """
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, rest = divmod(rest, 60)
+    clock = [f"{hours:.0f}H" * bool(hours), f"{minutes:.0f}M" * bool(minutes), f"{round(rest, 6):g}S" * bool(rest)]
+    shown = f"{days:.0f}D" * bool(days) + ("T" + "".join(clock)) * any(clock)
+    return f"P{shown or 'T0S'}"
+
+
+def read_time(text: str) -> datetime:
+    """Return a time with its zone, UTC where none is given; a date is its first moment."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"a time must be like 2026-01-31T12:00:00Z, got {text[:40]!r}") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def show_time(microseconds: int) -> str:
+    """Return a time since 1970 as Azure shows it."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def microseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1e6)

@@ -1,0 +1,283 @@
+"""The clients of a hosted service, against a real one."""
+
+import asyncio
+import logging
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from faulty_proxy import no_service
+
+from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
+
+MENU = {"tea": {"hot": True}, "juice": {"hot": False}, "milk": {}}
+
+
+@pytest.fixture
+def loop(live, request):
+    """A loop of the test's own."""
+    name = f"loop-{abs(hash(request.node.nodeid))}"
+    live.make_loop(name)
+    return name
+
+
+def test_the_client_in_a_few_lines(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        decision = client.rank(user="anna", context={"weather": "cold"}, actions=MENU)
+        decision.reward(1.0)
+        assert client.flush()
+        [event] = client.events()
+    assert (decision.action in MENU, decision.fallback, decision.error) == (True, False, None)
+    assert (event.event_id, event.user, event.reward) == (decision.event_id, "anna", 1.0)
+    assert event.probability == decision.probability
+    assert [place.id for place in decision.ranking if place.probability == decision.probability]
+
+
+def test_the_async_client_does_the_same(live, loop):
+    async def run():
+        async with AsyncClient(live.url, loop=loop, deadline=60) as client:
+            decisions = await asyncio.gather(*(client.rank(user=f"u{k}", actions=MENU) for k in range(10)))
+            for decision in decisions:
+                decision.reward(0.5)
+            assert await client.flush()
+            return decisions, [event async for event in client.events()]
+
+    decisions, events = asyncio.run(run())
+    assert {event.event_id for event in events} == {decision.event_id for decision in decisions}
+    assert [event.reward for event in events] == [0.5] * 10
+
+
+def test_many_requests_go_in_one_call_and_each_may_be_refused(live, loop):
+    calls = []
+    with Client(live.url, loop=loop, deadline=60, observe=calls.append) as client:
+        good = RankRequest(actions=MENU, user="ben", exclude=["tea"])
+        taken = client.rank(actions=MENU).event_id
+        decisions = client.rank_many([good, good, RankRequest(actions=MENU, user="ben", event_id=taken)])
+    assert [decision.fallback for decision in decisions] == [False, False, True]
+    assert decisions[0].action != "tea"
+    assert decisions[0].event_id != decisions[1].event_id
+    assert decisions[2].error.code == "event_exists"
+    assert [call.name for call in calls] == ["rank", "rank_many"]
+
+
+def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        slots = [Slot("top", {"size": 3}), Slot("side", exclude=["milk"])]
+        top, side = client.slots(slots, actions=MENU, user="anna")
+        side.reward(1.0)
+        assert client.flush()
+        rewards = {event.event_id: event.reward for event in client.events()}
+    assert (top.slot, side.slot) == ("top", "side")
+    assert top.action != side.action != "milk"
+    assert rewards == {top.event_id: None, side.event_id: 1.0}
+
+
+def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        shown, hidden = (client.rank(actions=MENU, defer=True) for _ in range(2))
+        shown.activate()
+        assert client.flush()
+        status = {event.event_id: event.status for event in client.events()}
+    assert status == {shown.event_id: "waiting", hidden.event_id: "deferred"}
+
+
+def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        client.replace_settings({"aggregation": "sum", "reward_range": [0, 10]})
+        decision = client.rank(actions=MENU)
+        for value, name in ((1.0, "click"), (1.0, "click"), (1.0, None), (1.0, None)):
+            decision.reward(value, id=name)
+        assert client.flush()
+        settings = client.settings()
+        [event] = client.events()
+    assert (event.reward, settings["aggregation"]) == (None, "sum")  # it waits for more
+    rewards = [entry for entry in live.engine.logged(loop) if entry.kind == "reward"]
+    assert len({entry.example for entry in rewards}) == 3
+
+
+def test_the_catalogue_users_and_evaluation(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        client.put_actions(MENU, retire=["milk"])
+        assert client.actions() == {"tea": {"hot": True}, "juice": {"hot": False}}
+        for _ in range(12):
+            client.rank(user="anna", actions=["tea", "juice"]).reward(1.0)
+        assert client.flush()
+        assert client.evaluate(["uniform"])
+        assert client.status()["loops"][loop]["ranks"] >= 0
+        client.erase("anna")
+        assert list(client.events()) == []
+        assert client.unmatched() == []
+
+
+def test_an_export_goes_on_page_by_page(live, loop, monkeypatch):
+    monkeypatch.setattr("fedres.client.hosted.client.PAGE", 3)
+    with Client(live.url, loop=loop, deadline=60) as client:
+        made = [client.rank(actions=MENU).event_id for _ in range(8)]
+        events = list(client.events())
+        assert [event.event_id for event in events] == made
+        assert [event.event_id for event in client.events(after=events[4].position)] == made[5:]
+
+
+def test_what_is_no_decision_raises_what_the_service_says(live):
+    with Client(live.url, loop="nowhere") as client:
+        with pytest.raises(ServiceError, match="loop must be one that exists") as refused:
+            client.settings()
+        assert (refused.value.status, refused.value.code, refused.value.target) == (404, "unknown_loop", "loop")
+
+
+def test_without_a_service_the_first_allowed_action_is_taken_and_its_reward_is_not_sent():
+    with no_service() as url, Client(url, deadline=0.2) as client:
+        decision = client.rank(actions=MENU, exclude=["tea"])
+        decision.reward(1.0)
+        decision.activate()
+        top, side = client.slots(["top", "side"], actions=MENU)
+        assert [one.action for one in client.rank_many([RankRequest(actions=MENU)])] == ["tea"]
+        assert client.rewards().queued == 0
+    assert (decision.action, decision.fallback, math.isnan(decision.probability)) == ("juice", True, True)
+    assert (decision.error.status, decision.error.code) == (0, "no_answer")
+    assert (top.action, side.action) == ("tea", "juice")
+
+
+def test_a_function_can_fall_back_and_what_it_gets_wrong_is_the_first_action(caplog):
+    def newest(request):
+        return list(request.actions)[-1]
+
+    def fails(request):
+        raise LookupError
+
+    with no_service() as url:
+        for fallback, action in ((newest, "milk"), (fails, "tea"), (lambda request: "wine", "tea")):
+            with Client(url, deadline=0.1, fallback=fallback) as client:
+                assert client.rank(actions=MENU).action == action
+    assert "the fallback failed" in caplog.text
+    assert "got 'wine'" in caplog.text
+
+
+def test_who_wants_an_error_gets_one():
+    with no_service() as url, Client(url, deadline=0.1, fallback=None) as client:
+        with pytest.raises(ServiceError):
+            client.rank(actions=MENU)
+        with pytest.raises(ServiceError):
+            client.slots(["top"], actions=MENU)
+
+
+def test_a_refused_request_falls_back_and_is_logged(live, loop, caplog):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        decision = client.rank(actions=MENU, user="u" * 300)
+        assert (decision.action, decision.fallback, decision.error.status) == ("tea", True, 422)
+        unwritable = client.rank(actions=MENU, context={"a": object()})
+        assert (unwritable.fallback, "JSON" in unwritable.error.message) == (True, True)
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) >= 1
+
+
+def test_there_is_no_fallback_without_an_action():
+    with no_service() as url, Client(url) as client:
+        for actions, exclude in (([], ()), (MENU, list(MENU)), ("tea", ())):
+            with pytest.raises(ValueError, match="must"):
+                client.rank(actions=actions, exclude=exclude)
+        with pytest.raises(ValueError, match="slots must"):
+            client.slots([], actions=MENU)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline": 0},
+        {"admin_deadline": math.inf},
+        {"fallback": "last"},
+        {"queue_limit": 0},
+        {"loop": ""},
+        {"key": "ä"},
+    ],
+)
+def test_wrong_arguments_are_named(options):
+    [name] = options
+    with pytest.raises(ValueError, match=name):
+        Client("http://127.0.0.1:1", **options)
+    with pytest.raises(ValueError, match="url"):
+        Client("127.0.0.1:1")
+
+
+def test_every_call_is_observed(live, loop):
+    seen = []
+    with Client(live.url, loop=loop, deadline=60, observe=seen.append) as client:
+        client.rank(actions=MENU).reward(1.0)
+        assert client.flush()
+    assert sorted((one.name, one.status, one.error) for one in seen) == [("rank", 200, None), ("reward", 204, None)]
+
+
+def test_a_closed_client_falls_back_and_takes_no_reward(live):
+    client = Client(live.url)
+    client.close()
+    client.close()
+    assert client.rank(actions=MENU).fallback
+    with pytest.raises(RuntimeError, match="closed"):
+        client.reward("e", 1.0)
+
+
+def run(code, *words):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_rewards_are_sent_before_the_program_ends(live, loop):
+    code = """
+        import sys
+        from fedres.client import Client
+        client = Client(sys.argv[1], loop=sys.argv[2], deadline=60, fallback=None)
+        for _ in range(20):
+            decision = client.rank(actions=["a", "b"])
+            decision.reward(1.0)
+    """
+    live_actions(live, loop)
+    run(code, live.url, loop)
+    with Client(live.url, loop=loop, deadline=60) as client:
+        assert [event.reward for event in client.events()] == [1.0] * 20
+
+
+def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
+    code = """
+        import os, sys
+        from fedres.client import Client
+        client = Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=60)
+        client.rank(actions=["a", "b"]).reward(1.0)
+        children = []
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                for _ in range(3):
+                    client.rank(actions=["a", "b"]).reward(1.0)
+                client.close()
+                os._exit(0)
+            children.append(child)
+        client.rank(actions=["a", "b"]).reward(1.0)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        client.close()
+        print(client.rewards().sent)
+    """
+    live_actions(live, loop)
+    assert run(code, live.url, loop) == ["2"]
+    with Client(live.url, loop=loop, deadline=60) as client:
+        assert [event.reward for event in client.events()] == [1.0] * 8
+
+
+def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
+    code = """
+        import sys
+        from fedres.client import Client
+        with Client(sys.argv[1], loop=sys.argv[2], fallback=None, deadline=60) as client:
+            client.rank(actions=["a", "b"]).reward(1.0)
+        print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
+    """
+    live_actions(live, loop)
+    assert run(code, live.url, loop) == ["[]"]
+
+
+def live_actions(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        client.put_actions({"a": {}, "b": {}})

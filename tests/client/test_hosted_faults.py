@@ -1,0 +1,214 @@
+"""The clients of a hosted service behind a network with faults: nothing lost, nothing doubled, nobody kept waiting."""
+
+import asyncio
+import contextlib
+import gc
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, no_service
+
+from fedres.client import AsyncClient, Client
+from fedres.client.hosted.spool import Spool
+
+MENU = {"tea": {"hot": True}, "juice": {"hot": False}}
+N = 60
+
+
+@pytest.fixture
+def loop(live, request):
+    name = f"loop-{abs(hash(request.node.nodeid))}"
+    live.make_loop(name, reward_range=[0, N], aggregation="sum")
+    return name
+
+
+def stored(live, loop):
+    """Return the decisions and the rewards in the log, repeats and all."""
+    entries = live.engine.logged(loop)
+    ranks = [entry.event for entry in entries if entry.kind == "rank"]
+    return ranks, [(entry.event, entry.example) for entry in entries if entry.kind == "reward"]
+
+
+def faults(seed):
+    """Return a fault for each request: four of ten fail in some way."""
+    rng = random.Random(seed)
+    return lambda request: rng.choices([PASS, DROP, MUTE, TWICE, REPEAT], [6, 1, 1, 1, 1])[0]
+
+
+def check(live, loop, decided):
+    """Every decision is stored once under the id that the caller knows, with its one reward."""
+    ranks, rewards = stored(live, loop)
+    assert sorted(ranks) == sorted(decided)
+    assert len(set(rewards)) == N  # a reward that came twice has the same id twice
+    live.settle(loop)
+    with Client(live.url, loop=loop) as client:
+        assert client.unmatched() == []
+        events = {event.event_id: event for event in client.events()}
+    assert {name: event.action for name, event in events.items()} == {
+        name: decision.action for name, decision in decided.items()
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_through_a_faulty_network_nothing_is_lost_and_nothing_doubled(live, loop, seed):
+    options = {"loop": loop, "deadline": 60, "fallback": None}
+    with FaultyProxy(live.address, faults(seed)) as proxy, Client(proxy.url, **options) as one:
+        decided = {}
+        for k in range(N):
+            decision = one.rank(user=f"u{k % 5}", context={"k": k}, actions=MENU)
+            decision.reward(1.0)
+            decided[decision.event_id] = decision
+        assert one.flush(60)
+        assert one.rewards().sent == N
+    assert set(proxy.seen) == {PASS, DROP, MUTE, TWICE, REPEAT}
+    check(live, loop, decided)
+
+
+def test_the_async_client_is_as_careful(live, loop):
+    async def run(url):
+        async with AsyncClient(url, loop=loop, deadline=60, fallback=None) as client:
+            decisions = await asyncio.gather(*(client.rank(context={"k": k}, actions=MENU) for k in range(N)))
+            for decision in decisions:
+                decision.reward(1.0)
+            assert await client.flush(60)
+        return {decision.event_id: decision for decision in decisions}
+
+    with FaultyProxy(live.address, faults(3)) as proxy:
+        decided = asyncio.run(run(proxy.url))
+    check(live, loop, decided)
+
+
+def test_an_export_through_a_faulty_network_has_every_event_once(live, loop, monkeypatch):
+    monkeypatch.setattr("fedres.client.hosted.client.PAGE", 4)
+    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+        made = [client.rank(actions=MENU).event_id for _ in range(20)]
+    with FaultyProxy(live.address, faults(4)) as proxy, Client(proxy.url, loop=loop) as client:
+        assert [event.event_id for event in client.events()] == made
+
+
+GIVEN_UP = "ignore::pytest.PytestUnraisableExceptionWarning"  # sockets of connections given up while they were made
+
+
+@pytest.mark.filterwarnings(GIVEN_UP)
+@pytest.mark.parametrize("fault", [HANG, TRICKLE])
+def test_a_reply_that_never_ends_keeps_nobody_waiting(live, loop, fault):
+    """Without a bound on the whole call, this would never return."""
+    with FaultyProxy(live.address, lambda request: fault) as proxy:
+        client = Client(proxy.url, loop=loop, deadline=0.2)
+        decisions = []
+        callers = [threading.Thread(target=lambda: decisions.append(client.rank(actions=MENU))) for _ in range(40)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(60)
+        assert [decision.fallback for decision in decisions] == [True] * 40
+        client.close(0)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings(GIVEN_UP)
+@pytest.mark.parametrize("fault", [HANG, TRICKLE])
+def test_nor_with_the_async_client(live, loop, fault):
+    async def run(url):
+        async with AsyncClient(url, loop=loop, deadline=0.2) as client:
+            return await asyncio.gather(*(client.rank(actions=MENU) for _ in range(40)))
+
+    with FaultyProxy(live.address, lambda request: fault) as proxy:
+        assert all(decision.fallback for decision in asyncio.run(run(proxy.url)))
+    gc.collect()
+
+
+def test_a_decision_that_came_too_late_gets_no_reward_for_the_action_that_was_shown(live, loop):
+    with FaultyProxy(live.address, lambda request: HANG) as proxy:
+        client = Client(proxy.url, loop=loop, deadline=0.5)
+        decision = client.rank(actions=MENU, event_id="visit")
+        decision.reward(1.0)
+        client.reward(decision.event_id, 1.0)  # a caller that did not look goes to an event that nobody has
+        assert (decision.fallback, decision.event_id != "visit") == (True, True)
+        client.close(0)
+    ranks, rewards = stored(live, loop)
+    assert set(ranks) <= {"visit"}
+    assert all(event != "visit" for event, _ in rewards)
+
+
+def test_while_the_service_is_away_a_call_is_tried_once_and_when_it_is_back_it_decides(live, loop):
+    away = threading.Event()
+    away.set()
+    with FaultyProxy(live.address, lambda request: DROP if away.is_set() else PASS) as proxy:
+        client = Client(proxy.url, loop=loop, deadline=0.5)
+        assert client.rank(actions=MENU).fallback
+        tries = len(proxy.seen)
+        assert client.rank(actions=MENU).fallback
+        assert len(proxy.seen) == tries + 1
+        away.clear()
+        assert not client.rank(actions=MENU, deadline=60).fallback
+        client.close()
+
+
+def test_rewards_never_block_and_the_oldest_are_dropped_when_there_are_too_many():
+    with no_service() as url:
+        client = Client(url, queue_limit=100)
+        for k in range(1000):
+            client.reward(f"event-{k}", 1.0)
+        status = client.rewards()
+        assert status.queued + status.dropped == 1000
+        assert status.queued <= 101  # one is under way
+        assert not client.flush(0)
+        client.close(0)
+        assert client.rewards().dropped == 1000
+
+
+def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop, caplog):
+    with Client(live.url, loop=loop) as client:
+        client.reward("a", N + 1.0)
+        client.reward("b", 1.0)
+        assert client.flush(60)
+        status = client.rewards()
+    assert (status.sent, status.refused) == (1, 1)
+    assert f"value must be in [0, {N}]" in caplog.text
+
+
+# the spool
+
+
+def test_what_could_not_be_sent_is_sent_by_the_next_client(live, loop, tmp_path):
+    with no_service() as url:
+        client = Client(url, loop=loop, spool=tmp_path)
+        for k in range(5):
+            client.reward(f"event-{k}", float(k))
+        client.close(0)
+    assert len(list(tmp_path.glob("*.db"))) == 1
+    with Client(live.url, loop=loop, spool=tmp_path) as client:
+        assert client.flush(60)
+    assert [event for event, _ in stored(live, loop)[1]] == [f"event-{k}" for k in range(5)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_had_is_sent_once_by_one_of_the_next(live, loop, tmp_path):
+    code = """
+        import os, sys
+        from fedres.client import Client
+        client = Client("http://127.0.0.1:1", loop=sys.argv[1], spool=sys.argv[2])
+        for k in range(50):
+            client.reward(f"event-{k}", 1.0, id=f"click-{k}")
+        os._exit(1)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), loop, str(tmp_path)], check=False, timeout=120)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(live.url, loop=loop, spool=tmp_path)) for _ in range(3)]
+        assert all(client.flush(60) for client in clients)
+        assert sum(client.rewards().sent for client in clients) == 50
+    assert sorted(event for event, _ in stored(live, loop)[1]) == sorted(f"event-{k}" for k in range(50))
+
+
+def test_the_file_of_a_client_that_lives_is_left_alone(tmp_path):
+    one, other = Spool(tmp_path), Spool(tmp_path)
+    one.add("/v1/events/a/reward", b"{}")
+    assert other.take_over() == []
+    one.close()
+    assert [path for _, path, _ in other.take_over()] == ["/v1/events/a/reward"]
+    other.close()

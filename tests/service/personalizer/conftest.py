@@ -1,0 +1,35 @@
+"""A live service that Azure's own clients talk to."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from live import run_service
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """A service with a key for everything that the tests of a file share."""
+    with run_service(tmp_path_factory.mktemp("personalizer")) as running:
+        running.key = running.keys.add("admin")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(live):
+    """Plain requests with Azure's header."""
+    with live.client() as client:
+        client.headers["Ocp-Apim-Subscription-Key"] = live.key
+        yield client
+
+
+@pytest.fixture
+def loop(http, live, request):
+    """Return the path of a loop of the test's own, as the end of an endpoint."""
+    name = request.node.name.partition("[")[0][-60:] + str(abs(hash(request.node.name)) % 10**6)
+    made = http.post("/v1/loops", json={"name": name}, headers={"Authorization": f"Bearer {live.key}"})
+    assert made.status_code == 201, made.text
+    return f"/loops/{name}"
