@@ -22,6 +22,7 @@ _requests = Counter("fedres_requests", "Requests answered.", ["path", "method", 
 _seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
 commits = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
 batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
+refusals = Counter("fedres_refused_requests", "Requests refused because the key made too many.", ["key"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
 
@@ -68,6 +69,8 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "model_version": ("fedres_model_version", False, "Position in the log up to which the model has learned."),
     "ranks": ("fedres_decisions", True, "Decisions made."),
     "waiting_events": ("fedres_waiting_events", False, "Events that wait for their reward."),
+    "early_events": ("fedres_early_events", False, "Events with a reward that are not decided yet."),
+    "users": ("fedres_users", False, "Users with a personal model."),
     "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
     "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
     "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from service import metrics
 from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
-from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, TEXT, Routes
+from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.page import PAGE
 from service.ranking.admin import Admin
 from service.ranking.requests import Action, Id
@@ -151,7 +151,7 @@ def service_routes(admin: Admin, status: Status) -> Routes:
     """Return the routes of the service as a whole."""
     routes = Routes()
 
-    @routes.of_service("GET", "/v1/loops", ADMIN, "List the loops.", reply=Loops)
+    @routes.of_service("GET", "/v1/loops", READ, "List the loops.", reply=Loops)
     async def get_loops() -> Response:
         return json_response(Loops(admin.loops()))
 
@@ -166,11 +166,11 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         await admin.delete_loop(loop)
         return Response(status_code=204)
 
-    @routes.of_service("GET", "/v1/status", ADMIN, "Show the status of the service.", reply=JSON)
+    @routes.of_service("GET", "/v1/status", READ, "Show the status of the service.", reply=JSON)
     async def get_status() -> Response:
         return json_response(await status.status())
 
-    @routes.of_service("GET", "/metrics", ADMIN, "Metrics for Prometheus.", reply=TEXT)
+    @routes.of_service("GET", "/metrics", READ, "Metrics for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
         gauges, processes = await status.gauges(), status.processes()
         metrics.flush_requests()

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from service import metrics
 from service.errors import ApiError
+from service.http.audit import Audit
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
 from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
@@ -126,9 +127,10 @@ class Router:
         keys: Keys,
         limits: Limits,
         hosts: Hosts,
+        audit: Audit,
         reshape: Mapping[bytes, Reshape] | None = None,
     ) -> None:
-        self._app, self.keys, self._hosts = app, keys, hosts
+        self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
         self._buckets = Buckets(limits.requests_per_second)
@@ -160,9 +162,13 @@ class Router:
                 body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
-                    return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                    status = await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                    if route.audited:
+                        self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
+                    return path, status
                 query = scope.get("query_string", b"")
-                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client, query))
+                call = Call(route.loop(parameters) or "", parameters, body, key.client, query)
+                reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE
         except _Refused as refused:
@@ -195,11 +201,23 @@ class Router:
             self._hosts.check(head.host, head.origin)
         seconds = self._buckets.take(key.id)
         if seconds:
+            metrics.refusals.labels(key.id).inc()
             raise _Refused(too_many_requests(seconds))
         loop = route.loop(parameters)
         if key.role in route.roles and (key.loop is None or key.loop == loop):
             return key
+        if route.audited:
+            self._audit.note(key.id, f"{method} {route.path}", loop, 403)
         raise _forbidden(key, f"{method} {route.path}", loop)
+
+    async def _audited(self, route: Route, key: Key, call: Call) -> Reply:
+        """Answer a hot route, and note who asked."""
+        try:
+            reply: Reply = await route.endpoint(call)
+        except Exception as error:
+            reply = failure(error)
+        self._audit.note(key.id, f"{route.method} {route.path}", call.loop, reply.status)
+        return reply
 
     async def _pass_on(self, passed: _Passed) -> int:
         """Return the status of FastAPI's reply; it raises what it has answered already."""

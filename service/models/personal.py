@@ -6,6 +6,7 @@ the table of keys, the weights and the sums of squared gradients, as in ``fedres
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -104,6 +105,7 @@ class PersonalModels:
     def __init__(self, memory: MemoryWriter) -> None:
         self.memory = self._memory = memory
         self.unsaved: set[tuple[str, str]] = set()
+        self.n_users: Counter[str] = Counter()  # by loop
 
     def learn(
         self,
@@ -124,6 +126,7 @@ class PersonalModels:
         _load_all(memory.words, offsets, n_slots, workspace)
         learn_batch(events, shared, workspace, crosses, rate)
         slots = _compact(workspace.counts)
+        self.n_users[loop] += int(np.count_nonzero(offsets == NOT_FOUND))
         grown = np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist()
         for u in grown:
             offsets[u] = memory.room_for((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
@@ -151,14 +154,16 @@ class PersonalModels:
 
     def put(self, loop: str, user: str, changed: int, model: Personal, *, saved: bool = False) -> None:
         """Publish a model; ``saved`` says that the snapshot has it."""
-        self._memory.write(personal_key(loop, user), written_model(changed, model))
+        key = personal_key(loop, user)
+        self.n_users[loop] += self._memory.find(key) < 0
+        self._memory.write(key, written_model(changed, model))
         if not saved:
             self.unsaved.add((loop, user))
 
     def remove(self, loop: str, users: Iterable[str]) -> None:
         """Leave nothing of users' models."""
         for user in users:
-            self._memory.free(personal_key(loop, user))
+            self.n_users[loop] -= self._memory.free(personal_key(loop, user))
             self.unsaved.discard((loop, user))
 
 

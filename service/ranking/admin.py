@@ -32,6 +32,7 @@ from service.models.kalman_personal import PersonalKalman
 from service.ranking import reports
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
+from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
 from service.settings import FIXED, Settings, read_settings
@@ -61,12 +62,22 @@ class Admin:
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
             raise exists
+        self._check_room(read_settings(settings or {}).bits)
         deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
             return await self._machine.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
             raise exists from None
+
+    def _check_room(self, bits: int) -> None:
+        """Refuse a loop that would be one too many, or whose weights are."""
+        quotas, names = self._machine.quotas, self.loops()
+        if len(names) >= quotas.loops:
+            raise exceeded("loops", quotas.loops, "loops")
+        n_weights = sum(1 << self._machine.loop(name).view.settings.bits for name in names)
+        if n_weights + (1 << bits) > quotas.weights:
+            raise exceeded("weights", quotas.weights, f"shared weights, and has {n_weights}")
 
     async def delete_loop(self, name: str) -> None:
         """Forget a loop's models and pending events; its records stay in the log."""
@@ -115,7 +126,9 @@ class Admin:
 
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
-        self._machine.loop(loop)
+        known_ids, most = self._machine.loop(loop).catalogue.keys(), self._machine.quotas.actions
+        if len({*known_ids, *(action.id for action in put)} - {*retire}) > most:
+            raise exceeded("actions", most, "actions in its catalogue", loop)
         named = [Named("", action.id, bytes(action.features)) for action in put]
         for place, (action, row) in enumerate(zip(put, self._machine.preparer.hash_all(named), strict=True)):
             check_id(f"put[{place}].id", action.id)

@@ -22,6 +22,8 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "model_version": view.version,
         "ranks": sums.ranks,
         "waiting_events": view.n_waiting,
+        "early_events": view.n_early,
+        "users": view.n_users,
         "learned_events": sums.settled,
         "rewarded_events": sums.rewarded,
         "reward_sum": sums.reward,
