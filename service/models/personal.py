@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions import kalman_state
+from fedres.decisions.residual_kalman import ResidualKalman
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import Events, Shared, fill_model, learn_batch, model_in, slots_for, workspace_for
 from fedres.scoring.model import PersonalModel
-from service.models.kalman_personal import MARK, PersonalKalman, data_words
+from service.models.kalman_personal import MARK, PersonalKalman, data_words, learn_in_memory
 from service.models.memory import (
     HEAD,
     NOT_FOUND,
@@ -103,7 +105,7 @@ class PersonalModels:
     """The models of all users, as the learner has them. ``unsaved`` are those that the snapshot does not have yet."""
 
     def __init__(self, memory: MemoryWriter) -> None:
-        self.memory = self._memory = memory
+        self._memory = memory
         self.unsaved: set[tuple[str, str]] = set()
         self.n_users: Counter[str] = Counter()  # by loop
 
@@ -134,6 +136,20 @@ class PersonalModels:
         for u in grown:
             memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
         self.unsaved.update((loop, user) for user in users)
+
+    def learn_kalman(
+        self,
+        loop: str,
+        users: Sequence[str],
+        changed: Array,
+        events: kalman_state.Events,
+        model: ResidualKalman,
+        installed: int,
+    ) -> None:
+        """Do so with ``residual-kalman``, which has been the shared model since the position ``installed``."""
+        held, n_new = learn_in_memory(self._memory, keys_of(loop, users), changed, events, model, installed)
+        self.n_users[loop] += n_new
+        self.unsaved.update((loop, users[u]) for u in held.tolist())
 
     def get(self, loop: str, user: str) -> PersonalModel | None:
         found = self.entry(loop, user)
