@@ -42,8 +42,8 @@ ADMIN_OF_A_LOOP = {
     "PUT /actions",
     "GET /settings",
     "PUT /settings",
+    "PATCH /settings",
     "PUT /model",
-    "DELETE /users/{user}",
     "GET /users/{user}/model",
     "POST /evaluations",
     "GET /personalizer/configurations/service",
@@ -53,8 +53,17 @@ ADMIN_OF_A_LOOP = {
     "DELETE /personalizer/configurations/policy",
 }
 READ = {"GET /v1/loops", "GET /v1/status", "GET /metrics"}
-ADMIN_OF_THE_SERVICE = {"POST /v1/loops", *READ}
-ADMIN_OF_ITSELF = {"DELETE /v1/loops/{loop}"}
+ADMIN_OF_THE_SERVICE = {
+    "POST /v1/loops",
+    *READ,
+    "DELETE /v1/users/{user}",
+    "GET /v1/users/{user}/events",
+}
+ADMIN_OF_ITSELF = {
+    "DELETE /v1/loops/{loop}",
+    "DELETE /v1/loops/{loop}/users/{user}",
+    "GET /v1/loops/{loop}/users/{user}/events",
+}
 
 ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
 OPERATIONS = [(route.method, route.path) for route in ROUTES]
@@ -63,7 +72,12 @@ ENDED = [f"{how} {role}" for how in ("revoked", "expired") for role in ROLES]
 
 
 def below(path):
-    """Return a path without its loop and the version of Azure's clients, None if it is not a loop's."""
+    """Return a path without its loop and the version of Azure's clients.
+
+    None if it is not a loop's, or if it is there for one loop and for all of them.
+    """
+    if re.search(r"/users/\{user\}(/events)?$", path):
+        return None
     match = re.fullmatch(r"(?:/loops/\{loop\})?(/personalizer)(?:/\{version\})?(/.*)", path)
     if match:
         return match[1] + match[2]

@@ -72,6 +72,15 @@ def test_the_key_is_azures_header_and_must_be_there(live, http):
     assert refused(http.post("/personalizer/rank?api-version=1999-01-01", json=asked()), "BadRequest")
 
 
+def test_a_key_for_one_loop_says_which_loop_is_meant(live, http, loop):
+    name = loop.removeprefix("/loops/")
+    with live.client() as client:
+        client.headers["Ocp-Apim-Subscription-Key"] = live.keys.add("rank", name)
+        assert client.post("/personalizer/v1.0/rank", json=asked(eventId="mine")).status_code == 201
+        assert refused(client.post("/loops/other/personalizer/v1.0/rank", json=asked()), "OperationNotAllowed", 403)
+    assert set(events(http, live, loop)) == {"mine"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
