@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from service.errors import ApiError
 from service.http.admin import loop_routes, service_routes
+from service.http.audit import Audit
 from service.http.devices import device_routes
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
@@ -52,7 +53,13 @@ class App(FastAPI):
 
 
 def create_app(
-    machine: Machine, status: Status, *, keys: Keys, limits: Limits | None = None, hosts: Hosts | None = None
+    machine: Machine,
+    status: Status,
+    *,
+    keys: Keys,
+    limits: Limits | None = None,
+    hosts: Hosts | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
     """Return the application of a ranker."""
     limits = limits or Limits()
@@ -81,6 +88,7 @@ def create_app(
         keys=keys,
         limits=limits,
         hosts=hosts or Hosts(),
+        audit=audit or Audit(None),
         reshape={b"personalizer": reshape, b"loops": reshape},
     )
     return app

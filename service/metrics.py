@@ -22,6 +22,7 @@ _requests = Counter("fedres_requests", "Requests answered.", ["path", "method", 
 _seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
 commits = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
 batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
+refusals = Counter("fedres_refused_requests", "Requests refused because the key made too many.", ["key"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
 
@@ -68,6 +69,8 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "model_version": ("fedres_model_version", False, "Position in the log up to which the model has learned."),
     "ranks": ("fedres_decisions", True, "Decisions made."),
     "waiting_events": ("fedres_waiting_events", False, "Events that wait for their reward."),
+    "early_events": ("fedres_early_events", False, "Events with a reward that are not decided yet."),
+    "users": ("fedres_users", False, "Users with a personal model."),
     "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
     "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
     "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
@@ -87,6 +90,8 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
     "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
+    "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
+    "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
 }
 Family = CounterMetricFamily | GaugeMetricFamily
 

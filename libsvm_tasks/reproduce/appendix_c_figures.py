@@ -17,7 +17,7 @@ from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import lines, save
 from libsvm_tasks.reproduce.curves import band, log_spaced, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 START, BEST = np.array([1.0, 0.0]), np.array([0.0, 1.0])  # w_1 and w_*, of both models
 TITLES = {"sgd": "FedRes.SGD", "erm": "FedRes.ERM", "fictitious": "fictitious play"}
@@ -89,15 +89,14 @@ def average_loss(run: Run) -> list[Claim]:
     short = [AppendixC("sgd", 10, seed, 1.0) for seed in range(10)]
     largest = [piece["largest"] for piece in grid.run(play, short, journal=run.journal)]
     return [
-        Claim(
-            name,
-            f"fictitious play is highly sub-optimal: at T = {points[-1]} at least 5 times the loss of SGD and of ERM",
-            "average loss " + "; ".join(f"{TITLES[key]} {text(values)}" for key, values in last.items()),
+        judged(
+            "fedres-6/fictitious",
+            f"average loss at T = {points[-1]}: "
+            + "; ".join(f"{TITLES[key]} {text(values)}" for key, values in last.items()),
             verdict([stuck > 5 * sgd, stuck > 5 * erm]),
         ),
-        Claim(
-            name,
-            'FedRes.SGD works with η = 1.0, "an arbitrary choice": no loss above 100 in the first 10 rounds',
+        judged(
+            "fedres-6/step",
             f"it diverges; largest loss: median {np.median(largest):.1g}, least {min(largest):.1g} of 10 rollouts",
             verdict([value < 100 for value in largest]),
         ),
@@ -126,10 +125,9 @@ def components(run: Run) -> list[Claim]:
     listed = "; ".join(f"{TITLES[key]} {text(values)}" for key, values in distance.items())
     near, far = [distance[key].max() < 0.1 for key in ("sgd", "erm")], distance["fictitious"].min() > 0.1
     return [
-        Claim(
-            name,
-            f"SGD and ERM find the optimum, fictitious play gets stuck: within .1 of w_* at T = {points[-1]}, or not",
-            f"distance of w^g to w_* {listed}",
+        judged(
+            "fedres-7/optimum",
+            f"distance of w^g to w_* at T = {points[-1]}: {listed}",
             verdict([*near, far]),
         )
     ]

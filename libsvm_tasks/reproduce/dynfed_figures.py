@@ -21,7 +21,7 @@ from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import Series, save
 from libsvm_tasks.reproduce.curves import band, draw, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, Verdict, verdict
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, Verdict, judged, verdict
 from libsvm_tasks.streams import random_walk
 
 AGENTS, ACTIVE, SAMPLES, RHO = 20, 7, 20, 0.1  # K, L, N_k, ρ
@@ -217,10 +217,9 @@ def stationary(run: Run) -> list[Claim]:
     last, halved = curves.last(), curves.halved()
     falls = [mean_error(slow - fast) for slow, fast in pairwise(halved.values())]
     return [
-        Claim(name, "a larger μ ends at a larger MSD", "final MSD in dB " + _listed("μ", last), _rises(last)),
-        Claim(
-            name,
-            "a larger μ converges faster",
+        judged("dynfed-1a/msd", "final MSD in dB " + _listed("μ", last), _rises(last)),
+        judged(
+            "dynfed-1a/speed",
             "iterations to halve the MSD " + _counts("μ", halved),
             verdict([gain > 2 * error for gain, error in falls]),
         ),
@@ -241,13 +240,12 @@ def best_step(run: Run) -> list[Claim]:
     best = min(last, key=lambda mu: last[mu].mean())
     ends = [mean_error(np.log(last[mu]) - np.log(last[best])) for mu in (steps[0], steps[-1])]
     return [
-        Claim(
-            name,
-            "under drift the best μ is neither the smallest nor the largest",
+        judged(
+            "dynfed-1b/inside",
             "final MSD in dB " + _listed("μ", last),
             verdict([gain > 2 * error for gain, error in ends]),
         ),
-        Claim(name, "the best μ is 0.1", f"{best:g} of {', '.join(map('{:g}'.format, steps))}", verdict([best == 0.1])),
+        judged("dynfed-1b/best", f"{best:g} of {', '.join(map('{:g}'.format, steps))}", verdict([best == 0.1])),
     ]
 
 
@@ -274,17 +272,11 @@ def _over_variances(run: Run, name: str, symbol: str, settings: dict[float, Sett
     least, *_, most = halved.values()
     change, error = mean_error(most - least)
     return [
-        Claim(
-            name,
-            f"the MSD rises with {symbol} (μ = {mu:g})",
-            "final MSD in dB " + _listed(symbol, last),
-            _rises(last),
-        ),
-        Claim(
-            name,
-            f"{symbol} does not affect the convergence: iterations to halve the MSD within a quarter, or 2 s.e. of it",
-            _counts(symbol, halved),
-            verdict([bool(abs(change) - 2 * error < 0.25 * least.mean())]),
+        judged(f"{name}/msd", f"final MSD in dB at μ = {mu:g}: " + _listed(symbol, last), _rises(last)),
+        judged(
+            f"{name}/speed",
+            f"{_counts(symbol, halved)}; largest − least {change:+.2g} ± {error:.1g}",
+            verdict([abs(change) <= 2 * error]),
         ),
     ]
 

@@ -19,7 +19,7 @@ from libsvm_tasks import grid
 from libsvm_tasks.plots import save
 from libsvm_tasks.replay import standard_error
 from libsvm_tasks.reproduce.curves import band, draw, log_log_slope, log_spaced, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 M = 20  # m, clients
 LOG_SLOPE = 2.125  # dR/d ln T at τ = 1: ½(4 + 5/m), half the second moment of a round's mean target
@@ -67,11 +67,10 @@ def over_periods(run: Run) -> list[Claim]:
     points = log_spaced(_horizon(run))
     slope, error = mean_error(_log_slope(points, curves[1], 16, 1))
     return [
-        Claim(name, "regret grows with the period τ", *_rises("τ", curves)),
-        Claim(name, "R_T grows with the logarithm of T", *_logarithmic("τ", points, curves)),
-        Claim(
-            name,
-            f"dR/d ln T = ½(4 + 5/m) = {LOG_SLOPE} at τ = 1 (theory, not printed in the paper)",
+        judged("fedomd-1-left/period", *_rises("τ", curves)),
+        judged("fedomd-1-left/log", *_logarithmic("τ", points, curves)),
+        judged(
+            "fedomd-1-left/slope",
             f"{slope:.3f} ± {error:.3f}",
             verdict([abs(slope - LOG_SLOPE) < 0.05 * LOG_SLOPE + 2 * error]),
         ),
@@ -83,8 +82,8 @@ def over_participants(run: Run) -> list[Claim]:
     name = "fedomd-1-right"
     curves = _curves(run, name, "K", {k: (20, k) for k in ((20, 5, 1) if run.quick else (20, 10, 5, 1))})
     return [
-        Claim(name, "regret grows as fewer clients take part (τ = 20)", *_rises("K", curves)),
-        Claim(name, "R_T grows with the logarithm of T", *_logarithmic("K", log_spaced(_horizon(run)), curves)),
+        judged("fedomd-1-right/clients", *_rises("K", curves)),
+        judged("fedomd-1-right/log", *_logarithmic("K", log_spaced(_horizon(run)), curves)),
     ]
 
 
@@ -204,15 +203,13 @@ def rate(run: Run) -> list[Claim]:
     run.write_csv(name, [row | {"bound": f"{top:.5g}"} for row, top in zip(table, limit, strict=True)])
     slope, error = log_log_slope(horizons, runs)
     return [
-        Claim(
-            name,
-            "regret of convex losses grows with √T (a bound: slope at most ½; here within [.4, .55])",
+        judged(
+            "fedomd-rate/slope",
             f"log-log slope {slope:.3f} ± {error:.3f} for T = {horizons[0]}..{horizons[-1]}",
             verdict([0.4 < slope < 0.55]),
         ),
-        Claim(
-            name,
-            "regret stays under the bound of theorem 1",
+        judged(
+            "fedomd-rate/bound",
             f"largest R/bound {(runs / limit).max():.3f} in {runs.size} runs",
             verdict([bool((runs < limit).all())]),
         ),

@@ -16,7 +16,7 @@ from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import save
 from libsvm_tasks.reproduce.curves import band, draw, log_log_slope, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 NAME = "fedsea-speedup"
 DISTANCE, SIGMA = 2.0, 6.0
@@ -114,29 +114,24 @@ def _claims(clients: Array, regret: dict[str, Array], limit: dict[str, Array]) -
     far, near = (runs[:, -1].mean() for runs in (rare, still))
     ratio = max(float((regret[name].mean(axis=0) / limit[name]).max()) for name in regret)
     return [
-        Claim(
-            NAME,
-            "regret falls as 1/√M while nothing drifts (τ = 1, K̄² = 0): log-log slope −.5 ± .05",
+        judged(
+            "fedsea-speedup/speedup",
             f"slope {slope:.3f} ± {error:.3f}",
             verdict([abs(slope + 0.5) < 0.05]),
         ),
-        Claim(
-            NAME,
-            "temporal variation takes the speed-up away (K̄² = 18): log-log slope above −.1",
+        judged(
+            "fedsea-speedup/temporal",
             f"slope {flat:.3f} ± {flat_error:.3f}",
             verdict([flat > -0.1]),
         ),
-        Claim(
-            NAME,
-            f"rare averages (τ = 5) take it away beyond a few clients: log-log slope from M = 8 on above −.25, "
-            f"and at M = {most} more than twice the regret of τ = 1",
+        judged(
+            "fedsea-speedup/rare",
             f"slope {late:.3f} ± {late_error:.3f}; R at M = {most}: "
             f"{text(rare[:, -1])} at τ = 5, {text(still[:, -1])} at τ = 1",
             verdict([late > -0.25, bool(far > 2 * near)]),
         ),
-        Claim(
-            NAME,
-            "mean regret stays under the bound of theorem 1",
+        judged(
+            "fedsea-speedup/bound",
             f"largest R/bound {ratio:.2f}",
             verdict([ratio < 1]),
         ),

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import csv
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from libsvm_tasks.grid import Progress
+from libsvm_tasks.reproduce.statements import STATEMENTS
 
 Verdict = Literal["reproduced", "partly", "not reproduced"]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One sentence of a paper and what came out here."""
+    """A statement (see ``statements``), and what came out on which architecture."""
 
     figure: str
+    source: str
     claim: str
+    rule: str
+    refuted_if: str
     measured: str
     verdict: Verdict
+    machine: str
+
+
+def judged(key: str, measured: str, verdict: Verdict) -> Claim:
+    """Return the claim of a statement, by its key "figure/word"."""
+    return Claim(key.split("/")[0], *STATEMENTS[key], measured, verdict, platform.machine())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from typing import get_args
 
 from libsvm_tasks.reproduce import (
     appendix_c_figures,
@@ -15,7 +16,8 @@ from libsvm_tasks.reproduce import (
     fedsea_figures,
     ofediq_figures,
 )
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run
+from libsvm_tasks.reproduce.figure import Claim, Figure, Run, Verdict
+from libsvm_tasks.reproduce.statements import OURS
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -29,6 +31,8 @@ FIGURES: dict[str, Figure] = {
     )
     for figure in module.FIGURES
 }
+
+HEAD = [field.name for field in fields(Claim)]
 
 
 def reproduce(names: Sequence[str], run: Run, started: Callable[[Figure], None] | None = None) -> list[Claim]:
@@ -50,7 +54,7 @@ def _made(figure: Figure, run: Run) -> list[Claim]:
     record = run.out / f"{figure.name}.json"
     if record.exists():
         content = json.loads(record.read_text(encoding="utf-8"))
-        if content["quick"] == run.quick:
+        if content["quick"] == run.quick and all(set(claim) == set(HEAD) for claim in content["claims"]):
             return [Claim(**claim) for claim in content["claims"]]
     claims = figure.make(run)
     content = {"figure": figure.name, "quick": run.quick, "claims": [asdict(claim) for claim in claims]}
@@ -65,11 +69,23 @@ def write_claims(run: Run) -> None:
         record = run.out / f"{name}.json"
         if record.exists():
             claims += [Claim(**claim) for claim in json.loads(record.read_text(encoding="utf-8"))["claims"]]
-    head = [field.name for field in fields(Claim)]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [f"{summary(claims)}", "", f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     lines += [f"| {' | '.join(str(value) for value in asdict(claim).values())} |" for claim in claims]
     (run.out / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with (run.out / "claims.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(head)
+        writer.writerow(HEAD)
         writer.writerows(asdict(claim).values() for claim in claims)
+
+
+def summary(claims: Sequence[Claim]) -> str:
+    """Return how many claims of the papers, and how many statements of ours, got which verdict."""
+    ours = [claim for claim in claims if claim.source.startswith(OURS)]
+    theirs = [claim for claim in claims if claim not in ours]
+    return f"Claims of the papers: {_counted(theirs)}. Ours: {_counted(ours)}."
+
+
+def _counted(claims: Sequence[Claim]) -> str:
+    verdicts = [claim.verdict for claim in claims]
+    each = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+    return f"{len(claims)} ({each})"

@@ -27,6 +27,8 @@ Store = Annotated[
     ),
 ]
 Folder = Annotated[Path, typer.Option(help="With PostgreSQL: folder for this machine's snapshots.")]
+Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
+DAY = 86_400.0
 DEFAULT_STORE = "sqlite:///fedres.db"
 DEFAULT_FOLDER = Path()
 
@@ -61,6 +63,9 @@ def serve(
             help="Name under which clients reach the service, beside localhost and IP addresses; * is any. Repeatable."
         ),
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
@@ -102,6 +107,7 @@ def serve(
         loops=None if loops is None else read_loops(loops),
         tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
         allowed_hosts=tuple(allowed_host or ()),
+        accept_loss=accept_loss,
     )
     try:
         run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, has_keys, demo))
@@ -181,15 +187,40 @@ def example(url: str) -> str:
 @keys.command("add")
 @one_line_errors
 def add_key(
-    role: Annotated[str, typer.Argument(help="rank (decisions and rewards), device (federated) or admin (all).")],
+    role: Annotated[
+        str,
+        typer.Argument(help="rank (decisions and rewards), device (federated), read (status, metrics) or admin (all)."),
+    ],
     loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
     client: Annotated[str | None, typer.Option(help="Restrict the key to this device; default any device.")] = None,
+    days: Days = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
     with one_line_store_errors():
-        typer.echo(_keys(store, folder).add(role, loop, client))
+        text = _keys(store, folder).add(role, loop, client, seconds=None if days is None else days * DAY)
+        _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
+    typer.echo(text)
+
+
+@keys.command("rotate")
+@one_line_errors
+def rotate_key(
+    name: Annotated[str, typer.Argument(metavar="ID", help="An id of `fedres keys list`.")],
+    grace: Annotated[float, typer.Option(help="Days for which the old key still works.")] = 1.0,
+    days: Days = None,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Create a key that may do the same as another one, which expires, and print it."""
+    if not 0 <= grace <= 3_650:
+        raise ValueError(f"grace must be in [0, 3650] days, got {grace:g}")
+    with one_line_store_errors():
+        seconds = None if days is None else days * DAY
+        text = _keys(store, folder).rotate(name, grace_seconds=grace * DAY, seconds=seconds)
+        _note_keys(store, folder, f"fedres keys rotate {name} ({text.split('_')[1]})")
+    typer.echo(text)
 
 
 @keys.command("list")
@@ -207,14 +238,16 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
             "loop": key.loop,
             "client": key.client,
             "created": _day(key.created),
+            "expires": None if key.expires is None else _day(key.expires),
             "revoked": None if key.revoked is None else _day(key.revoked),
         }
         for key in found
     ]
-    table = Table("id", "role", "loop", "client", "created", "revoked")
+    table = Table("id", "role", "loop", "client", "created", "expires", "revoked")
     for row in rows:
         whose = row["client"] or ("any" if row["role"] == "device" else "")
-        table.add_row(row["id"], row["role"], row["loop"] or "all", whose, row["created"], row["revoked"] or "")
+        dates = row["created"], row["expires"] or "", row["revoked"] or ""
+        table.add_row(row["id"], row["role"], row["loop"] or "all", whose, *dates)
     console().print(table)
     write_json(json_file, rows)
 
@@ -229,6 +262,7 @@ def revoke_key(
     """Revoke a key; a running service notices within a second."""
     with one_line_store_errors():
         _keys(store, folder).revoke(name)
+        _note_keys(store, folder, f"fedres keys revoke {name}")
     typer.echo(f"{name} is revoked")
 
 
@@ -237,6 +271,22 @@ def _keys(store: str, folder: Path) -> Keys:
     from service.log.opening import Store
 
     return open_keys(Store(store_path(store, folder), store if is_postgresql(store) else None))
+
+
+def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) -> None:
+    """Note in the audit log what was done, and in a store that is there already that it has keys."""
+    from service.http.audit import audit_of
+    from service.http.keys import NOTE
+    from service.log.opening import Store, open_log
+
+    path = store_path(store, folder)
+    audit_of(path).note("", command, loop)
+    if is_postgresql(store) or path.exists():
+        log = open_log(Store(path, store if is_postgresql(store) else None, any_architecture=True))
+        try:
+            log.set_note(NOTE, "made")
+        finally:
+            log.close()
 
 
 def _day(seconds: float) -> str:

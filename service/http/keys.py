@@ -24,13 +24,14 @@ from typing import Protocol
 
 import msgspec
 
-from fedres.checks import one_of
+from fedres.checks import one_of, positive
 from fedres.lease import Lease
 from service.errors import ApiError
 from service.log.opening import Store
-from service.log.protocol import StoreUnavailable
+from service.log.protocol import Log, StoreUnavailable
 
-ROLES = ("rank", "device", "admin")
+ROLES = ("rank", "device", "read", "admin")
+NOTE = "keys"  # in the store: that there were keys once
 LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along
 
 
@@ -44,6 +45,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created: float  # seconds since 1970
     revoked: float | None = None
     client: str | None = None  # the one device it is for; None is any
+    expires: float | None = None  # seconds since 1970
 
 
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
@@ -88,6 +90,8 @@ class KeyFile:
             found = os.stat(self.path)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _unreadable(error) from error
         seen = (found.st_ino, found.st_mtime_ns, found.st_size)
         if seen == self._seen:
             return None
@@ -124,9 +128,14 @@ class KeyFile:
 class Keys:
     """The keys in a store, or in the file beside the SQLite store at a path."""
 
-    def __init__(self, store: str | os.PathLike[str] | KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | KeyStore,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self.store: KeyStore = KeyFile(store) if isinstance(store, (str, os.PathLike)) else store
-        self._clock = clock
+        self._clock, self._now = clock, now
         self._next_look = -math.inf
         self._looking = threading.Lock()  # held by the thread that reads a remote store
         self._known = not self.store.is_remote
@@ -149,9 +158,16 @@ class Keys:
         self._refresh()
         return [*self._keys.values()]
 
-    def add(self, role: str, loop: str | None = None, client: str | None = None) -> str:
-        """Return a new key, which is not kept and cannot be shown again; ``client`` binds a device's key to its id."""
+    def add(
+        self, role: str, loop: str | None = None, client: str | None = None, *, seconds: float | None = None
+    ) -> str:
+        """Return a new key, which is not kept and cannot be shown again.
+
+        ``client`` binds a device's key to its id. The key expires after ``seconds``; None is never.
+        """
         one_of("role", role, ROLES)
+        if seconds is not None:
+            positive("seconds", seconds)
         if client is not None:
             _check_client(client, role)
         name = secrets.token_hex(6)
@@ -159,7 +175,9 @@ class Keys:
         hashed = hashlib.sha256(text.encode()).hexdigest()
         with self.store.changing():
             self._refresh()
-            key = Key(id=name, role=role, loop=loop, hash=hashed, created=time.time(), client=client)
+            now = self._now()
+            expires = None if seconds is None else now + seconds
+            key = Key(id=name, role=role, loop=loop, hash=hashed, created=now, client=client, expires=expires)
             self.store.write([*self._keys.values(), key])
         self._refresh()
         return text
@@ -173,6 +191,22 @@ class Keys:
             revoked = msgspec.structs.replace(self._keys[name], revoked=self._keys[name].revoked or time.time())
             self.store.write([*{**self._keys, name: revoked}.values()])
         self._refresh()
+
+    def rotate(self, name: str, *, grace_seconds: float, seconds: float | None = None) -> str:
+        """Return a new key that may do the same as the one with the id ``name``, which expires after the grace."""
+        self._refresh()
+        old = self._keys.get(name)
+        if old is None or old.revoked is not None:
+            raise ValueError(f"id must be that of a key that is not revoked, got {name!r}")
+        text = self.add(old.role, old.loop, old.client, seconds=seconds)
+        end = self._now() + grace_seconds
+        with self.store.changing():
+            self._refresh()
+            old = self._keys[name]
+            ending = msgspec.structs.replace(old, expires=end if old.expires is None else min(old.expires, end))
+            self.store.write([*{**self._keys, name: ending}.values()])
+        self._refresh()
+        return text
 
     def identify(self, authorization: bytes | None) -> Key:
         """Return whose ``Authorization`` header this is."""
@@ -193,6 +227,8 @@ class Keys:
             raise _unknown("Authorization must be Bearer and a key of this service")
         if key.revoked is not None:
             raise _unknown(f"the key {key.id} was revoked")
+        if key.expires is not None and self._now() >= key.expires:
+            raise _unknown(f"the key {key.id} has expired")
         return key
 
     def close(self) -> None:
@@ -219,7 +255,7 @@ class Keys:
 
     def _refresh(self) -> None:
         found = self.store.read()
-        if found is not None:
+        if found is not None and (found or not self._keys):  # a file that was emptied opens no service
             self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in found}
             self._keys = {key.id: key for key in found}
         self._known = True
@@ -239,6 +275,15 @@ def open_keys(store: Store) -> Keys:
     return keys
 
 
+def check_keys(log: Log, keys: Keys) -> None:
+    """Note in the store that it has keys; refuse to serve one without them that had some: it would be open to all."""
+    if len(keys):
+        log.set_note(NOTE, "made")
+    elif log.note(NOTE) is not None:
+        message = "the keys of this store are missing, and without keys it would be open to all"
+        raise StoreUnavailable("keys", f"{message}: restore the file of keys, or create a key (fedres keys add)")
+
+
 def _check_client(client: str, role: str) -> None:
     if role != "device":
         raise ValueError(f"client must come with the role device, got {client!r} with {role}")
@@ -250,7 +295,11 @@ def _read(path: Path) -> list[Key]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Key])
     except (OSError, ValueError) as error:
-        raise ApiError(503, "keys_unavailable", f"the file of keys cannot be read: {error}") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ApiError:
+    return ApiError(503, "keys_unavailable", f"the file of keys cannot be read: {error}")
 
 
 def _unknown(message: str) -> ApiError:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from service import metrics
 from service.errors import ApiError
+from service.http.audit import Audit
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
 from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
+    Error,
     Receive,
     Reply,
     Scope,
@@ -32,6 +34,7 @@ from service.http.replies import (
 from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
+WITH_BODY = ("POST", "PUT", "PATCH")
 GONE = 499  # the status in metrics of those who went away before they were answered
 
 CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
@@ -126,9 +129,10 @@ class Router:
         keys: Keys,
         limits: Limits,
         hosts: Hosts,
+        audit: Audit,
         reshape: Mapping[bytes, Reshape] | None = None,
     ) -> None:
-        self._app, self.keys, self._hosts = app, keys, hosts
+        self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
         self._buckets = Buckets(limits.requests_per_second)
@@ -157,12 +161,18 @@ class Router:
                 head = read_head(scope["headers"])
                 send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
-                body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
+                if scope.get("query_string"):
+                    _check_query(route, scope["query_string"])
+                body = await self._read(route, head, receive) if method in WITH_BODY else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
-                    return path, await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                    status = await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                    if route.audited:
+                        self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
+                    return path, status
                 query = scope.get("query_string", b"")
-                reply = await route.endpoint(Call(route.loop(parameters) or "", parameters, body, key.client, query))
+                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query)
+                reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE
         except _Refused as refused:
@@ -195,11 +205,23 @@ class Router:
             self._hosts.check(head.host, head.origin)
         seconds = self._buckets.take(key.id)
         if seconds:
+            metrics.refusals.labels(key.id).inc()
             raise _Refused(too_many_requests(seconds))
-        loop = route.loop(parameters)
+        loop = route.loop(parameters, key.loop)
         if key.role in route.roles and (key.loop is None or key.loop == loop):
             return key
+        if route.audited:
+            self._audit.note(key.id, f"{method} {route.path}", loop, 403)
         raise _forbidden(key, f"{method} {route.path}", loop)
+
+    async def _audited(self, route: Route, key: Key, call: Call) -> Reply:
+        """Answer a hot route, and note who asked."""
+        try:
+            reply: Reply = await route.endpoint(call)
+        except Exception as error:
+            reply = failure(error)
+        self._audit.note(key.id, f"{route.method} {route.path}", call.loop, reply.status)
+        return reply
 
     async def _pass_on(self, passed: _Passed) -> int:
         """Return the status of FastAPI's reply; it raises what it has answered already."""
@@ -246,6 +268,17 @@ class _Passed:
 
 def _no_method(method: str, allowed: str) -> Reply:
     return Reply(204, headers=((b"allow", allowed.encode()),)) if method == "OPTIONS" else wrong_method(method, allowed)
+
+
+def _check_query(route: Route, query: bytes) -> None:
+    """Refuse parameters that the route does not have; those of pages and of other APIs are left alone."""
+    if route.roles is OPEN or route.error is not Error:
+        return
+    for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name not in route.query:
+            known = f"one of {', '.join(route.query)}" if route.query else "none here"
+            message = f"query parameters must be {known}, got {name[:100]!a}"
+            raise ApiError(422, "unknown_parameter", message, name[:100])
 
 
 def _forbidden(key: Key, what: str, loop: str | None) -> ApiError:

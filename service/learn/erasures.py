@@ -7,6 +7,8 @@ records) and deletes the user's records; the ``erased`` record says that this is
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,8 +25,30 @@ CHUNK = 500  # models in one transaction
 _pack = msgspec.msgpack.Encoder().encode
 
 
+class Cleaning:
+    """What is under way to clean the files after erasures: the snapshot's here, those of the log by their writer."""
+
+    def __init__(self, tokens: set[str], snapshot: Iterator[None]) -> None:
+        self.tokens = tokens
+        self._snapshot: Iterator[None] | None = snapshot
+        self._ticket = int.from_bytes(os.urandom(6), "little")
+        self._log_is_clean = False
+
+    def go_on(self, learner: Learner) -> bool:
+        """Clean for a moment; return whether all is done."""
+        self._log_is_clean = self._log_is_clean or learner.writer.scrub(self._ticket)
+        if self._snapshot is not None and next(self._snapshot, _DONE) is _DONE:
+            self._snapshot = None
+        return self._log_is_clean and self._snapshot is None
+
+
+_DONE = object()
+
+
 def complete_erasures(learner: Learner) -> None:
-    """Complete the erasures of loops that this machine holds."""
+    """Complete the erasures of loops that this machine holds, unless files are being cleaned after earlier ones."""
+    if learner.cleaning is not None:
+        return
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
             epoch = learner.epoch_to_end(state.head.name)
@@ -42,29 +66,47 @@ def _caught_up(learner: Learner, state: LoopState, user: str) -> bool:
 def clean_files(learner: Learner) -> None:
     """Leave nothing of erased users in this machine's files; only then is an erasure published as complete.
 
-    The snapshot may have them, or name them. The log has no such records any more, but pages with them are left beside
-    it if its writer was killed before they were overwritten.
+    The snapshot may have them, or name them. The log has no such records any more, but copies in unused parts of its
+    pages. To find those takes a second for each gigabyte, so it is done a moment at a time.
     """
+    _forget_in_snapshot(learner)
+    tokens = {token for state in learner.loops.values() for token in state.head.erased}
+    if learner.cleaning is None and not tokens <= learner.cleaned:
+        learner.saver.flush(learner.loops, scrub=True)
+        learner.cleaning = Cleaning(tokens, learner.snapshots.scrub())
+    if learner.cleaning is not None:
+        _go_on_cleaning(learner, learner.cleaning)
+
+
+def _go_on_cleaning(learner: Learner, cleaning: Cleaning) -> None:
+    try:
+        done = cleaning.go_on(learner)
+    except BaseException:
+        learner.cleaning = None  # to be begun again
+        raise
+    if done:
+        learner.cleaned, learner.cleaning = cleaning.tokens, None
+        learner.publish_again()
+
+
+def _forget_in_snapshot(learner: Learner) -> None:
+    """Take users who are being erased out of the snapshot, and loops that were deleted."""
     for state in learner.loops.values():
         for user in state.forgotten:
             learner.saver.erase(state.head.name, user)
         state.forgotten.clear()
-    tokens = {token for state in learner.loops.values() for token in state.head.erased}
-    if learner.saver.is_unclean or not tokens <= learner.cleaned:
+    if learner.saver.is_unclean:
         learner.saver.flush(learner.loops, scrub=True)
-        learner.writer.scrub()
-        learner.cleaned = tokens
-        learner.publish_again()
 
 
 def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int) -> None:
-    clean_files(learner)
+    _forget_in_snapshot(learner)
     learner.saver.flush(learner.loops)  # the models of all others are in the snapshot after this
     _log_base(learner, state, epoch)
     learner.writer.erase(state.head.name, user, state.position, token, epoch)
     while learner.step_log():
         pass
-    clean_files(learner)  # the snapshot before may also end with a record that is gone
+    _forget_in_snapshot(learner)  # the snapshot before may also end with a record that is gone
 
 
 def _log_base(learner: Learner, state: LoopState, epoch: int) -> None:

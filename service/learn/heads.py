@@ -27,6 +27,8 @@ class Statistics(msgspec.Struct):
     control_settled: int = 0  # events of control groups, which are in none of the sums above but ``ranks``
     control_reward: float = 0.0
     control_learned: int = 0  # those of them that were learned from
+    late_rewards: int = 0  # rewards that came after their event's wait time
+    unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
 
     @property
     def learned(self) -> int:

@@ -19,6 +19,8 @@ from service.log.records import Example
 REMEMBERED = 100_000  # finished events, to tell late rewards from early ones
 LISTED = 10_000  # late and unmatched rewards
 MOST_REWARDS = 1_000  # of one event; more are kept in the log and listed, and do not count
+LONGEST_EARLY = 3_600_000_000  # microseconds that a reward waits for its event, at most
+LONGEST_DEFERRED = 7 * 24 * 3_600_000_000  # that a deferred event waits to be activated; it is not learned from then
 
 WAITING, DEFERRED, REWARDED, EXPIRED, EARLY = "waiting", "deferred", "rewarded", "expired", "early"
 
@@ -48,7 +50,7 @@ class PendingEvent(msgspec.Struct, gc=False):
     first: int  # position of the first record about it
     order: int  # position of its decision, once that is known
     status: str = EARLY
-    deadline: int | None = None  # None until a deferred event is activated
+    deadline: int | None = None  # of a deferred event, until when it may be activated
     rules: Rules | None = None
     decided: Decided | None = None
     user: str | None = None
@@ -85,6 +87,8 @@ class Join:
         self.events: dict[str, PendingEvent] = {}
         self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
         self.n_waiting = 0
+        self.n_late = self.n_unmatched = 0  # listed since ``take_counts``
+        self.n_early = 0  # events that have a reward or were activated, but are not decided
         self._finished: deque[str] = deque()
         self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
 
@@ -97,10 +101,14 @@ class Join:
             self.events[event] = PendingEvent(order, order, WAITING, deadline, rules, decided, decided.user)
             heapq.heappush(self._deadlines, (deadline, order, event))
             return None
-        pending = pending or self._pending(event, order)
+        if pending is not None:
+            self.n_early -= pending.status == EARLY
+        else:
+            pending = self.events[event] = PendingEvent(order, order)
         pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
         pending.status, pending.decided_at = DEFERRED if deferred and not pending.activated else WAITING, time
-        self._wait(event, pending, None if pending.status == DEFERRED else time + rules.wait)
+        gives_up = pending.status == DEFERRED and not rules.from_rank
+        self._wait(event, pending, time + (LONGEST_DEFERRED if gives_up else rules.wait))
         return self._settle_if_final(event, pending)
 
     def reward(self, event: str, order: int, time: int, value: float, key: str, rules: Rules) -> Settled | None:
@@ -121,7 +129,7 @@ class Join:
         pending.rewards[key] = value
         pending.first_reward = pending.first_reward or time
         if pending.status == EARLY:
-            self._wait(event, pending, max(pending.deadline or 0, time + rules.wait))
+            self._wait(event, pending, max(pending.deadline or 0, time + min(rules.wait, LONGEST_EARLY)))
         return self._settle_if_final(event, pending)
 
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
@@ -129,15 +137,15 @@ class Join:
         pending = self._pending(event, order)
         if pending.activated or pending.status not in (EARLY, DEFERRED):
             return None
-        start = time
+        start, wait = time, min(rules.wait, LONGEST_EARLY)
         if pending.status == DEFERRED and pending.rules is not None:
-            rules = pending.rules
-            start = pending.decided_at if rules.from_rank else time
-            if start + rules.wait <= time:  # too late to be learned from
+            wait = pending.rules.wait
+            start = pending.decided_at if pending.rules.from_rank else time
+            if start + wait <= time:  # too late to be learned from
                 return None
             pending.status = WAITING
         pending.activated = True
-        self._wait(event, pending, start + rules.wait)
+        self._wait(event, pending, start + wait)
         return self._settle_if_final(event, pending)
 
     def expire(self, time: int) -> Iterable[Settled]:
@@ -153,6 +161,7 @@ class Join:
             if pending.status == EARLY:
                 for key, value in (pending.rewards or {}).items():
                     self._list(event, pending.first_reward, value, key, "unmatched")
+                self.n_early -= 1
                 del self.events[event]
             else:
                 yield self._expired(event, pending)
@@ -167,6 +176,19 @@ class Join:
         """Return the position of the first record about an event that is not finished."""
         return next((pending.first for pending in self.events.values() if not pending.finished), None)  # oldest first
 
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many late and how many other rewards were listed since the last call."""
+        counts, self.n_late, self.n_unmatched = (self.n_late, self.n_unmatched), 0, 0
+        return counts
+
+    def waiting_rewards(self) -> list[Unmatched]:
+        """Return the rewards whose event has not come so far; they count if it comes within the wait time."""
+        return [
+            Unmatched(event, self.events[event].first_reward, value, key, EARLY)
+            for event in self.early()
+            for key, value in (self.events[event].rewards or {}).items()
+        ]
+
     def early(self) -> list[str]:
         """Return the events that have a reward or were activated, but not decided as far as is known."""
         return [event for event, pending in self.events.items() if pending.status == EARLY]
@@ -178,7 +200,9 @@ class Join:
     def forget(self, events: set[str]) -> None:
         """Leave nothing of events."""
         for event in events & self.events.keys():
-            self.n_waiting -= self.events.pop(event).status in (WAITING, DEFERRED)
+            status = self.events.pop(event).status
+            self.n_waiting -= status in (WAITING, DEFERRED)
+            self.n_early -= status == EARLY
         self._finished = deque(event for event in self._finished if event not in events)
         self._deadlines = [entry for entry in self._deadlines if entry[2] not in events]
         heapq.heapify(self._deadlines)
@@ -193,6 +217,7 @@ class Join:
         pending = self.events.get(event)
         if pending is None:
             pending = self.events[event] = PendingEvent(order, order)
+            self.n_early += 1
         return pending
 
     def _wait(self, event: str, pending: PendingEvent, deadline: int | None) -> None:
@@ -208,6 +233,8 @@ class Join:
         return self._finish(event, pending, REWARDED, next(iter(pending.rewards.values())))
 
     def _expired(self, event: str, pending: PendingEvent) -> Settled:
+        if pending.status == DEFERRED:  # nobody saw it
+            return self._finish(event, pending, EXPIRED, None)
         assert pending.rules is not None
         if pending.rewards:
             total = sum(pending.rewards.values())
@@ -231,3 +258,7 @@ class Join:
 
     def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
         self.unmatched.append(Unmatched(event, time, value, key, why))
+        if why == "late":
+            self.n_late += 1
+        else:
+            self.n_unmatched += 1

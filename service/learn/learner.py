@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from service.learn.erasures import clean_files, complete_erasures
+from service.learn.erasures import Cleaning, clean_files, complete_erasures
 from service.learn.loop_state import LoopState, digest
 from service.learn.publishing import Followed, Published, publish_loop, published_now
 from service.learn.restoring import BATCH, begin, in_front_of, is_damaged, known_users, rebuild, restore_or_rebuild
@@ -22,6 +22,7 @@ from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Recor
 from service.models.personal import PersonalModels
 from service.models.published import LearnerView, Publisher
 
+ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
@@ -30,7 +31,7 @@ class Appender(Protocol):
 
     def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
-    def scrub(self) -> None: ...
+    def scrub(self, ticket: int) -> bool: ...
 
 
 class Learner:
@@ -61,6 +62,7 @@ class Learner:
         self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
         self.broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
         self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
+        self.cleaning: Cleaning | None = None  # what is under way for others
         self._published: dict[str, Published] = {}  # what was last published of each loop
         self._names: list[str] | None = None
         self.followed = Followed()
@@ -82,8 +84,11 @@ class Learner:
         for name in heads:
             if self._follows(name):
                 self._open_loop(name, heads[name], saved.get(name))
-        while self.step_log():
-            pass
+        try:
+            while self.step_log():
+                pass
+        except StoreUnavailable as error:  # what was learned so far is worth showing
+            self._note(error)
         self.publish()
         self.publisher.show()
 
@@ -113,11 +118,13 @@ class Learner:
         if self.broken:
             self.trouble = next(iter(self.broken.values()))
         self.publish(urgent=urgent)
-        self.saver.save_if_due(self.loops)
+        if self.cleaning is None:
+            self.saver.save_if_due(self.loops)
         return more
 
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
+        self._make_room()
         more, lag = False, 0
         for name, head in self.log.heads().items():
             position = self.positions.get(name, 0)
@@ -129,6 +136,14 @@ class Learner:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
+
+    def _make_room(self) -> None:
+        """Learn nothing without room to publish it: an error in the middle would leave models half learned."""
+        try:
+            self.publisher.memory.make_room(ROOM_BYTES)
+        except OSError as error:
+            where = self.publisher.memory.path.parent
+            raise StoreUnavailable("full", f"there is no room for models in {where}: {error}") from error
 
     def _read(self, name: str, position: int) -> list[Entry]:
         """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
@@ -289,5 +304,5 @@ class _NoWriter:
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         raise StoreUnavailable("readonly", "a replay erases nothing")
 
-    def scrub(self) -> None:
+    def scrub(self, ticket: int) -> bool:
         raise StoreUnavailable("readonly", "a replay erases nothing")

@@ -15,8 +15,7 @@ from fedres.scoring.model import PersonalModel, SharedModel
 from service.learn.join import Decided
 from service.learn.kalman import KalmanShared
 from service.learn.shared_models import AnyShared, expanded_example
-from service.models.kalman_personal import learn_in_memory
-from service.models.personal import PersonalModels, keys_of
+from service.models.personal import PersonalModels
 from service.settings import Settings
 
 
@@ -87,9 +86,7 @@ class LoopModels:
             np.array([reward for _, reward, _ in learned], np.float32),
             places,
         )
-        keys = keys_of(self._loop, users)
-        held = learn_in_memory(self.personal.memory, keys, changed, events, shared.model, installed)
-        self.personal.unsaved.update((self._loop, users[u]) for u in held.tolist())
+        self.personal.learn_kalman(self._loop, users, changed, events, shared.model, installed)
 
     def _learn_batch(self, shared: SharedModel, learned: Sequence[LearnedEvent], settings: Settings) -> None:
         users, changed, places = _users_of(learned, personal=settings.personal)

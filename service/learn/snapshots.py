@@ -18,6 +18,8 @@ import msgspec
 
 from service.learn.heads import LoopHead
 from service.learn.join import Unmatched
+from service.log.protocol import StoreUnavailable
+from service.log.sqlite_gaps import dirty_pages, overwrite
 
 FORMAT = 7
 TABLES = {"loop", "shared", "personal", "writer"}
@@ -77,6 +79,7 @@ class Snapshots:
         self.path = path
         self.epoch: int | None = None  # of the writer that this is, None for any
         self.was_damaged = False
+        self._n_writes = 0
         try:
             self._connection: sqlite3.Connection | None = _opened(path)
         except (sqlite3.DatabaseError, ValueError) as error:  # no text where a message should be is damage too
@@ -148,6 +151,7 @@ class Snapshots:
     def write(self, changes: Changes, *, scrub: bool = False) -> None:
         """Put all changes in, in one transaction; afterwards nothing is left of what was erased."""
         db = self._db
+        self._n_writes += 1
         db.execute("BEGIN IMMEDIATE")
         try:
             self._check_epoch()
@@ -161,6 +165,24 @@ class Snapshots:
             [(blocked, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             if blocked:
                 raise sqlite3.OperationalError("a reader holds pages of what was erased")
+
+    def scrub(self) -> Iterator[None]:
+        """Overwrite what deleted rows left in unused parts of pages, step by step; nothing is written meanwhile."""
+        [(blocked, _, _)] = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        begun, pages = self._n_writes, set[int]()
+        file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for n_slices, found in enumerate(dirty_pages(file)):
+                if n_slices:
+                    yield
+                pages.update(found)
+            self.release()
+            if blocked or self._n_writes != begun:
+                raise StoreUnavailable("busy", "the snapshot was in use while it was cleaned: clean it again")
+            overwrite(file, pages)
+        finally:
+            self.release()  # first: to close the file gives up SQLite's locks
+            os.close(file)
 
     def _check_epoch(self) -> None:
         [(epoch,)] = self._db.execute("SELECT epoch FROM writer")

@@ -25,8 +25,8 @@ class _Writer:
         self.append = log.append
         self._log = log
 
-    def scrub(self) -> None:
-        self._log.scrub()
+    def scrub(self, ticket: int) -> bool:
+        return not [*self._log.scrub()]
 
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         return self._log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))

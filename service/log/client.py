@@ -263,9 +263,9 @@ class BlockingWriter:
         assert isinstance(n_erased, int)
         return n_erased
 
-    def scrub(self) -> None:
-        """Return once nothing of deleted records is left in any file."""
-        self._ask(Scrub(next(self._ids)))
+    def scrub(self, ticket: int) -> bool:
+        """Return whether nothing of what was deleted before the first call with this ticket is left in any file."""
+        return self._ask(Scrub(next(self._ids), ticket)) == [1]
 
     def close(self) -> None:
         if self._socket is not None:

@@ -43,9 +43,10 @@ class Ping(msgspec.Struct, tag=2, array_like=True):
 
 
 class Scrub(msgspec.Struct, tag=3, array_like=True):
-    """Asks that nothing of deleted records is left in any file."""
+    """Asks that nothing of deleted records is left in any file, and whether that is done: 1, or 0 for not yet."""
 
     id: int
+    ticket: int  # the same until it is done
 
 
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):

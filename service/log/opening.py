@@ -25,13 +25,13 @@ class Store(msgspec.Struct, frozen=True):
         return self.path.with_name(self.path.name + suffix)
 
 
-def open_log(store: Store, *, verify: bool = False, listen: bool = False) -> Log:
+def open_log(store: Store, *, verify: bool = False, listen: bool = False, accept_loss: bool = False) -> Log:
     """Return the store's log; its clock never goes backwards. With ``listen``, a database says when there is more."""
     if store.database is not None:
         from service.log.postgres import PostgresLog  # its driver need not be there
 
         return PostgresLog(store.database, any_architecture=store.any_architecture, listen=listen)
-    if verify and (damage := wal_damage(store.path)) is not None and damage.certain:
+    if verify and not accept_loss and (damage := wal_damage(store.path)) is not None and damage.certain:
         raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
     log = SqliteLog(sqlite_file(store.path), verify=verify)
     log.clock = _CLOCKS.get(store.path) or _CLOCKS.setdefault(store.path, _clock_of(log))

@@ -62,7 +62,7 @@ REPLACED_BASES = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position =
         FROM fedres.log WHERE loop = %(loop)s AND kind = '{BASE}') AS bases
     WHERE newer > 1))"""
 REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
-TRY_WRITE = """INSERT INTO fedres.meta VALUES ('tried', now()::text)
+SET_NOTE = """INSERT INTO fedres.meta VALUES (%s, %s)
     ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 HOLD = "SELECT pg_try_advisory_lock(%s)"
 NEW_EPOCH = "UPDATE fedres.head SET epoch = epoch + 1 WHERE loop = %s RETURNING epoch"
@@ -106,9 +106,13 @@ class PostgresLog:
             except psycopg.errors.UniqueViolation:
                 return self._append_locked(db, groups, loops, epochs, with_duplicates=True)
 
-    def try_write(self) -> None:
+    def note(self, name: str) -> str | None:
+        rows = self._session.rows("SELECT value FROM fedres.meta WHERE name = %s", (name,))
+        return next((str(value) for (value,) in rows), None)
+
+    def set_note(self, name: str, value: str) -> None:
         with self._session.lend() as db:
-            db.execute(TRY_WRITE)
+            db.execute(SET_NOTE, (name, value))
 
     def heads(self) -> dict[str, Head]:
         rows = self._session.rows(HEADS)
@@ -157,8 +161,9 @@ class PostgresLog:
                 raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
         return n_erased
 
-    def scrub(self) -> None:
+    def scrub(self) -> Iterator[None]:
         """Do nothing: the files are the server's (docs/postgresql.md says what is left there, and for how long)."""
+        yield from ()
 
     def drop(self, loop: str, position: int) -> None:
         with self._session.lend() as db, db.transaction():

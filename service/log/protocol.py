@@ -63,8 +63,11 @@ class Log(Protocol):
         nothing is stored, and ``StoreUnavailable`` says so.
         """
 
-    def try_write(self) -> None:
-        """Return once something that is no record was stored and synced, else raise ``StoreUnavailable``."""
+    def note(self, name: str) -> str | None:
+        """Return what is noted about the store under a name, None where nothing is."""
+
+    def set_note(self, name: str, value: str) -> None:
+        """Note something about the store that is no record; return once it is synced."""
 
     def heads(self) -> dict[str, Head]:
         """Return where each loop's log ends."""
@@ -91,8 +94,8 @@ class Log(Protocol):
         An ``epoch`` is checked as in ``append``.
         """
 
-    def scrub(self) -> None:
-        """Leave nothing of deleted records in any file of this machine."""
+    def scrub(self) -> Iterator[None]:
+        """Leave nothing of deleted records in any file of this machine, step by step; other calls may come between."""
 
     def drop(self, loop: str, position: int) -> None:
         """Give a damaged record up."""

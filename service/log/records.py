@@ -16,6 +16,7 @@ LOOP, SETTINGS, DELETED, ACTIONS, MODEL = "loop", "settings", "deleted", "action
 RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
 RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
 ERASE, BASE, ERASED = "erase", "base", "erased"
+NOTE = "note"  # what a tool keeps with a loop; the learner passes it over
 ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
 
 RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind

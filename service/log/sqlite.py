@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedres.checks import whole
@@ -33,7 +35,8 @@ from service.log.records import (
     check,
     checksum,
 )
-from service.log.sqlite_schema import Connect, Connection, close, opened, quick_check
+from service.log.sqlite_gaps import dirty_pages, overwrite, page_size, pages_in_wal
+from service.log.sqlite_schema import Connect, Connection, close, name_of, opened, quick_check
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -85,6 +88,7 @@ class SqliteLog:
         self._turn = threading.Lock()
         self._db: Connection | None = None
         self._closed = False
+        self._file: int | None = None
         with self._connection() as db:
             if verify:
                 quick_check(db)
@@ -99,9 +103,13 @@ class SqliteLog:
             db.execute("COMMIT")
             return outcomes
 
-    def try_write(self) -> None:
+    def note(self, name: str) -> str | None:
         with self._connection() as db:
-            db.execute("REPLACE INTO meta VALUES ('tried', ?)", (str(self.clock()),))
+            return next((str(value) for (value,) in db.execute("SELECT value FROM meta WHERE name = ?", (name,))), None)
+
+    def set_note(self, name: str, value: str) -> None:
+        with self._connection() as db:
+            db.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def heads(self) -> dict[str, Head]:
         with self._connection() as db:
@@ -148,10 +156,36 @@ class SqliteLog:
             _empty_wal(db)
             return int(n_erased)
 
-    def scrub(self) -> None:
-        """Leave nothing of deleted records in any file; ``erase`` does that too, unless it is killed in between."""
+    def scrub(self) -> Iterator[None]:
+        """Overwrite what deleted records left in unused parts of pages; appends may come between two steps.
+
+        From the first step on, all pages that change are in the write-ahead log, so nothing is missed at the end.
+        """
         with self._connection() as db:
+            begun, path = db, Path(name_of(db))
+            list(db.execute("PRAGMA wal_autocheckpoint=0"))
             _empty_wal(db)
+        if not path.is_file():
+            return  # a disk of SQLite's own kind, which no other file call can reach
+        file = self._own_file(path)
+        found: set[int] = set()
+        for n_slices, pages in enumerate(dirty_pages(file)):
+            if n_slices:
+                yield
+            found.update(pages)
+        with self._connection() as db:
+            if db is not begun:
+                raise StoreUnavailable("busy", "the store was opened anew while it was cleaned: clean it again")
+            found |= pages_in_wal(path, page_size(file))
+            _empty_wal(db)
+            self._drop()
+            overwrite(file, found)
+
+    def _own_file(self, path: Path) -> int:
+        """Return the open file, for as long as this log is open: to close it would give up SQLite's locks."""
+        if self._file is None:
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return self._file
 
     def drop(self, loop: str, position: int) -> None:
         with self._connection() as db:
@@ -176,6 +210,9 @@ class SqliteLog:
         with self._turn:
             self._closed = True
             self._drop()
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
     def __enter__(self) -> SqliteLog:
         return self

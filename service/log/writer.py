@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -51,6 +52,9 @@ class Writer:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._stopping = False
+        self._scrub: Iterator[None] | None = None  # what is left to do of the ticket
+        self._ticket: int | None = None
+        self._scrub_failure: Exception | None = None
 
     def watch(self, file: Any, call: Callable[[], None]) -> None:
         """Call back whenever ``file`` can be read."""
@@ -62,7 +66,8 @@ class Writer:
 
     def run(self) -> None:
         while not self._stopping:
-            self._turn(None)
+            self._turn(None if self._scrub is None else 0)
+            self._scrub_some()
         self._turn(0)
         for client in list(self._clients):
             self._drop(client)
@@ -93,7 +98,7 @@ class Writer:
             if isinstance(request, Erase):
                 self._send(client, self._erase(request))
             elif isinstance(request, Scrub):
-                self._send(client, self._scrub(request))
+                self._send(client, self._scrubbed(request))
             elif isinstance(request, Ping):
                 self._send(client, self._ping(request))
         self._append(appends)
@@ -146,17 +151,32 @@ class Writer:
         except Exception as error:
             return _failed(request.id, error)
 
-    def _scrub(self, request: Scrub) -> Reply:
+    def _scrubbed(self, request: Scrub) -> Reply:
+        """Begin to clean the files for a new ticket; say whether that is done."""
         try:
-            self._opened().scrub()
-            return Done(request.id, [0])
+            if request.ticket != self._ticket:
+                self._ticket, self._scrub, self._scrub_failure = request.ticket, self._opened().scrub(), None
+            if self._scrub_failure is not None:
+                self._ticket = None  # the next one begins again
+                raise self._scrub_failure
+            return Done(request.id, [int(self._scrub is None)])
         except Exception as error:
             return _failed(request.id, error)
+
+    def _scrub_some(self) -> None:
+        """Clean for a moment; appends come between two moments."""
+        if self._scrub is not None:
+            try:
+                next(self._scrub)
+            except StopIteration:
+                self._scrub = None
+            except Exception as error:
+                self._scrub, self._scrub_failure = None, error
 
     def _ping(self, request: Ping) -> Reply:
         try:
             if request.write:
-                self._opened().try_write()
+                self._opened().set_note("tried", str(time.time()))
             else:
                 self._opened().append([])
             return Done(request.id, [0] if request.write else [])

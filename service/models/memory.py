@@ -273,12 +273,18 @@ class MemoryWriter:
             if before >= 0:
                 self._release(before)
 
-    def free(self, key: Key) -> None:
-        """Remove a key's block, and what it held."""
+    def free(self, key: Key) -> bool:
+        """Remove a key's block, and what it held; return whether there was one."""
         offset = self.find(key)
-        if offset >= 0:
-            _insert(self.words, int(self.words[INDEX_AT]), *key, 0)
-            self._release(offset)
+        if offset < 0:
+            return False
+        _insert(self.words, int(self.words[INDEX_AT]), *key, 0)
+        self._release(offset)
+        return True
+
+    def make_room(self, n_bytes: int) -> None:
+        """Reserve so much beyond what is used; raise ``OSError`` where the file system is full, before it matters."""
+        self._reserve(self._end + n_bytes // 8)
 
     def allocate(self, n_words: int) -> int:
         capacity = capacity_for(n_words)

@@ -6,16 +6,19 @@ the table of keys, the weights and the sums of squared gradients, as in ``fedres
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions import kalman_state
+from fedres.decisions.residual_kalman import ResidualKalman
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import Events, Shared, fill_model, learn_batch, model_in, slots_for, workspace_for
 from fedres.scoring.model import PersonalModel
-from service.models.kalman_personal import MARK, PersonalKalman, data_words
+from service.models.kalman_personal import MARK, PersonalKalman, data_words, learn_in_memory
 from service.models.memory import (
     HEAD,
     NOT_FOUND,
@@ -102,8 +105,9 @@ class PersonalModels:
     """The models of all users, as the learner has them. ``unsaved`` are those that the snapshot does not have yet."""
 
     def __init__(self, memory: MemoryWriter) -> None:
-        self.memory = self._memory = memory
+        self._memory = memory
         self.unsaved: set[tuple[str, str]] = set()
+        self.n_users: Counter[str] = Counter()  # by loop
 
     def learn(
         self,
@@ -124,6 +128,7 @@ class PersonalModels:
         _load_all(memory.words, offsets, n_slots, workspace)
         learn_batch(events, shared, workspace, crosses, rate)
         slots = _compact(workspace.counts)
+        self.n_users[loop] += int(np.count_nonzero(offsets == NOT_FOUND))
         grown = np.flatnonzero((slots > n_slots) | (offsets == NOT_FOUND)).tolist()
         for u in grown:
             offsets[u] = memory.room_for((int(keys[u, 0]), int(keys[u, 1])), words_for(int(slots[u])))
@@ -131,6 +136,20 @@ class PersonalModels:
         for u in grown:
             memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
         self.unsaved.update((loop, user) for user in users)
+
+    def learn_kalman(
+        self,
+        loop: str,
+        users: Sequence[str],
+        changed: Array,
+        events: kalman_state.Events,
+        model: ResidualKalman,
+        installed: int,
+    ) -> None:
+        """Do so with ``residual-kalman``, which has been the shared model since the position ``installed``."""
+        held, n_new = learn_in_memory(self._memory, keys_of(loop, users), changed, events, model, installed)
+        self.n_users[loop] += n_new
+        self.unsaved.update((loop, users[u]) for u in held.tolist())
 
     def get(self, loop: str, user: str) -> PersonalModel | None:
         found = self.entry(loop, user)
@@ -151,14 +170,16 @@ class PersonalModels:
 
     def put(self, loop: str, user: str, changed: int, model: Personal, *, saved: bool = False) -> None:
         """Publish a model; ``saved`` says that the snapshot has it."""
-        self._memory.write(personal_key(loop, user), written_model(changed, model))
+        key = personal_key(loop, user)
+        self.n_users[loop] += self._memory.find(key) < 0
+        self._memory.write(key, written_model(changed, model))
         if not saved:
             self.unsaved.add((loop, user))
 
     def remove(self, loop: str, users: Iterable[str]) -> None:
         """Leave nothing of users' models."""
         for user in users:
-            self._memory.free(personal_key(loop, user))
+            self.n_users[loop] -= self._memory.free(personal_key(loop, user))
             self.unsaved.discard((loop, user))
 
 

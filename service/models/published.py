@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,7 @@ from service.models.memory import (
 from service.settings import Settings
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
+LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
 CURRENT = "current"  # the file that says which published file is the newest
 
 
@@ -62,6 +64,8 @@ class LoopView(msgspec.Struct, array_like=True):
     clients_version: int
     erased: list[str]  # tokens of the last erasures
     control_since: int  # position of the settings that began the experiment which is under way
+    n_early: int = 0  # events with a reward that are not decided yet
+    n_users: int = 0  # with a personal model
 
     @property
     def id(self) -> str:
@@ -139,9 +143,9 @@ def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Arr
 class Publisher:
     """The learner's side: a new file, and the name under which rankers find it."""
 
-    def __init__(self, folder: Path, generation: int) -> None:
+    def __init__(self, folder: Path, generation: int, spare: Path | None = None) -> None:
         self.folder = folder
-        self.memory = MemoryWriter(folder / f"models-{generation}")
+        self.memory = MemoryWriter(_place(folder, f"models-{generation}", spare))
         self._generation, self._publications = generation, 0
 
     def publish(self, view: LoopView, weights: Array, changed: Array) -> None:
@@ -192,11 +196,27 @@ class Publisher:
         with open(current, "r+b") as file:
             file.write(self._generation.to_bytes(8, "little"))
         for old in self.folder.glob("models-*"):
-            if old != self.memory.path:
+            if old.resolve() != self.memory.path.resolve():
+                old.resolve().unlink(missing_ok=True)
                 old.unlink(missing_ok=True)
 
     def close(self) -> None:
         self.memory.close()
+
+
+def _place(folder: Path, name: str, spare: Path | None) -> Path:
+    """Return where to make a file: in the folder, or where that has no room for a second one, linked from there.
+
+    Rankers hold on to the old file until the new one is complete.
+    """
+    before = max([0, *(512 * path.stat().st_blocks for path in folder.glob("models-*") if path.exists())])
+    room = os.statvfs(folder)
+    if spare is None or room.f_bavail * room.f_frsize > before + LEAST_ROOM:
+        return folder / name
+    elsewhere = spare.with_name(f"{spare.name}-{name}").resolve()
+    elsewhere.unlink(missing_ok=True)
+    (folder / name).symlink_to(elsewhere)
+    return elsewhere
 
 
 def make_current(folder: Path) -> None:

@@ -14,7 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate
+from service.log.protocol import Duplicate, Log
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -32,6 +32,7 @@ from service.models.kalman_personal import PersonalKalman
 from service.ranking import experiments, reports
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
+from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
 from service.settings import FIXED, Settings, read_settings
@@ -61,12 +62,22 @@ class Admin:
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
             raise exists
+        self._check_room(read_settings(settings or {}).bits)
         deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
             return await self._machine.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
             raise exists from None
+
+    def _check_room(self, bits: int) -> None:
+        """Refuse a loop that would be one too many, or whose weights are."""
+        quotas, names = self._machine.quotas, self.loops()
+        if len(names) >= quotas.loops:
+            raise exceeded("loops", quotas.loops, "loops")
+        n_weights = sum(1 << self._machine.loop(name).view.settings.bits for name in names)
+        if n_weights + (1 << bits) > quotas.weights:
+            raise exceeded("weights", quotas.weights, f"shared weights, and has {n_weights}")
 
     async def delete_loop(self, name: str) -> None:
         """Forget a loop's models and pending events; its records stay in the log."""
@@ -106,6 +117,11 @@ class Admin:
         view = self._machine.loop(loop).view
         return view.version == view.since
 
+    async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
+        """Change some settings; the others stay."""
+        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        return await self.put_settings(loop, {**known, **changes})
+
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:
@@ -115,7 +131,9 @@ class Admin:
 
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
-        self._machine.loop(loop)
+        known_ids, most = self._machine.loop(loop).catalogue.keys(), self._machine.quotas.actions
+        if len({*known_ids, *(action.id for action in put)} - {*retire}) > most:
+            raise exceeded("actions", most, "actions in its catalogue", loop)
         named = [Named("", action.id, bytes(action.features)) for action in put]
         for place, (action, row) in enumerate(zip(put, self._machine.preparer.hash_all(named), strict=True)):
             check_id(f"put[{place}].id", action.id)
@@ -162,12 +180,31 @@ class Admin:
         await self._machine.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
         await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
 
+    async def erase_user_everywhere(self, user: str) -> None:
+        """Erase a user in all loops."""
+        self._machine.check_follows_all()
+        await asyncio.gather(*[self.erase_user(loop, user) for loop in self.loops()])
+
     # what is logged
 
     async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Return logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on."""
         since = self._machine.loop(loop).view.since
         return await self._machine.look_up(lambda log: Exporter(log, since).events(loop, max(after, since), limit))
+
+    async def user_events(self, user: str, loops: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Return a user's logged events in these loops, in all by default; each names its loop."""
+        if loops is None:
+            self._machine.check_follows_all()
+            loops = self.loops()
+        starts = {loop: self._machine.loop(loop).view.since for loop in loops}
+
+        def read(log: Log) -> Iterator[dict[str, Any]]:
+            for loop, since in starts.items():
+                for event in Exporter(log, since).events(loop, since, None, user):
+                    yield {"loop": loop, **event}
+
+        return await self._machine.look_up(read)
 
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""

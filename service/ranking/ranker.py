@@ -16,10 +16,13 @@ from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
-from service.models.published import Loop, Models, NotPublished
+from service.models.memory import find_block
+from service.models.personal import personal_key
+from service.models.published import Loop, LoopView, Models, NotPublished
 from service.ranking.decide import Decision, decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
+from service.ranking.quotas import Quotas, exceeded
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
@@ -59,7 +62,9 @@ class Machine:
         open_log: Callable[[], Log],
         limits: Limits | None = None,
         only: Collection[str] | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
+        self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
         self.preparer = Preparer(limits=self.limits)
@@ -89,6 +94,14 @@ class Machine:
             message = f"loop must be one that this machine follows ({followed}), got {name!r}: ask another machine"
             raise ApiError(421, "not_followed", message, "loop")
 
+    def check_follows_all(self) -> None:
+        """Refuse what is about all loops where some are left to other machines."""
+        if self._only is not None:
+            message = (
+                f"this machine follows {', '.join(self._only)} only: ask for each loop, at a machine that follows it"
+            )
+            raise ApiError(421, "not_followed", message, "loop")
+
     def archive(self) -> Log:
         """Return the log, for reading; on a thread."""
         if self._archive is None:
@@ -104,6 +117,14 @@ class Machine:
             raise unavailable(error) from error
         except TimeoutError:
             raise ApiError(503, "store_timeout", f"the log could not be read within {LOOK_UP_SECONDS:g} s") from None
+
+    def check_user(self, loop: Loop, user: str | None) -> None:
+        """Refuse a user who would need a model of their own where a loop has too many."""
+        view, quotas = loop.view, self.quotas
+        if user is None or view.n_users < quotas.users or not view.settings.personal or self.models.memory is None:
+            return
+        if find_block(self.models.memory.words, *personal_key(view.id, user)) < 0:
+            raise exceeded("users", quotas.users, "users with a personal model", view.name)
 
     async def append(self, *records: Record) -> int:
         """Return the position of the first of records that are stored together."""
@@ -201,6 +222,8 @@ class Ranker:
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         machine, loop = self._machine, self._machine.loop(name)
+        machine.quotas.check_pending(loop.view)
+        machine.check_user(loop, request.user)
         records: list[Record] = []
 
         def decided(asked: RankRequest) -> RankResult:
@@ -243,6 +266,9 @@ class Ranker:
         for name, some in by_loop.items():
             try:
                 loop = machine.loop(name)
+                machine.quotas.check_pending(loop.view)
+                if loop.view.n_users >= machine.quotas.users:
+                    some = self._without_new_users(some, loop)
                 decisions = decide([one.request for one in some], loop, machine.models, machine.preparer)
                 groups: list[Group] = []
                 futures = []
@@ -259,6 +285,17 @@ class Ranker:
                 for one in some:
                     if not one.future.done():
                         one.future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
+
+    def _without_new_users(self, asked: Sequence[_Asked], loop: Loop) -> list[_Asked]:
+        """Refuse requests of users who would need a model of their own; return the others."""
+        known = []
+        for one in asked:
+            try:
+                self._machine.check_user(loop, one.request.user)
+                known.append(one)
+            except ApiError as error:
+                one.future.set_exception(error)
+        return known
 
     async def _answered(self, asked: _Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
         try:
@@ -292,18 +329,30 @@ class Ranker:
 
     async def reward(self, loop: str, event_id: str, value: float, reward_id: str | None = None) -> None:
         """Store a reward; it may come before its event, and repeats of it count once."""
-        low, high = self._machine.loop(loop).view.settings.reward_range
+        view = self._machine.loop(loop).view
+        low, high = view.settings.reward_range
         if not low <= value <= high:
             raise invalid(f"value must be in [{low:g}, {high:g}], got {value}", "value")
         if reward_id is not None:
             check_id("id", reward_id)
         check_id("event_id", event_id)
+        await self._check_early(view, event_id)
         example = encode_reward(float(value), reward_id)
         body = encode(RewardBody(float(value), reward_id))
         await self._machine.append(Record(loop, REWARD, event_id, None, example, body))
 
+    async def _check_early(self, view: LoopView, event_id: str) -> None:
+        """Where too many rewards came before their event, take only those of events that there are."""
+        most = self._machine.quotas.early_events
+        if view.n_early < most:
+            return
+        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(view.name, [event_id]))
+        if event_id not in known:
+            raise exceeded("early_events", most, "events with a reward that are not decided", view.name)
+
     async def activate(self, loop: str, event_id: str) -> None:
         """Let a deferred event wait for its reward from now on."""
-        self._machine.loop(loop)
+        view = self._machine.loop(loop).view
         check_id("event_id", event_id)
+        await self._check_early(view, event_id)
         await self._machine.append(Record(loop, ACTIVATE, event_id))

@@ -22,6 +22,8 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "model_version": view.version,
         "ranks": sums.ranks,
         "waiting_events": view.n_waiting,
+        "early_events": view.n_early,
+        "users": view.n_users,
         "learned_events": sums.settled,
         "rewarded_events": sums.rewarded,
         "reward_sum": sums.reward,
@@ -37,6 +39,8 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "passed_over_uploads": sums.passed_over,
         "control_events": sums.control_settled,
         "control_reward": _ratio(sums.control_reward, sums.control_settled),
+        "late_rewards": sums.late_rewards,
+        "unmatched_rewards": sums.unmatched_rewards,
     }
 
 

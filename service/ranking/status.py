@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Status:
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._machine.models.staleness(), 3),
             "processes": self.processes(),
+            "quotas": asdict(self._machine.quotas),
             "loops": {name: self._gauges(name, heads) for name in names},
         }
 

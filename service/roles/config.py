@@ -10,6 +10,7 @@ from service.http.server import Tls
 from service.log.opening import Store
 
 LOG_SOCKET, LEARNER_SOCKET, METRICS = "log.sock", "learner.sock", "metrics"
+PUBLISHED = "-published"  # beside the store: published models, where their own folder has no room for a second file
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment before prometheus_client is imported, which reads it
 
 
@@ -25,6 +26,7 @@ class Config:
     tls: Tls | None = None
     allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
     limits: Limits = field(default_factory=Limits)
+    accept_loss: bool = False  # start although records are missing
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
 
     @property

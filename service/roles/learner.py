@@ -15,7 +15,7 @@ from service.log.client import BlockingWriter
 from service.log.opening import open_log
 from service.log.protocol import Log
 from service.models.published import Publisher, new_generation
-from service.roles.config import Config
+from service.roles.config import PUBLISHED, Config
 
 POLL_SECONDS = 0.25  # between two looks at a log that says when there is more
 QUIET_SECONDS = 0.025  # without a record, before that is relied on: not every commit is announced
@@ -35,7 +35,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
         log,
         BlockingWriter(config.log_socket),
         Snapshots(config.store.beside("-models")),
-        Publisher(config.run, new_generation(config.run)),
+        Publisher(config.run, new_generation(config.run), config.store.beside(PUBLISHED)),
         fork=True,
         only=config.loops,
     )

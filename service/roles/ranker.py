@@ -12,6 +12,7 @@ import uvloop
 
 from service import metrics
 from service.app import create_app
+from service.http.audit import audit_of
 from service.http.hosts import Hosts
 from service.http.keys import open_keys
 from service.http.server import Server
@@ -43,7 +44,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
     hosts = Hosts(config.allowed_hosts, config.host)
-    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts)
+    audit = audit_of(config.store.path)
+    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts, audit=audit)
     server = Server(app, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:

@@ -8,6 +8,7 @@ is restarted.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import select
@@ -25,7 +26,7 @@ from typing import NoReturn
 from fedres import checks
 from fedres.lease import Lease
 from service.http.server import bind, shown
-from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, Config
+from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, PUBLISHED, Config
 from service.roles.starting import compiling, serve_starting
 
 BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
@@ -224,6 +225,8 @@ def _end_start(undo: contextlib.ExitStack) -> NoReturn:
 
 def prepare(config: Config) -> None:
     """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
+    from service.http.keys import check_keys, open_keys
+    from service.learn.losses import check_losses
     from service.learn.warm_up import warm_up
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
@@ -235,8 +238,11 @@ def prepare(config: Config) -> None:
     _ = (learner, ranker, writer)
     make_current(config.run)
     warm_up()
-    log = open_log(config.store, verify=True)
+    for lost in check_losses(config.store, accept=config.accept_loss):
+        logging.getLogger("fedres.service").warning("accepted: %s", lost)
+    log = open_log(config.store, verify=True, accept_loss=config.accept_loss)
     try:
+        check_keys(log, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops
         if followed and DEFAULT_LOOP not in log.heads():
             log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
@@ -292,6 +298,7 @@ def _run_folder(config: Config) -> Iterator[Path]:
         left = Path(note.read_text().strip())
         if left.name.startswith("fedres-"):
             shutil.rmtree(left, ignore_errors=True)
+    _remove_published(config)
     folder = Path(tempfile.mkdtemp(prefix="fedres-", dir=_room_for_models(config.store.path.resolve())))
     try:
         note.write_text(f"{folder}\n")
@@ -299,7 +306,15 @@ def _run_folder(config: Config) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _remove_published(config)
         note.unlink(missing_ok=True)
+
+
+def _remove_published(config: Config) -> None:
+    """Remove models that were published elsewhere, for lack of room."""
+    path = config.store.beside(PUBLISHED)
+    for left in path.parent.glob(f"{glob.escape(path.name)}-*"):
+        left.unlink(missing_ok=True)
 
 
 def _room_for_models(store: Path) -> Path:

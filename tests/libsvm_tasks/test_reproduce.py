@@ -3,14 +3,19 @@
 import csv
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
-from libsvm_tasks.reproduce.registry import FIGURES, reproduce
+from libsvm_tasks.reproduce.registry import FIGURES, HEAD, reproduce, summary
+from libsvm_tasks.reproduce.statements import OURS, STATEMENTS, Statement
 from service.cli import app
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 def test_every_figure_the_papers_number_is_on_the_list():
@@ -53,8 +58,9 @@ def test_each_figure_is_a_picture_a_table_and_claims_with_verdicts(quick):
 def test_the_table_of_claims_lists_them_all(quick):
     run, _, claims = quick
     lines = (run.out / "claims.md").read_text().splitlines()
-    assert len(lines) == 2 + len(claims)
-    assert lines[0] == "| figure | claim | measured | verdict |"
+    assert len(lines) == 4 + len(claims)
+    assert lines[0] == summary(claims)
+    assert lines[2] == "| figure | source | claim | rule | refuted_if | measured | verdict | machine |"
     with (run.out / "claims.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(claims)
 
@@ -70,12 +76,15 @@ def test_a_figure_that_is_there_is_not_made_again_unless_made_another_way(tmp_pa
 
     def make(run):
         made.append(run.quick)
-        return [Claim("fake", "a claim", "1", "reproduced")]
+        return [Claim("fake", "ours", "a claim", "a rule", "never", "1", "reproduced", "x86_64")]
 
     monkeypatch.setitem(FIGURES, "fake", Figure("fake", "ours", "nothing", make))
     for is_quick in (True, True, False, False):
         assert len(reproduce(["fake"], Run(tmp_path, quick=is_quick))) == 1
     assert made == [True, False]
+    record = tmp_path / "fake.json"
+    record.write_text(record.read_text().replace('"rule": "a rule",', ""))  # as an earlier version wrote it
+    assert reproduce(["fake"], Run(tmp_path))[0].rule == "a rule"
     assert json.loads((tmp_path / "fake.json").read_text())["quick"] is False
 
 
@@ -83,6 +92,30 @@ def test_an_unknown_figure_is_refused_before_any_is_made(tmp_path):
     with pytest.raises(ValueError, match=r"figure must be one of fedres-1, .*, got 'fedres-99'"):
         reproduce(["fedres-1", "fedres-99"], Run(tmp_path / "out", quick=True))
     assert not (tmp_path / "out").exists()
+
+
+def test_every_statement_names_its_source_rule_and_refutation():
+    """Ours are marked; the papers' name a section, a figure or a theorem."""
+    for key, statement in STATEMENTS.items():
+        assert key.split("/")[0] in FIGURES
+        assert all(statement)
+        place = re.search(r"(section|figure|appendix|theorem) [A-Z\d]", statement.source)
+        assert statement.source.startswith(OURS) or place
+    by_paper = {"fedsea", "beyond"}  # no experiments in the paper; no paper
+    ours = {key.split("/")[0].split("-")[0] for key, one in STATEMENTS.items() if one.source.startswith(OURS)}
+    assert by_paper < ours
+
+
+def test_the_published_table_has_every_statement_once_and_counts_itself():
+    with (RESULTS / "claims.csv").open() as file:
+        claims = [Claim(**row) for row in csv.DictReader(file)]
+    found = {(claim.figure, *(getattr(claim, name) for name in Statement._fields)) for claim in claims}
+    assert found == {(key.split("/")[0], *statement) for key, statement in STATEMENTS.items()}
+    assert len(claims) == len(STATEMENTS)
+    lines = (RESULTS / "claims.md").read_text().splitlines()
+    assert lines[0] == summary(claims)
+    assert lines[2] == f"| {' | '.join(HEAD)} |"
+    assert {claim.machine for claim in claims} <= {"aarch64", "x86_64"}
 
 
 def test_verdicts():

@@ -11,6 +11,7 @@ import uvloop
 from machine import Engine, InlineLearner
 
 from service.app import create_app
+from service.http.audit import audit_of
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, bound
@@ -111,12 +112,14 @@ def _locked(function, lock):
     return call
 
 
-async def _run(folder, limits, tls, settings, ready):
+async def _run(folder, limits, tls, audit, settings, ready):
     with bound("127.0.0.1", 0) as sock:
         engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")
-            app = create_app(engine.machine, Status(engine.machine, "store.db"), keys=keys, limits=limits)
+            noted = audit_of(folder / "store.db") if audit else None
+            status = Status(engine.machine, "store.db")
+            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted)
             server = Server(app, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))
             await server.serve()
@@ -125,13 +128,13 @@ async def _run(folder, limits, tls, settings, ready):
 
 
 @contextlib.contextmanager
-def run_service(folder, limits=None, tls=None, **settings):
+def run_service(folder, limits=None, tls=None, audit=False, **settings):
     """Serve the store at ``folder / "store.db"`` meanwhile; ``settings`` are of its loop."""
     ready = Future()
 
     def run():
         try:
-            uvloop.run(_run(folder, limits or Limits(), tls, settings, ready))
+            uvloop.run(_run(folder, limits or Limits(), tls, audit, settings, ready))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

@@ -52,8 +52,10 @@ class InlineWriter:
             future.set_result(outcome)
         return futures
 
-    def scrub(self):
-        self.log.scrub()
+    def scrub(self, ticket):
+        for _ in self.log.scrub():
+            pass
+        return True
 
     def erase(self, loop, user, base, token, epoch):
         return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)), epoch)

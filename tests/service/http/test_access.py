@@ -1,10 +1,14 @@
-"""Who may do what: every route, every role, a key for all loops, for this loop, for another loop, and none."""
+"""Who may do what: every route, every role, a key for all loops, for this loop, for another loop, and none.
+
+Keys that were revoked or have expired open nothing, whatever their role.
+"""
 
 import re
 
 import pytest
 
 from service.app import declared_routes, fastapi_routes
+from service.http.keys import ROLES
 from service.http.limits import Limits
 
 OPEN_TO = {  # what each role may do; admin may do everything
@@ -14,6 +18,12 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /rank/slots",
         "POST /events/{event_id}/reward",
         "POST /events/{event_id}/activate",
+        "POST /personalizer/rank",
+        "POST /personalizer/events/{event_id}/reward",
+        "POST /personalizer/events/{event_id}/activate",
+        "POST /personalizer/multislot/rank",
+        "POST /personalizer/multislot/events/{event_id}/reward",
+        "POST /personalizer/multislot/events/{event_id}/activate",
     },
     "device": {
         "GET /model",
@@ -32,23 +42,53 @@ ADMIN_OF_A_LOOP = {
     "PUT /actions",
     "GET /settings",
     "PUT /settings",
+    "PATCH /settings",
     "PUT /model",
-    "DELETE /users/{user}",
     "GET /users/{user}/model",
     "POST /evaluations",
+    "GET /personalizer/configurations/service",
+    "PUT /personalizer/configurations/service",
+    "GET /personalizer/configurations/policy",
+    "PUT /personalizer/configurations/policy",
+    "DELETE /personalizer/configurations/policy",
 }
-ADMIN_OF_THE_SERVICE = {"GET /v1/loops", "POST /v1/loops", "GET /v1/status", "GET /metrics"}
-ADMIN_OF_ITSELF = {"DELETE /v1/loops/{loop}"}
+READ = {"GET /v1/loops", "GET /v1/status", "GET /metrics"}
+ADMIN_OF_THE_SERVICE = {
+    "POST /v1/loops",
+    *READ,
+    "DELETE /v1/users/{user}",
+    "GET /v1/users/{user}/events",
+}
+ADMIN_OF_ITSELF = {
+    "DELETE /v1/loops/{loop}",
+    "DELETE /v1/loops/{loop}/users/{user}",
+    "GET /v1/loops/{loop}/users/{user}/events",
+}
 
 ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
 OPERATIONS = [(route.method, route.path) for route in ROUTES]
-WHO = ["none", *(f"{role} of {loops}" for role in ("rank", "device", "admin") for loops in ("all", "this", "other"))]
+WHO = ["none", *(f"{role} of {loops}" for role in ROLES for loops in ("all", "this", "other"))]
+ENDED = [f"{how} {role}" for how in ("revoked", "expired") for role in ROLES]
 
 
 def below(path):
-    """Return a path without its loop, None if it is not a loop's."""
+    """Return a path without its loop and the version of Azure's clients.
+
+    None if it is not a loop's, or if it is there for one loop and for all of them.
+    """
+    if re.search(r"/users/\{user\}(/events)?$", path):
+        return None
+    match = re.fullmatch(r"(?:/loops/\{loop\})?(/personalizer)(?:/\{version\})?(/.*)", path)
+    if match:
+        return match[1] + match[2]
     match = re.fullmatch(r"/v1(?:/loops/\{loop\})?(/(?!loops|status).*)", path)
     return match and match[1]
+
+
+def real(path):
+    """Return the path with something in place of its parameters."""
+    values = {"loop": "shop", "event_id": "e", "user": "u", "version": "v1.0"}
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
 
 
 def expected(method, path, who):
@@ -61,10 +101,11 @@ def expected(method, path, who):
     of_loop = below(path)
     if of_loop is None and f"{method} {path}" not in ADMIN_OF_ITSELF:
         assert f"{method} {path}" in ADMIN_OF_THE_SERVICE
-        return 0 if (role, loops) == ("admin", "all") else 403
+        allowed = ("admin", "read") if f"{method} {path}" in READ else ("admin",)
+        return 0 if role in allowed and loops == "all" else 403
     if loops == "other":
         return 403
-    return 0 if role == "admin" or f"{method} {of_loop}" in OPEN_TO[role] else 403
+    return 0 if role == "admin" or f"{method} {of_loop}" in OPEN_TO.get(role, ()) else 403
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +120,33 @@ def keyed(tmp_path_factory, live_service):
             role, loops = who.split(" of ")
             for loop in ("shop", "default"):
                 keys[who, loop] = live.keys.add(role, {"all": None, "this": loop, "other": "other"}[loops])
+        for who in ENDED:
+            how, role = who.split()
+            keys[who] = live.keys.add(role, seconds=1e-9 if how == "expired" else None)
+            if how == "revoked":
+                live.keys.revoke(keys[who].split("_")[1])
         with live.client() as client:
             yield client, keys
 
 
-@pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_a_key_opens_what_its_role_and_loop_allow(keyed, method, path, who):
+def test_a_key_opens_what_its_role_and_loop_allow(keyed, method, path):
     client, keys = keyed
     loop = "shop" if "{loop}" in path else "default"
-    headers = {} if who == "none" else {"Authorization": f"Bearer {keys[who, loop]}"}
-    real = path.replace("{loop}", "shop").replace("{event_id}", "e").replace("{user}", "u")
-    reply = client.request(method, real, headers=headers)
-    assert (reply.status_code if reply.status_code in (401, 403) else 0) == expected(method, path, who)
-    if reply.status_code == 401:
-        assert reply.headers["www-authenticate"] == "Bearer"
+    for who in WHO:
+        headers = {} if who == "none" else {"Authorization": f"Bearer {keys[who, loop]}"}
+        reply = client.request(method, real(path), headers=headers)
+        assert (reply.status_code if reply.status_code in (401, 403) else 0) == expected(method, path, who), who
+        if reply.status_code == 401:
+            assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("who", ENDED)
+def test_a_key_that_has_ended_opens_nothing(keyed, who):
+    client, keys = keyed
+    for method, path in OPERATIONS:
+        reply = client.request(method, real(path), headers={"Authorization": f"Bearer {keys[who]}"})
+        assert (reply.status_code == 401) == (f"{method} {path}" not in NO_KEY), f"{method} {path}"
 
 
 def test_every_route_has_a_row_and_every_row_a_route(client):

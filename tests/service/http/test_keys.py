@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 from fedres.event_ids import LONGEST_ID
 from service.cli import app
 from service.errors import ApiError
-from service.http.keys import ANYONE, LONGEST_CLIENT, Keys
+from service.http.keys import ANYONE, LONGEST_CLIENT, Keys, check_keys
 from service.log.protocol import StoreUnavailable
+from service.log.sqlite import SqliteLog
+from service.log.sqlite_schema import sqlite_file
 
 
 class Clock:
@@ -164,7 +166,7 @@ def test_the_list_shows_every_key_and_when_it_was_revoked(keys):
 
 
 def test_role_and_id_must_be_known(keys):
-    with pytest.raises(ValueError, match="role must be one of admin, device, rank, got 'root'"):
+    with pytest.raises(ValueError, match="role must be one of admin, device, rank, read, got 'root'"):
         keys.add("root")
     with pytest.raises(ValueError, match="id must be that of a key, got 'abc'"):
         keys.revoke("abc")
@@ -212,3 +214,103 @@ def test_keys_of_a_remote_store_are_fetched_until_they_are_known_and_nobody_is_l
     with remote._looking:  # until it has found them, without another request
         pass
     assert remote.identify(bearer(text)).role == "rank"
+
+
+# expiry and rotation
+
+
+def test_a_key_expires_when_it_was_said_to(keys):
+    now = Clock()
+    running = Keys(keys.path.with_name("store.db"), now=now)
+    key, other = running.add("rank", seconds=60.0), running.add("rank")
+    now.now = 59.9
+    assert running.identify(bearer(key)).role == "rank"
+    now.now = 60.0
+    assert "expired" in refused(running, bearer(key))
+    assert running.identify(bearer(other)).role == "rank"
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        running.add("rank", seconds=0.0)
+
+
+def test_a_rotated_key_may_do_the_same_and_the_old_one_ends_after_its_grace(keys):
+    now = Clock()
+    running = Keys(keys.path.with_name("store.db"), now=now)
+    old = running.add("device", "shop", "phone-7")
+    new = running.rotate(old.split("_")[1], grace_seconds=100.0)
+    found = [running.identify(bearer(key)) for key in (old, new)]
+    assert [(key.role, key.loop, key.client) for key in found] == [("device", "shop", "phone-7")] * 2
+    now.now = 100.0
+    assert "expired" in refused(running, bearer(old))
+    assert running.identify(bearer(new)).expires is None
+    running.revoke(new.split("_")[1])
+    for name in (new.split("_")[1], "nobody"):
+        with pytest.raises(ValueError, match="not revoked"):
+            running.rotate(name, grace_seconds=1.0)
+
+
+def test_a_rotation_never_lets_a_key_live_longer(keys):
+    now = Clock()
+    running = Keys(keys.path.with_name("store.db"), now=now)
+    old = running.add("rank", seconds=10.0)
+    running.rotate(old.split("_")[1], grace_seconds=1_000.0)
+    now.now = 10.0
+    assert "expired" in refused(running, bearer(old))
+
+
+# keys that are gone
+
+
+def test_a_file_that_is_emptied_opens_no_running_service(keys):
+    clock = Clock()
+    key = keys.add("rank")
+    running = Keys(keys.path.with_name("store.db"), clock)
+    assert running.identify(bearer(key)).role == "rank"
+    keys.path.write_bytes(b"[]\n")
+    clock.now = 1.0
+    refused(running, None)
+    assert running.identify(bearer(key)).role == "rank"
+
+
+def test_an_error_of_the_disk_is_answered(keys):
+    keys.add("rank")
+    keys.path.unlink()
+    keys.path.symlink_to(keys.path)  # a loop: every call on it fails
+    with pytest.raises(ApiError) as caught:
+        Keys(keys.path.with_name("store.db").absolute().parent / "store.db").identify(None)
+    assert (caught.value.status, caught.value.code) == (503, "keys_unavailable")
+
+
+def test_a_store_that_had_keys_is_not_served_without_them(tmp_path):
+    with SqliteLog(sqlite_file(tmp_path / "store.db")) as log:
+        keys = Keys(tmp_path / "store.db")
+        check_keys(log, keys)  # there never were any
+        keys.add("rank")
+        check_keys(log, Keys(tmp_path / "store.db"))
+        for spoil in (lambda: keys.path.write_bytes(b"[]"), keys.path.unlink):
+            spoil()
+            with pytest.raises(StoreUnavailable, match="keys of this store are missing"):
+                check_keys(log, Keys(tmp_path / "store.db"))
+        Keys(tmp_path / "store.db").add("admin")
+        check_keys(log, Keys(tmp_path / "store.db"))
+
+
+def test_a_key_that_is_added_to_a_store_closes_it_for_good(tmp_path):
+    store = ["--store", f"sqlite:///{tmp_path / 'store.db'}"]
+    SqliteLog(sqlite_file(tmp_path / "store.db")).close()
+    assert CliRunner().invoke(app, ["keys", "add", "rank", "--days", "3", *store]).exit_code == 0
+    (tmp_path / "store.db-keys").unlink()
+    with SqliteLog(sqlite_file(tmp_path / "store.db")) as log, pytest.raises(StoreUnavailable, match="are missing"):
+        check_keys(log, Keys(tmp_path / "store.db"))
+
+
+def test_the_command_line_rotates_and_all_of_it_is_in_the_audit_log(tmp_path):
+    store = ["--store", f"sqlite:///{tmp_path / 'store.db'}"]
+    old = CliRunner().invoke(app, ["keys", "add", "rank", *store]).stdout.split("_")[1]
+    new = CliRunner().invoke(app, ["keys", "rotate", old, "--grace", "0", *store]).stdout.split("_")[1]
+    CliRunner().invoke(app, ["keys", "revoke", new, *store])
+    first, second = Keys(tmp_path / "store.db").list()
+    assert first.expires is not None
+    assert second.revoked is not None
+    lines = [json.loads(line) for line in (tmp_path / "store.db-audit").read_text().splitlines()]
+    commands = [f"add rank ({old})", f"rotate {old} ({new})", f"revoke {new}"]
+    assert [line["what"] for line in lines] == [f"fedres keys {command}" for command in commands]

@@ -72,7 +72,7 @@ def test_the_wait_of_a_deferred_event_may_count_from_its_decision():
     assert play.rewards == []
     assert play.at(10).rewards == [("e", 0.0)]
     late = Play(rules).at(0, "rank", "e", True).at(3, "reward", "e", 1.0).at(10, "activate").at(50)
-    assert late.rewards == []
+    assert late.rewards == [("e", None)]  # nothing is learned
     from_activation = Play().at(0, "rank", "e", True).at(6, "activate").at(15)
     assert from_activation.rewards == []
     assert from_activation.at(16).rewards == [("e", 0.0)]

@@ -120,6 +120,7 @@ def test_the_first_events_are_uniform_and_a_user_without_a_model_is_given_what_o
             new = await engine.rank("default", request("nobody yet", {"hour": 1}, explain=True))
             assert (new.ranking[0].id, new.ranking[0].probability > 0.9) == ("a2", True)
             assert all(why.width > 0 == why.personal for why in new.explanations)
+            assert engine.view().n_users == 6
             model = engine.user_model("default", "u1")
             assert model["events"] + sum(k % 6 == 1 for k in range(START_EVENTS)) == 10
             assert str(crc("_id=a2")) in model["blocks"]

@@ -1,0 +1,40 @@
+"""How much of the machine one loop may take: what its callers can grow is refused beyond a bound.
+
+The learner says in every publication how much there is, so a burst may pass a bound by what arrives between two
+publications. Nothing that was acknowledged is ever given up for a quota.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from fedres import checks
+from service.errors import ApiError
+from service.models.published import LoopView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """Bounds of each loop, but for the last two, which are of the service."""
+
+    pending_events: int = 1_000_000  # decisions that wait for their reward, deferred ones too
+    early_events: int = 100_000  # ids that have a reward, but no decision yet
+    users: int = 2_000_000  # with a personal model
+    actions: int = 100_000  # of the catalogue
+    loops: int = 1_000
+    weights: int = 1 << 26  # shared weights of all loops together: about 1.4 GB with what is learned about each
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            checks.whole(name, value)
+
+    def check_pending(self, view: LoopView) -> None:
+        """Refuse decisions of a loop that has too many of them without a reward."""
+        if view.n_waiting >= self.pending_events:
+            raise exceeded("pending_events", self.pending_events, "events that wait for their reward", view.name)
+
+
+def exceeded(quota: str, most: int, what: str, loop: str | None = None) -> ApiError:
+    """Return the refusal of what would take more than the quota."""
+    where = "the service" if loop is None else f"loop {loop!r}"
+    return ApiError(429, f"too_many_{quota}", f"{where} must have at most {most} {what}", quota)

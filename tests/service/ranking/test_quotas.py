@@ -1,0 +1,183 @@
+"""What callers can grow ends somewhere, and everybody can see where."""
+
+import asyncio
+
+import msgspec
+import pytest
+from machine import Clock, running
+from playing import refused, request
+
+from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
+from service.ranking.quotas import Quotas
+from service.ranking.requests import Action
+from service.ranking.slots import Slot, SlotsRequest
+from service.ranking.status import Status
+
+HOUR = 3_600
+
+
+def playing(tmp_path, quotas, play, **options):
+    async def story():
+        async with running(tmp_path, **options) as engine:
+            engine.machine.quotas = Quotas(**quotas)
+            await play(engine)
+
+    asyncio.run(story())
+
+
+def slots(user):
+    return SlotsRequest(user=user, actions=request().actions, slots=[Slot(id="top")])
+
+
+def test_events_that_wait_for_their_reward(tmp_path):
+    async def play(engine):
+        first = await engine.rank("default", request())
+        await engine.rank("default", request(defer=True))
+        await engine.settle()
+        code = 429, "too_many_pending_events"
+        assert await refused(engine.rank("default", request())) == code
+        assert await refused(engine.rank_slots("default", slots("u"))) == code
+        [in_batch] = await engine.rank_many("default", [request()])
+        assert (in_batch.status, in_batch.code) == code
+        await engine.reward("default", first.event_id, 1.0)
+        await engine.settle()
+        await engine.rank("default", request())
+
+    playing(tmp_path, {"pending_events": 2}, play)
+
+
+def test_rewards_without_an_event(tmp_path):
+    async def play(engine):
+        known = await engine.rank("default", request())
+        for k in range(3):
+            await engine.reward("default", f"early {k}", 1.0)
+            await engine.activate("default", f"early {k}")
+        await engine.settle()
+        assert engine.view().n_early == 3
+        code = 429, "too_many_early_events"
+        assert await refused(engine.reward("default", "one more", 1.0)) == code
+        assert await refused(engine.activate("default", "one more")) == code
+        await engine.reward("default", known.event_id, 1.0)  # has nothing to do with them
+        await engine.rank("default", request(event_id="early 1"))
+        await engine.settle()
+        assert engine.view().n_early == 2
+        await engine.reward("default", "one more", 1.0)
+
+    playing(tmp_path, {"early_events": 3}, play)
+
+
+def test_users_with_a_model_of_their_own(tmp_path):
+    async def play(engine):
+        for user in ("a", "b"):
+            answer = await engine.rank("default", request(user))
+            await engine.reward("default", answer.event_id, 1.0)
+        await engine.settle()
+        assert engine.view().n_users == 2
+        code = 429, "too_many_users"
+        assert await refused(engine.rank("default", request("c"))) == code
+        assert await refused(engine.rank_slots("default", slots("c"))) == code
+        mixed = await engine.rank_many("default", [request("a"), request("c"), request(None)])
+        assert [getattr(one, "code", None) for one in mixed] == [None, "too_many_users", None]
+        await engine.erase_user("default", "b")
+        await engine.settle()
+        assert engine.view().n_users == 1
+        await engine.rank("default", request("c"))
+
+    playing(tmp_path, {"users": 2}, play, model="adagrad")
+
+
+def test_users_are_counted_after_a_restart_and_with_a_loop_that_goes(tmp_path):
+    async def play(engine):
+        answer = await engine.rank("default", request("a"))
+        await engine.reward("default", answer.event_id, 1.0)
+        await engine.create_loop("shop", {"model": "adagrad"})
+        answer = await engine.rank("shop", request("b"))
+        await engine.reward("shop", answer.event_id, 1.0)
+        await engine.settle()
+        before = engine.view("shop").id
+        await engine.delete_loop("shop")
+        assert engine.learner.personal.n_users[before] == 0
+
+    async def again(engine):
+        assert engine.view().n_users == 1
+
+    playing(tmp_path, {}, play, model="adagrad")
+    playing(tmp_path, {}, again)
+
+
+def test_loops_weights_and_actions(tmp_path):
+    async def play(engine):
+        assert await refused(engine.create_loop("large", {"model": "adagrad", "bits": 20})) == (429, "too_many_weights")
+        await engine.create_loop("small", {"model": "adagrad", "bits": 10})
+        assert await refused(engine.create_loop("third", {"model": "adagrad", "bits": 10})) == (429, "too_many_loops")
+        await engine.put_actions("small", [Action("a"), Action("b")])
+        assert await refused(engine.put_actions("small", [Action("c")])) == (429, "too_many_actions")
+        await engine.put_actions("small", [Action("c")], retire=["a"])
+        await engine.delete_loop("small")
+        await engine.create_loop("small", {"model": "adagrad", "bits": 10})
+
+    playing(tmp_path, {"loops": 2, "weights": 2**18 + 2**11, "actions": 2}, play)
+
+
+def test_a_deferred_event_that_nobody_activates_is_given_up_and_not_learned_from(tmp_path):
+    clock = Clock()
+
+    async def play(engine):
+        await engine.rank("default", request(event_id="shown", defer=True))
+        await engine.rank("default", request(event_id="hidden", defer=True))
+        await engine.reward("default", "hidden", 1.0)
+        clock.pass_seconds(LONGEST_DEFERRED / 1e6 - 1)
+        await engine.activate("default", "shown")
+        await engine.settle()
+        assert engine.view().n_waiting == 2
+        clock.pass_seconds(2)
+        await engine.settle()
+        assert engine.view().n_waiting == 1
+        await engine.reward("default", "shown", 1.0)
+        await engine.activate("default", "hidden")  # too late
+        await engine.settle()
+        assert engine.view().statistics.settled == 1
+        status = {event["event_id"]: event["status"] for event in await engine.events("default")}
+        assert status == {"shown": "rewarded", "hidden": "expired"}
+        assert engine.digest() == engine.rebuilt()
+
+    playing(tmp_path, {}, play, clock=clock)
+
+
+def test_a_reward_waits_for_its_event_an_hour_at_most(tmp_path):
+    clock = Clock()
+
+    async def play(engine):
+        await engine.put_settings("default", {"wait_time": 300 * 24 * HOUR})
+        await engine.reward("default", "in time", 1.0)
+        await engine.reward("default", "too late", 1.0)
+        clock.pass_seconds(LONGEST_EARLY / 1e6 - 1)
+        await engine.rank("default", request(event_id="in time"))
+        clock.pass_seconds(2)
+        await engine.settle()
+        assert engine.view().n_early == 0
+        assert [one["status"] for one in await engine.unmatched("default")] == ["unmatched"]
+        assert engine.view().statistics.rewarded == 1
+
+    playing(tmp_path, {}, play, clock=clock)
+
+
+def test_what_is_used_of_the_quotas_is_shown(tmp_path):
+    async def play(engine):
+        await engine.reward("default", "early", 1.0)
+        answer = await engine.rank("default", request("a"))
+        await engine.reward("default", answer.event_id, 1.0)
+        await engine.rank("default", request("a"))
+        await engine.settle()
+        shown = await Status(engine.machine, "store.db").status()
+        assert shown["quotas"]["users"] == 7
+        loop = shown["loops"]["default"]
+        assert (loop["users"], loop["early_events"], loop["waiting_events"]) == (1, 1, 1)
+        assert msgspec.json.encode(shown["quotas"])
+
+    playing(tmp_path, {"users": 7}, play, model="adagrad")
+
+
+def test_a_quota_is_a_whole_number():
+    with pytest.raises(ValueError, match="users must be"):
+        Quotas(users=0)
