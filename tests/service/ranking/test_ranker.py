@@ -6,7 +6,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from machine import running
+from machine import Clock, running
 from playing import Disk, gauges, logged, play, raw, rebuilt, refused, request
 
 from fedres.draws import event_draw
@@ -242,5 +242,29 @@ def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
                 n_served += 1
             assert len([one for one in await batch if not isinstance(one, ApiError)]) == 50
             assert n_served > 25
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_is_sent_clicks_alone_says_what_is_pending_and_what_it_comes_to(tmp_path):
+    async def story():
+        clock = Clock()
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_settings("default", {"wait_time": 30})
+            for k in range(20):
+                await engine.rank("default", request(event_id=f"e{k}"))
+                if k % 5 == 0:
+                    await engine.reward("default", f"e{k}", 1.0)
+            await engine.settle()
+            seen = await gauges(engine)
+            assert (seen["policy_reward"], seen["waiting_events"], seen["provisional_reward"]) == (1.0, 16, 0.2)
+            clock.pass_seconds(31)
+            await engine.settle()
+            seen = await gauges(engine)
+            assert (seen["policy_reward"], seen["waiting_events"], seen["provisional_reward"]) == (0.2, 0, 0.2)
+            await engine.put_settings("default", {"default_reward": None})
+            await engine.rank("default", request(event_id="unknown"))
+            await engine.settle()
+            assert (await gauges(engine))["provisional_reward"] == 0.2
 
     asyncio.run(story())
