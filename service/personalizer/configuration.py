@@ -76,6 +76,23 @@ def arguments_of(settings: Settings) -> PolicyArguments:
     return _read_arguments(kept_of(settings).arguments)
 
 
+def azure_settings(settings: Settings | None = None) -> Settings:
+    """Return Azure's defaults, but for what the owner of a loop has chosen."""
+    given = settings or Settings()
+    low, high = given.reward_range
+    changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
+    kept = Kept(learning_mode="Apprentice" if given.apprentice else "Online")
+    if given == Settings():
+        changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
+    elif given.policy == "epsilon-greedy":
+        kept.arguments = with_epsilon(kept.arguments, given.epsilon)
+    return msgspec.structs.replace(given, **changes, annotations=_annotated(given, kept))
+
+
+def _annotated(settings: Settings, kept: Kept) -> dict[str, str]:
+    return {**settings.annotations, ANNOTATION: msgspec.json.encode(kept).decode()}
+
+
 class Configurations:
     """Reads and changes the configuration of loops."""
 
@@ -98,20 +115,13 @@ class Configurations:
             return self._admin.settings(loop)[1]
 
     async def _adopt(self, loop: str, settings: Settings) -> None:
-        low, high = settings.reward_range
-        changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
-        kept = Kept(learning_mode="Apprentice" if settings.apprentice else "Online")
-        if settings == Settings():
-            changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
-        elif settings.policy == "epsilon-greedy":
-            kept.arguments = with_epsilon(kept.arguments, settings.epsilon)
-        await self._put(loop, settings, kept, **changes)
+        await self._admin.put_settings(loop, msgspec.to_builtins(azure_settings(settings)))
         fresh = new_model(self._admin.settings(loop)[1]).to_bytes()
         if fresh != new_model(settings).to_bytes() and self._admin.has_learned_nothing(loop):
             await self._admin.put_model(loop, fresh)  # it depends on the range of the rewards
 
     async def _put(self, loop: str, settings: Settings, kept: Kept, **changes: Any) -> None:
-        annotations = {**settings.annotations, ANNOTATION: msgspec.json.encode(kept).decode()}
+        annotations = _annotated(settings, kept)
         await self._admin.put_settings(loop, {**msgspec.to_builtins(settings), **changes, "annotations": annotations})
 
     async def keep(self, loop: str, **changes: Any) -> None:
