@@ -25,6 +25,7 @@ from service.personalizer.arguments import (
 from service.personalizer.durations import read_duration, read_time, show_duration, show_time
 from service.personalizer.errors import Refusal
 from service.personalizer.messages import PolicyContract, ServiceConfiguration
+from service.personalizer.retraining import Retrainer
 from service.ranking.admin import Admin
 from service.settings import LONGEST_WAIT, Settings
 
@@ -33,6 +34,7 @@ SHORTEST_WAIT = 5.0  # seconds
 DAY = 86_400.0
 INVALID = "InvalidServiceConfiguration"
 MODES = ("Online", "Apprentice", "LoggingOnly")
+RETRAIN = ("wait_time", "default_reward", "aggregation", "epsilon")  # a change of these trains the model again
 AGGREGATIONS = ("earliest", "sum", "average")
 
 
@@ -96,8 +98,8 @@ def _annotated(settings: Settings, kept: Kept) -> dict[str, str]:
 class Configurations:
     """Reads and changes the configuration of loops."""
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, admin: Admin, retrainer: Retrainer | None = None) -> None:
+        self._admin, self._retrainer = admin, retrainer
         self._changing = asyncio.Lock()
 
     async def settings(self, loop: str) -> Settings:
@@ -167,7 +169,14 @@ class Configurations:
             message = "isAutoOptimizationEnabled must be false for a multi-slot policy"
             raise Refusal("ProblemTypeIncompatibleWithAutoOptimization", message, "isAutoOptimizationEnabled")
         await self._put(loop, settings, kept, **changes)
+        if any(getattr(settings, name) != changes.get(name, getattr(settings, name)) for name in RETRAIN):
+            self._retrain(loop, kept)
         return await self.configuration(loop)
+
+    def _retrain(self, loop: str, kept: Kept) -> None:
+        """Learn recent events again, now that they count differently."""
+        if self._retrainer is not None and kept.model_retrain_days and not self._admin.has_learned_nothing(loop):
+            self._retrainer.start(loop, kept.model_retrain_days, kept.logs_after)
 
     # the policy
 
