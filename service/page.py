@@ -32,15 +32,16 @@ PAGE = """<!doctype html>
 </div>
 <script>
   const LAST = 200, MOST = 20000, seen = {}, $ = id => document.getElementById(id);
+  const ROOT = location.pathname.replace(/[/]$/, "");  // where a proxy offers the service
   document.forms[0].onsubmit = () => false;
   $("example").textContent =
-    `curl -s ${location.origin}/v1/rank -H 'Content-Type: application/json' \\\\
+    `curl -s ${location.origin}${ROOT}/v1/rank -H 'Content-Type: application/json' \\\\
   -d '{"event_id": "first", "actions": [{"id": "tea", "features": {}}, {"id": "juice", "features": {}}]}'` +
-    `\\n\\ncurl ${location.origin}/v1/events/first/reward -H 'Content-Type: application/json' -d '{"value": 1}'`;
+    `\\n\\ncurl ${location.origin}${ROOT}/v1/events/first/reward -H 'Content-Type: application/json' -d '{"value": 1}'`;
 
   async function ask(path) {
     const headers = $("key").value ? { Authorization: "Bearer " + $("key").value } : {};
-    const answer = await fetch(path, { headers });
+    const answer = await fetch(ROOT + path, { headers });
     if (!answer.ok) throw Error((await answer.json()).error.message);
     return answer;
   }

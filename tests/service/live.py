@@ -112,14 +112,14 @@ def _locked(function, lock):
     return call
 
 
-async def _run(folder, limits, tls, audit, ready):
+async def _run(folder, limits, tls, audit, ready, root_path):
     with bound("127.0.0.1", 0) as sock:
         engine = LiveEngine(folder)
         try:
             keys = Keys(folder / "store.db")
             noted = audit_of(folder / "store.db") if audit else None
             status = Status(engine.machine, "store.db")
-            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted)
+            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted, root_path=root_path)
             server = Server(app, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))
             await server.serve()
@@ -128,13 +128,13 @@ async def _run(folder, limits, tls, audit, ready):
 
 
 @contextlib.contextmanager
-def run_service(folder, limits=None, tls=None, audit=False):
+def run_service(folder, limits=None, tls=None, audit=False, root_path=""):
     """Serve the store at ``folder / "store.db"`` meanwhile."""
     ready = Future()
 
     def run():
         try:
-            uvloop.run(_run(folder, limits or Limits(), tls, audit, ready))
+            uvloop.run(_run(folder, limits or Limits(), tls, audit, ready, root_path))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

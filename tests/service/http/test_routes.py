@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from urllib.parse import quote
 
 import pytest
@@ -260,6 +261,28 @@ def test_health_readiness_status_page_and_docs_answer(client):
     assert client.get("/v1/status").json()["loops"]["default"]["model_version"] >= 0
     assert client.get("/").headers["content-type"].startswith("text/html")
     assert "openapi.json" in client.get("/docs").text
+
+
+def test_the_page_of_the_api_needs_no_other_host(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "://" not in page.text
+    for path in re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text):
+        reply = client.get(f"/{path}")
+        assert (reply.status_code, len(reply.content) > 100_000) == (200, True), path
+        assert reply.headers["content-type"].split(";")[0] in ("text/javascript", "text/css")
+
+
+def test_a_service_below_a_path_answers_with_and_without_it(start):
+    with start(root_path="/shop/fedres") as live, live.client() as client:
+        for root in ("", "/shop/fedres"):
+            assert client.get(f"{root}/healthz").json() == {"status": "ok"}
+            assert client.get(f"{root}/v1/settings").status_code == 200
+            assert ranked(client, f"{root}/v1/rank").status_code == 200
+            assert client.get(f"{root}/docs/swagger-ui.css").status_code == 200
+        assert client.get("/shop/fedres").headers["content-type"].startswith("text/html")
+        assert client.get("/shop/fedres2/healthz").status_code == 404
+        assert client.get("/openapi.json").json()["servers"] == [{"url": "/shop/fedres"}]
 
 
 def test_head_is_get_without_a_body_and_options_lists_methods(client):
