@@ -74,7 +74,12 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
     "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
     "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
-    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the policy."),
+    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the events learned from."),
+    "provisional_reward": (
+        "fedres_provisional_reward",
+        False,
+        "The same if no event that waits is rewarded: each counts with the default reward.",
+    ),
     "baseline_reward": ("fedres_baseline_reward", False, "Mean reward, estimated, had the first action been taken."),
     "reward_lag_seconds": ("fedres_reward_lag_seconds", False, "Mean time from a decision to its reward."),
     "learner_lag_records": ("fedres_learner_lag_records", False, "Records in the log that are not learned yet."),

@@ -93,16 +93,20 @@ PAGE = """<!doctype html>
 
   function show(loops, name) {
     const gauges = loops[name], policy = means(seen[name]);
-    const nothing = policy.length == 0;
+    const nothing = policy.length == 0, pending = gauges.waiting_events;
+    const provisional = pending > (gauges.learned_events + pending) / 20;
     $("first").hidden = gauges.learned_events > 0;
     $("curve").style.display = $("legend").style.display = nothing ? "none" : "";
     $("said").textContent = `Decisions: ${gauges.ranks.toLocaleString("en")}, of these waiting for their reward: ` +
-      `${gauges.waiting_events.toLocaleString("en")}. Model version: ${gauges.model_version.toLocaleString("en")}.`;
+      `${pending.toLocaleString("en")}. Model version: ${gauges.model_version.toLocaleString("en")}.` +
+      (provisional ? ` The figures are provisional: events count once they are rewarded or their wait time is over. ` +
+        `If no reward follows, the mean of all is ${(gauges.provisional_reward ?? 0).toFixed(2)}.` : "");
     if (nothing) return;
     const span = [policy[0][0], policy.at(-1)[0]];
     const flat = (label, colour, value) =>
       ({ label, colour, value, dashed: true, points: span.map(n => [n, value]) });
-    const lines = [{ label: `policy, last ${LAST}`, colour: "policy", value: policy.at(-1)[1], points: policy }];
+    const label = `policy, last ${LAST}${provisional ? " (provisional)" : ""}`;
+    const lines = [{ label, colour: "policy", value: policy.at(-1)[1], points: policy }];
     const [uniform, best] = [loops[name + "-uniform"], loops[name + "-best"]];
     if (uniform && uniform.learned_events) lines.push(flat("uniform", "uniform", uniform.policy_reward));
     else if (gauges.baseline_reward !== null)

@@ -106,7 +106,8 @@ def _complete(route: Route, operation: Json) -> None:
     operation["security"] = [] if is_open else [{"key": []}]
     if route.takes_subscription_key:
         operation["security"].append({"subscription_key": []})
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if route.method != "GET" else {})}
+    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
+    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if "requestBody" in operation else {}
     for status, text in failures.items():
         operation["responses"][str(status)] = {"description": text, "content": _content(route.error, JSON)}

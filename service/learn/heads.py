@@ -90,6 +90,7 @@ class LoopHead(msgspec.Struct):
     guard: Guard = msgspec.field(default_factory=Guard)
     erasing: dict[str, str] = {}  # users on their way out, by the token of their erasure
     erased: list[str] = []  # tokens of the last erasures that are complete
+    installed: int = 0  # position of the record that replaced the shared model last
 
     @property
     def id(self) -> str:

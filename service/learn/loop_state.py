@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from fedres.scoring.model import SharedModel
 from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Decided, Join, Rules, Settled
+from service.learn.kalman import KalmanShared
 from service.learn.loop_models import LearnedEvent, LoopModels
-from service.learn.shared_models import new_model, read_model
+from service.learn.shared_models import AnyShared, new_model, read_model
 from service.learn.uploads import learn_residual, learn_update
 from service.log.records import (
     ACTIONS,
@@ -49,7 +49,7 @@ class LoopState:
     In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
     """
 
-    def __init__(self, head: LoopHead, shared: SharedModel, personal: PersonalModels, join: Join | None = None) -> None:
+    def __init__(self, head: LoopHead, shared: AnyShared, personal: PersonalModels, join: Join | None = None) -> None:
         self.head, self.models, self.join = head, LoopModels(head.id, shared, personal), join or Join()
         self.position = head.since
         self.time = 0  # of the last record
@@ -146,7 +146,7 @@ class LoopState:
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:
             self.head.version = learned[-1].position
-            self.models.learn(learned, settings)
+            self.models.learn(learned, settings, self.head.installed)
 
     # settings and rules
 
@@ -189,6 +189,7 @@ class LoopState:
         self.head.catalogue, self.head.catalogue_version, self.catalogue_changed = catalogue, entry.position, True
 
     def _take_model(self, entry: Entry) -> None:
+        self.head.installed = max(self.head.installed, entry.position)
         if entry.position >= self.learn_from:
             self.models.replace_shared(read_model(self.head.settings, entry.body))
             self.head.version = entry.position
@@ -197,6 +198,7 @@ class LoopState:
         """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
             learn = learn_residual if entry.kind == RESIDUAL else learn_update
+            assert not isinstance(self.models.shared, KalmanShared)  # rankers take no uploads for it
             learned = learn(entry, self.head, self.models.shared)
             self.head.version = entry.position
             self.head.statistics.uploads += learned
@@ -284,7 +286,8 @@ def record_mark(entry: Entry) -> int:
 
 
 def read_settings_body(body: bytes) -> Settings:
-    return msgspec.json.decode(body, type=Settings)
+    """Return logged settings; loops that were made before there was a choice have ``adagrad``."""
+    return msgspec.convert({"model": "adagrad", **msgspec.json.decode(body)}, Settings)
 
 
 def rules_of(settings: Settings) -> Rules:
@@ -293,7 +296,7 @@ def rules_of(settings: Settings) -> Rules:
     return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation, from_rank)
 
 
-def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
+def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:
     """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
     seen = hashlib.sha256(shared.to_bytes())
     for user, model in personal:

@@ -19,7 +19,8 @@ from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, Rew
 from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, LoopView, Models, NotPublished
-from service.ranking.decide import MOST_EXPLAINED, Decision, decide, explanations, repeated
+from service.ranking.decide import Decision, decide, repeated
+from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import Quotas, exceeded
 from service.ranking.requests import RankRequest, RankResult, check_id

@@ -48,11 +48,14 @@ class Strongest(Struct):
     personal: float
 
 
-class Explained(Struct):
+class Explained(Struct, omit_defaults=True):
+    """Why an action scores as it does."""
+
     id: str
     shared: float
     personal: float
     strongest: list[Strongest]
+    width: float | None = None  # the standard deviation of the score, where the model knows it
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):

@@ -14,6 +14,14 @@ def ranked(client, path="/v1/rank", **fields):
     return client.post(path, json={"actions": ACTIONS, **fields})
 
 
+def learn_a_little(client):
+    """Let the loop learn more than the events that it begins with."""
+    for _ in range(20):
+        event = ranked(client).json()["event_id"]
+        client.post(f"/v1/events/{event}/reward", json={"value": 1})
+    client.get("/v1/model")  # returns once all is learned
+
+
 def test_a_decision_has_an_action_its_probability_and_all_scores(client):
     decision = ranked(client, user="u", context={"hour": 9}).json()
     assert decision.keys() == {"event_id", "action", "probability", "ranking", "model_version"}
@@ -33,9 +41,11 @@ def test_a_reply_repeats_the_id_of_its_request(client):
 
 
 def test_a_decision_is_explained_if_asked(client):
+    learn_a_little(client)
     decision = ranked(client, explain=True).json()
     assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
     assert decision["explanations"][0]["strongest"]
+    assert decision["explanations"][0]["width"] > 0
 
 
 def test_a_repeated_event_has_the_same_answer_and_another_request_with_its_id_is_refused(client):
@@ -138,12 +148,13 @@ def test_a_model_can_be_taken_out_and_put_back(client):
 
 
 def test_a_user_has_a_model_and_can_be_erased(client):
+    learn_a_little(client)
     event = ranked(client, user="ann/é").json()["event_id"]
     client.post(f"/v1/events/{event}/reward", json={"value": 1})
     client.get("/v1/model")  # returns once all is learned
     model = client.get("/v1/users/ann%2F%C3%A9/model").json()
     assert model["user"] == "ann/é"
-    assert model["weights"]
+    assert (model["events"], len(model["blocks"])) == (1, 3)
     assert client.delete("/v1/users/ann%2F%C3%A9").status_code == 204
     assert client.get("/v1/users/ann%2F%C3%A9/model").status_code == 404
     assert event not in [line["event_id"] for line in export(client)]
