@@ -191,11 +191,14 @@ class Configurations:
         changes: dict[str, Any] = {}
         if meaning.epsilon is not None:
             changes |= {"policy": "epsilon-greedy", "epsilon": meaning.epsilon}
-        if settings.model == "adagrad":  # the other model has crosses anyway, and no rate
-            rate = meaning.learning_rate
-            if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
-                rate = Settings().learning_rate
+        rate = meaning.learning_rate
+        if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
+            rate = Settings().learning_rate
+        if settings.model == "adagrad":
             changes |= {"crosses": meaning.crosses, "learning_rate": rate}
+        elif rate != Settings().learning_rate:
+            message = f"-l must be {AZURE_RATE} or left out: {settings.model} has no learning rate, got {rate:g}"
+            raise Refusal("InvalidPolicyConfiguration", message, "arguments")
         kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
         try:
             await self._put(loop, settings, kept, **changes)
