@@ -19,6 +19,7 @@ from service.cli.base import (
     console,
     one_line_errors,
     progress_bar,
+    whole_numbers,
     write_json,
 )
 
@@ -99,7 +100,7 @@ def delays(
     for name in schemes.split(","):
         timings = timing.split(",") if name.strip() == "fedres" else ["on-arrival"]
         rows += [Scheme(name.strip(), global_learner, local_learner, local_features, rule.strip()) for rule in timings]
-    _replay(setup, at_delays(rows, _whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+    _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
 
 
 def _replay(
@@ -129,10 +130,3 @@ def _replay(
     if plot is not None:
         draw(result, plot)
     journal.unlink(missing_ok=True)
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None
