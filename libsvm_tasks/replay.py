@@ -102,6 +102,7 @@ class Replay:
 def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = asdict(result.scheme)
     row |= {"accuracy_mean": result.accuracy_mean, "accuracy_se": result.accuracy_se}
+    row["accuracy"] = result.accuracy.tolist()  # of each rollout
     row |= {"bits_up": result.bits_up, "bits_down": result.bits_down, "seconds": result.seconds}
     if result.gain is not None:
         row |= {"gain_mean": float(result.gain.mean()), "gain_se": standard_error(result.gain)}

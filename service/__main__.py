@@ -7,6 +7,7 @@ import sys
 EXTRAS = {  # the extra that installs a module, as in pyproject.toml
     "vowpalwabbit": "vw",
     "fastapi": "serve",
+    "fastapi_offline": "serve",
     "uvicorn": "serve",
     "uvloop": "serve",
     "httptools": "serve",

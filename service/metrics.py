@@ -74,7 +74,12 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
     "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
     "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
-    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the policy."),
+    "policy_reward": ("fedres_policy_reward", False, "Mean reward of the events learned from."),
+    "provisional_reward": (
+        "fedres_provisional_reward",
+        False,
+        "The same if no event that waits is rewarded: each counts with the default reward.",
+    ),
     "baseline_reward": ("fedres_baseline_reward", False, "Mean reward, estimated, had the first action been taken."),
     "reward_lag_seconds": ("fedres_reward_lag_seconds", False, "Mean time from a decision to its reward."),
     "learner_lag_records": ("fedres_learner_lag_records", False, "Records in the log that are not learned yet."),
@@ -82,7 +87,11 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "apprentice_events": ("fedres_apprentice_events", True, "Decisions made as an apprentice."),
     "apprentice_agreement": ("fedres_apprentice_agreement", False, "Share of those where the policy agreed."),
     "learned_uploads": ("fedres_learned_uploads", True, "Uploads of devices learned from."),
+    "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
+    "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
+    "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
+    "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
 }
 Family = CounterMetricFamily | GaugeMetricFamily
 

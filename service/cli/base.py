@@ -62,7 +62,7 @@ def one_line_errors(command: Command) -> Command:
 
 def console() -> Console:
     """Return where tables are printed: as wide as the terminal, or wide enough for a file."""
-    return Console(width=None if os.isatty(1) else 150)
+    return Console(width=None if os.isatty(1) else 200)
 
 
 @contextmanager
@@ -72,6 +72,16 @@ def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work begins rather than after it."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"json must be a file in a folder that exists, got {path}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"json must be in a folder that can be written to, got {path}")
 
 
 def write_json(path: Path | None, content: object) -> None:

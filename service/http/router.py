@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from service import metrics
 from service.errors import ApiError
@@ -19,6 +19,7 @@ from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
+    Error,
     Receive,
     Reply,
     Scope,
@@ -33,6 +34,7 @@ from service.http.replies import (
 from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
+WITH_BODY = ("POST", "PUT", "PATCH")
 GONE = 499  # the status in metrics of those who went away before they were answered
 
 CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
@@ -103,6 +105,11 @@ class Table:
         return node.ends, dict(zip(node.ends.names, map(_unquoted, quoted), strict=True))
 
 
+def _below(root: bytes, raw_path: bytes) -> bytes:
+    """Return the path below a root; a proxy may have removed the root already."""
+    return raw_path[len(root) :] or b"/" if raw_path == root or raw_path.startswith(root + b"/") else raw_path
+
+
 def _unquoted(segment: bytes) -> str:
     try:
         return unquote(segment, errors="strict")
@@ -129,10 +136,12 @@ class Router:
         hosts: Hosts,
         audit: Audit,
         reshape: Mapping[bytes, Reshape] | None = None,
+        root_path: str = "",
     ) -> None:
         self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
+        self._root = root_path.encode()
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
         self._other_bytes = limits.body_bytes
@@ -150,6 +159,8 @@ class Router:
         path, raw_path = UNKNOWN, b""
         try:
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
+            if self._root:
+                raw_path = _below(self._root, raw_path)
             methods, parameters = self._table.find(raw_path)
             path, method = methods.path, scope["method"]
             route = methods.routes.get("GET" if method == "HEAD" else method)
@@ -159,7 +170,9 @@ class Router:
                 head = read_head(scope["headers"])
                 send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
-                body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
+                if scope.get("query_string"):
+                    _check_query(route, scope["query_string"])
+                body = await self._read(route, head, receive) if method in WITH_BODY else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
                     status = await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
@@ -167,7 +180,7 @@ class Router:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
                 query = scope.get("query_string", b"")
-                call = Call(route.loop(parameters) or "", parameters, body, key.client, query)
+                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query)
                 reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE
@@ -203,7 +216,7 @@ class Router:
         if seconds:
             metrics.refusals.labels(key.id).inc()
             raise _Refused(too_many_requests(seconds))
-        loop = route.loop(parameters)
+        loop = route.loop(parameters, key.loop)
         if key.role in route.roles and (key.loop is None or key.loop == loop):
             return key
         if route.audited:
@@ -264,6 +277,17 @@ class _Passed:
 
 def _no_method(method: str, allowed: str) -> Reply:
     return Reply(204, headers=((b"allow", allowed.encode()),)) if method == "OPTIONS" else wrong_method(method, allowed)
+
+
+def _check_query(route: Route, query: bytes) -> None:
+    """Refuse parameters that the route does not have; those of pages and of other APIs are left alone."""
+    if route.roles is OPEN or route.error is not Error:
+        return
+    for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name not in route.query:
+            known = f"one of {', '.join(route.query)}" if route.query else "none here"
+            message = f"query parameters must be {known}, got {name[:100]!a}"
+            raise ApiError(422, "unknown_parameter", message, name[:100])
 
 
 def _forbidden(key: Key, what: str, loop: str | None) -> ApiError:

@@ -64,16 +64,22 @@ class Route:
     error: type  # the shape of what fails
     takes_subscription_key: bool  # the key may come as Azure's clients send it
     choices: Mapping[str, Sequence[str]]  # what parameters of the path may be, where not any text
-    query: tuple[str, ...]  # parameters of a hot route's query; FastAPI knows those of the others
+    query: tuple[str, ...]  # its parameters
     endpoint: Callable[..., Any]
     audited: bool = field(init=False)  # it is noted who asks: only admins may, and something changes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "audited", self.roles == ADMIN and self.method != "GET")
 
-    def loop(self, parameters: dict[str, str]) -> str | None:
-        """Return the loop it is about, None for the service as a whole."""
-        return parameters.get("loop", DEFAULT_LOOP) if self.of_loop else None
+    def loop(self, parameters: dict[str, str], of_key: str | None = None) -> str | None:
+        """Return the loop it is about, None for the service as a whole.
+
+        Azure's clients name no loop. What they ask with a key for one loop is about that.
+        """
+        if not self.of_loop:
+            return None
+        unnamed = of_key if self.takes_subscription_key else None
+        return parameters.get("loop", unnamed or DEFAULT_LOOP)
 
 
 class Routes:

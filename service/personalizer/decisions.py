@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -70,11 +72,13 @@ class Decisions:
     async def reward(self, loop: str, event_id: str, reward: PersonalizerReward) -> None:
         """Store a reward; that of an event which nobody knows comes to nothing."""
         await self._configurations.settings(loop)
-        await self._ranker.reward(loop, native_id(event_id), reward.value, new_event_id())
+        with _unless_unknown():
+            await self._ranker.reward(loop, native_id(event_id), reward.value, new_event_id())
 
     async def activate(self, loop: str, event_id: str) -> None:
         await self._configurations.settings(loop)
-        await self._ranker.activate(loop, native_id(event_id))
+        with _unless_unknown():
+            await self._ranker.activate(loop, native_id(event_id))
 
     # several slots
 
@@ -142,6 +146,16 @@ class Decisions:
     def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
         check_slots(request)
         return fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+
+
+@contextmanager
+def _unless_unknown() -> Iterator[None]:
+    """Pass over what is about an event that is not there, where too many such are stored already."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code != "too_many_early_events":
+            raise
 
 
 def ranked(ids: list[str], excluded: set[str], result: RankResult) -> list[RankedAction]:

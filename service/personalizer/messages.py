@@ -112,3 +112,24 @@ class ServiceConfiguration(Struct, rename="camel", kw_only=True, omit_defaults=T
     auto_optimization_frequency: str | None = None
     auto_optimization_start_date: str | None = None
     is_inference_explainability_enabled: bool | None = None
+
+
+class EvaluationContract(Struct, rename="camel", kw_only=True):
+    """An evaluation to be made of the events between two times."""
+
+    name: Id
+    start_time: str
+    end_time: str
+    policies: list[PolicyContract]
+    enable_offline_experimentation: bool | None = None
+    enable_policy_optimization: bool | None = None
+
+    @property
+    def is_optimising(self) -> bool:
+        return bool(self.enable_offline_experimentation or self.enable_policy_optimization)
+
+
+class FeatureImportanceContract(Struct, rename="camel", kw_only=True):
+    name: Id
+    start_time: str
+    end_time: str

@@ -1,26 +1,13 @@
-"""The paths of Azure's API: below ``/personalizer`` for the loop ``default``, and below ``/loops/{loop}/personalizer``.
-
-Two families of versions share most handlers: ``/personalizer/v1.0/…`` with its previews, and ``/personalizer/…`` with
-``api-version=2022-09-01-preview``.
-"""
+"""The paths of Azure's API."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
-from urllib.parse import parse_qs
-
-import msgspec
-
-from service.errors import invalid
-from service.http.replies import NO_CONTENT, Reply, json_reply
+from service.http.replies import NO_CONTENT, Reply
 from service.http.routes import ADMIN, RANK, Call, Routes
-from service.http.strict import decode
+from service.personalizer.admin_routes import evaluation_routes, importance_routes, model_and_log_routes
 from service.personalizer.configuration import Configurations
 from service.personalizer.decisions import Decisions
-from service.personalizer.errors import PersonalizerErrorResponse, Refusal, failed
-from service.personalizer.features import LONGEST
+from service.personalizer.jobs import Jobs
 from service.personalizer.messages import (
     MultiSlotRankRequest,
     MultiSlotRankResponse,
@@ -31,88 +18,10 @@ from service.personalizer.messages import (
     PolicyContract,
     ServiceConfiguration,
 )
+from service.personalizer.model_and_logs import ModelAndLogs
+from service.personalizer.routing import PersonalizerRoutes, answered, id_in, reader
 from service.ranking.admin import Admin
 from service.ranking.ranker import Machine, Ranker
-
-PREFIXES = ("/personalizer", "/loops/{loop}/personalizer")
-OLD, NEW = "/{version}", ""
-BOTH = (OLD, NEW)
-VERSIONS = ("v1.0", "v1.1-preview.1", "v1.1-preview.2", "v1.1-preview.3")
-API_VERSION = "2022-09-01-preview"
-
-Handler = Callable[[Call], Awaitable[Reply]]
-T = TypeVar("T")
-
-_encode = msgspec.json.Encoder().encode
-
-
-class PersonalizerRoutes(Routes):
-    """Declares handlers for both families; what a handler refuses is answered in Azure's shape."""
-
-    def of(
-        self,
-        method: str,
-        path: str,
-        roles: frozenset[str],
-        summary: str,
-        code: str,
-        families: tuple[str, ...] = BOTH,
-        **options: Any,
-    ) -> Callable[[Handler], Handler]:
-        """Declare a handler; ``code`` is that of requests which break a rule."""
-        paths = [prefix + family + path for prefix in PREFIXES for family in families]
-        options |= {"hot": True, "of_loop": True, "error": PersonalizerErrorResponse, "takes_subscription_key": True}
-        options["choices"] = {"version": VERSIONS}
-        declare = self.of_paths(method, paths, roles, summary, **options)
-
-        def decorate(handler: Handler) -> Handler:
-            @functools.wraps(handler)
-            async def answer(call: Call) -> Reply:
-                try:
-                    _check_version(call)
-                    return await handler(call)
-                except Exception as error:
-                    return failed(error, code)
-
-            return declare(answer)
-
-        return decorate
-
-
-def _check_version(call: Call) -> None:
-    version = call.parameters.get("version")
-    if version is not None:
-        if version not in VERSIONS:
-            message = f"the version must be one of {', '.join(VERSIONS)}, got {version[:100]!r}"
-            raise Refusal("ResourceNotFound", message, "version", 404)
-        return
-    given = query(call).get("api-version", API_VERSION)
-    if given != API_VERSION:
-        message = f"api-version must be {API_VERSION}, got {given[:100]!r}"
-        raise Refusal("BadRequest", message, "api-version")
-
-
-def query(call: Call) -> dict[str, str]:
-    """Return the parameters of a query, of one that comes twice the last."""
-    return {name: values[-1] for name, values in parse_qs(call.query.decode("latin-1")).items()}
-
-
-def id_in(call: Call, name: str) -> str:
-    """Return an id of the path."""
-    given = call.parameters[name]
-    if len(given) > LONGEST:
-        raise invalid(f"{name} must have at most {LONGEST} characters, got {len(given)}", name)
-    return given
-
-
-def reader(kind: type[T]) -> Callable[[Call], T]:
-    """Return what reads bodies of a type."""
-    decoder = msgspec.json.Decoder(kind)
-    return lambda call: decode(decoder, call.body)
-
-
-def answered(value: Any, status: int = 200) -> Reply:
-    return json_reply(_encode(value), status)
 
 
 def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin) -> Routes:
@@ -120,6 +29,10 @@ def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin) -> Route
     routes, configurations = PersonalizerRoutes(), Configurations(admin)
     _decision_routes(routes, Decisions(machine, ranker, configurations))
     _configuration_routes(routes, configurations)
+    model_and_log_routes(routes, ModelAndLogs(machine, admin, configurations))
+    jobs = Jobs(machine, configurations)
+    evaluation_routes(routes, jobs, configurations)
+    importance_routes(routes, jobs)
     return routes
 
 
@@ -131,7 +44,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/rank",
         RANK,
-        "Azure Personalizer: rank actions.",
+        "Rank actions.",
         "InvalidRankRequest",
         body=PersonalizerRankRequest,
         reply=PersonalizerRankResponse,
@@ -144,7 +57,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/events/{event_id}/reward",
         RANK,
-        "Azure Personalizer: send a reward.",
+        "Send a reward.",
         "InvalidRewardRequest",
         body=PersonalizerReward,
         status=204,
@@ -157,7 +70,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/events/{event_id}/activate",
         RANK,
-        "Azure Personalizer: activate an event.",
+        "Activate an event.",
         "InvalidEventIdToActivate",
         status=204,
     )
@@ -169,7 +82,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/multislot/rank",
         RANK,
-        "Azure Personalizer: rank actions for several slots.",
+        "Rank actions for several slots.",
         "InvalidRankRequest",
         body=MultiSlotRankRequest,
         reply=MultiSlotRankResponse,
@@ -182,7 +95,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/multislot/events/{event_id}/reward",
         RANK,
-        "Azure Personalizer: send the rewards of slots.",
+        "Send the rewards of slots.",
         "InvalidRewardRequest",
         body=MultiSlotReward,
         status=204,
@@ -195,7 +108,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "POST",
         "/multislot/events/{event_id}/activate",
         RANK,
-        "Azure Personalizer: activate a multi-slot event.",
+        "Activate a multi-slot event.",
         "InvalidEventIdToActivate",
         status=204,
     )
@@ -208,9 +121,7 @@ def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurat
     read_configuration, read_policy = reader(ServiceConfiguration), reader(PolicyContract)
     service, policy = "/configurations/service", "/configurations/policy"
 
-    @routes.of(
-        "GET", service, ADMIN, "Azure Personalizer: show the configuration.", "BadRequest", reply=ServiceConfiguration
-    )
+    @routes.of("GET", service, ADMIN, "Show the configuration.", "BadRequest", reply=ServiceConfiguration)
     async def get_configuration(call: Call) -> Reply:
         return answered(await configurations.configuration(call.loop))
 
@@ -218,7 +129,7 @@ def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurat
         "PUT",
         service,
         ADMIN,
-        "Azure Personalizer: change the configuration.",
+        "Change the configuration.",
         "InvalidServiceConfiguration",
         body=ServiceConfiguration,
         reply=ServiceConfiguration,
@@ -226,7 +137,7 @@ def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurat
     async def put_configuration(call: Call) -> Reply:
         return answered(await configurations.put_configuration(call.loop, read_configuration(call)))
 
-    @routes.of("GET", policy, ADMIN, "Azure Personalizer: show the policy.", "BadRequest", reply=PolicyContract)
+    @routes.of("GET", policy, ADMIN, "Show the policy.", "BadRequest", reply=PolicyContract)
     async def get_policy(call: Call) -> Reply:
         return answered(await configurations.policy(call.loop))
 
@@ -234,7 +145,7 @@ def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurat
         "PUT",
         policy,
         ADMIN,
-        "Azure Personalizer: change the policy.",
+        "Change the policy.",
         "InvalidPolicyContract",
         body=PolicyContract,
         reply=PolicyContract,
@@ -242,6 +153,6 @@ def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurat
     async def put_policy(call: Call) -> Reply:
         return answered(await configurations.put_policy(call.loop, read_policy(call)))
 
-    @routes.of("DELETE", policy, ADMIN, "Azure Personalizer: reset the policy.", "BadRequest", reply=PolicyContract)
+    @routes.of("DELETE", policy, ADMIN, "Reset the policy.", "BadRequest", reply=PolicyContract)
     async def reset_policy(call: Call) -> Reply:
         return answered(await configurations.reset_policy(call.loop))

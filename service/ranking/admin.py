@@ -14,7 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate
+from service.log.protocol import Duplicate, Log
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -28,8 +28,9 @@ from service.log.records import (
     Record,
     encode,
 )
-from service.models.personal import read_personal
-from service.ranking import reports
+from service.models.kalman_personal import PersonalKalman
+from service.ranking import experiments, reports
+from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
@@ -116,6 +117,11 @@ class Admin:
         view = self._machine.loop(loop).view
         return view.version == view.since
 
+    async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
+        """Change some settings; the others stay."""
+        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        return await self.put_settings(loop, {**known, **changes})
+
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:
@@ -154,13 +160,17 @@ class Admin:
     # users
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:
-        """Return a user's own model as published: weights by feature key (docs/hashing.md), and the constant's."""
-        view, memory = self._machine.loop(loop).view, self._machine.models.memory
-        model = None if memory is None else read_personal(memory, view.id, user)
+        """Return a user's own model as published, by feature key (docs/hashing.md)."""
+        found = self._machine.loop(loop)
+        model = personal_model(user, found, self._machine.models)
         if model is None:
             raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
+        known = {"user": user, "model_version": found.view.version}
+        if isinstance(model, PersonalKalman):
+            assert found.kalman is not None
+            return {**known, **model.described(found.kalman.shared)}
         weights = {str(key): weight for key, weight in model.weights.items()}
-        return {"user": user, "model_version": view.version, "constant": model.constant, "weights": weights}
+        return {**known, "constant": model.constant, "weights": weights}
 
     async def erase_user(self, loop: str, user: str) -> None:
         """Erase a user's model, events and rewards from every file; return when nothing is left."""
@@ -170,6 +180,11 @@ class Admin:
         await self._machine.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
         await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
 
+    async def erase_user_everywhere(self, user: str) -> None:
+        """Erase a user in all loops."""
+        self._machine.check_follows_all()
+        await asyncio.gather(*[self.erase_user(loop, user) for loop in self.loops()])
+
     # what is logged
 
     async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -177,11 +192,34 @@ class Admin:
         since = self._machine.loop(loop).view.since
         return await self._machine.look_up(lambda log: Exporter(log, since).events(loop, max(after, since), limit))
 
+    async def user_events(self, user: str, loops: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Return a user's logged events in these loops, in all by default; each names its loop."""
+        if loops is None:
+            self._machine.check_follows_all()
+            loops = self.loops()
+        starts = {loop: self._machine.loop(loop).view.since for loop in loops}
+
+        def read(log: Log) -> Iterator[dict[str, Any]]:
+            for loop, since in starts.items():
+                for event in Exporter(log, since).events(loop, since, None, user):
+                    yield {"loop": loop, **event}
+
+        return await self._machine.look_up(read)
+
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""
         self._machine.loop(loop)
         rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
         return reports.unmatched(rewards)
+
+    async def lift(self, loop: str) -> experiments.LiftReport:
+        """Return what the loop's control group shows."""
+        view = self._machine.loop(loop).view
+        if not view.settings.control.share:
+            message = "the loop must have a control group: set control.share in its settings"
+            raise ApiError(404, "no_experiment", message, "control")
+        begin, settings = view.control_since, view.settings
+        return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
 
     async def evaluate(
         self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")

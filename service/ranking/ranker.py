@@ -19,7 +19,8 @@ from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, Rew
 from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, LoopView, Models, NotPublished
-from service.ranking.decide import MOST_EXPLAINED, Decision, decide, explanations, repeated
+from service.ranking.decide import Decision, decide, repeated
+from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import Quotas, exceeded
 from service.ranking.requests import RankRequest, RankResult, check_id
@@ -91,6 +92,14 @@ class Machine:
         if self._only is not None and name not in self._only:
             followed = ", ".join(self._only)
             message = f"loop must be one that this machine follows ({followed}), got {name!r}: ask another machine"
+            raise ApiError(421, "not_followed", message, "loop")
+
+    def check_follows_all(self) -> None:
+        """Refuse what is about all loops where some are left to other machines."""
+        if self._only is not None:
+            message = (
+                f"this machine follows {', '.join(self._only)} only: ask for each loop, at a machine that follows it"
+            )
             raise ApiError(421, "not_followed", message, "loop")
 
     def archive(self) -> Log:

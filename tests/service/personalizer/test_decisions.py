@@ -72,6 +72,15 @@ def test_the_key_is_azures_header_and_must_be_there(live, http):
     assert refused(http.post("/personalizer/rank?api-version=1999-01-01", json=asked()), "BadRequest")
 
 
+def test_a_key_for_one_loop_says_which_loop_is_meant(live, http, loop):
+    name = loop.removeprefix("/loops/")
+    with live.client() as client:
+        client.headers["Ocp-Apim-Subscription-Key"] = live.keys.add("rank", name)
+        assert client.post("/personalizer/v1.0/rank", json=asked(eventId="mine")).status_code == 201
+        assert refused(client.post("/loops/other/personalizer/v1.0/rank", json=asked()), "OperationNotAllowed", 403)
+    assert set(events(http, live, loop)) == {"mine"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -215,8 +224,10 @@ def test_an_apprentice_answers_with_the_first_action(http, loop):
 
 
 def test_the_exploration_percentage_is_the_share_of_uniform_draws(http, live, loop):
-    assert rank(http, loop, eventId="good", excludedActions=["news", "arts"]).status_code == 201
-    assert http.post(f"{loop}/personalizer/v1.0/events/good/reward", json={"value": 1}).status_code == 204
+    for k in range(20):  # more than a loop begins with
+        assert rank(http, loop, eventId=f"good {k}", excludedActions=["news", "arts"]).status_code == 201
+        reply = http.post(f"{loop}/personalizer/v1.0/events/good%20{k}/reward", json={"value": 1})
+        assert reply.status_code == 204
     live.settle(loop.removeprefix("/loops/"))
     for share in (0.0, 0.3, 1.0):
         put_configuration(http, loop, explorationPercentage=share)

@@ -1,5 +1,7 @@
 """Microsoft's own Python SDKs against a running service: only the endpoint and the key are ours."""
 
+import io
+
 import pytest
 from azure.ai.personalizer import PersonalizerAdministrationClient, PersonalizerClient
 from azure.cognitiveservices.personalizer import PersonalizerClient as OldClient
@@ -100,3 +102,51 @@ def test_a_wrong_key_is_unauthorised(live):
     ):
         client.rank({"actions": ACTIONS})
     assert caught.value.status_code == 401
+
+
+def test_the_new_sdk_exports_imports_and_resets_a_model(admin):
+    model = b"".join(admin.export_model(signed=True))
+    assert admin.reset_model() is None
+    assert admin.import_model(io.BytesIO(model)) is None
+    assert b"".join(admin.export_model()) == model
+    assert set(admin.get_model_properties()) == {"creationTime", "lastModifiedTime"}
+    with pytest.raises(HttpResponseError) as caught:
+        admin.import_model(io.BytesIO(b"rubbish"))
+    assert caught.value.error.code == "InvalidModelImportFormat"
+
+
+def test_the_new_sdk_evaluates_and_rates_features(live, client, admin, loop):
+    for k in range(12):
+        client.rank({"actions": ACTIONS, "contextFeatures": CONTEXT, "eventId": str(k)})
+        client.reward(str(k), {"value": 1.0})
+    live.settle(loop.removeprefix("/loops/"))
+    assert set(admin.get_log_properties()["dateRange"]) == {"from", "to"}
+    start, end = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+    job = {"name": "sdk", "startTime": start, "endTime": end}
+    assert admin.create_evaluation("e", {**job, "enablePolicyOptimization": True, "policies": []}) is None
+    assert admin.create_feature_importance("f", job) is None
+    times = {"start_time": start, "end_time": end}
+    evaluated = once_done(live, loop, lambda: admin.get_evaluation("e", **times))
+    assert (evaluated["name"], evaluated["evaluationType"]) == ("sdk", "Manual")
+    assert evaluated["content"]["value"][0]["summary"]["expectedReward"] == 1.0
+    rated = once_done(live, loop, lambda: admin.get_feature_importance("f"))
+    assert rated["featureScores"]
+    assert [one["id"] for one in admin.list_evaluations(top=5)] == ["e"]
+    assert [one["id"] for one in admin.list_feature_importances()] == ["f"]
+    best = {"evaluationId": "e", "policyName": "Hyper0.1"}
+    assert admin.apply_from_evaluation(best) is None
+    assert "--epsilon 0.1 " in admin.get_policy()["arguments"]
+    assert admin.delete_evaluation("e") is None
+    assert admin.delete_feature_importance("f") is None
+    assert admin.delete_logs() is None
+    assert admin.get_log_properties() == {}
+
+
+def once_done(live, loop, get):
+    for _ in range(600):
+        job = get()
+        if job["status"] != "Running":
+            assert job["status"] == "Succeeded", job
+            return job
+        live.settle(loop.removeprefix("/loops/"))
+    raise AssertionError(job)

@@ -1,0 +1,94 @@
+"""How much each feature says about rewards: adjusted shares of variance, from 1 for the strongest down to 0.
+
+Rewards are grouped by a feature's value, for a feature of the context together with the action that was taken. The
+score is ε² = (between − (groups − 1)·within/(n − groups)) / all, less what the action alone explains; a feature without
+any influence has 0 on average, however many values it has. Numbers are grouped by quartile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.scoring.flattening import FeatureError, Limits, flatten
+from service.log.records import encode
+
+MOST_EVENTS = 100_000  # the newest count
+QUARTILES = (0.25, 0.5, 0.75)
+CONTEXT, ACTION = "context", "action"
+
+
+def feature_scores(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return namespaces, names and scores, the highest first."""
+    rows = list(events)[-MOST_EVENTS:]
+    rewards = np.array([float(row["reward"]) for row in rows])
+    taken = _codes([str(row["action"]) for row in rows])
+    columns = _columns(rows)
+    alone = _explained(rewards, taken)
+    found: list[tuple[float, str, str]] = []
+    for (kind, name), values in columns.items():
+        groups = _codes(values)
+        if kind == CONTEXT:
+            score = _explained(rewards, groups * (taken.max(initial=0) + 1) + taken) - alone
+        else:
+            score = _explained(rewards, groups)
+        namespace, _, rest = name.partition(".")
+        found.append((max(score, 0.0), namespace if rest else kind, rest or namespace))
+    top = max([score for score, _, _ in found], default=0.0) or 1.0
+    found.sort(key=lambda one: (-one[0], one[1:]))
+    return [{"namespace": space, "featureName": name, "score": score / top} for score, space, name in found]
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:
+    """Return the values of each feature in all events, None where it is missing."""
+    columns: dict[tuple[str, str], list[Any]] = {}
+    for at, row in enumerate(rows):
+        chosen = next((one["features"] for one in row["actions"] if one["id"] == row["action"]), None)
+        for kind, features in ((CONTEXT, row["context"]), (ACTION, chosen)):
+            for name, value in _flat(features):
+                column = columns.setdefault((kind, name), [])
+                column += [None] * (at - len(column))
+                if len(column) == at:
+                    column.append(value)
+    for column in columns.values():
+        column += [None] * (len(rows) - len(column))
+    return columns
+
+
+def _flat(features: Any) -> list[tuple[str, Any]]:
+    """Return names and values; a string is the value of its name."""
+    try:
+        named = flatten(encode(features), Limits())
+    except FeatureError:  # logged under other limits
+        return []
+    pairs: list[tuple[str, Any]] = []
+    for name, value, _ in named:
+        before, sign, text = name.partition("=")
+        pairs.append((before, text) if sign else (name, value))
+    return pairs
+
+
+def _codes(values: list[Any]) -> Array:
+    """Return a number for each different value, numbers by quartile where there are many."""
+    numbers = [value for value in values if isinstance(value, float)]
+    if len(set(numbers)) > len(QUARTILES) + 1:
+        cuts = np.quantile(numbers, QUARTILES)
+        values = [int(np.searchsorted(cuts, value)) if isinstance(value, float) else value for value in values]
+    known: dict[Any, int] = {}
+    return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
+
+
+def _explained(rewards: Array, groups: Array) -> float:
+    """Return ε², the share of variance between groups without what chance puts there."""
+    n, all_squares = len(rewards), float(((rewards - rewards.mean()) ** 2).sum()) if len(rewards) else 0.0
+    _, group = np.unique(groups, return_inverse=True)
+    counts = np.bincount(group)
+    if all_squares == 0 or len(counts) >= n:
+        return 0.0
+    means = np.bincount(group, rewards) / counts
+    within = float(((rewards - means[group]) ** 2).sum())
+    by_chance = (len(counts) - 1) * within / (n - len(counts))
+    return (all_squares - within - by_chance) / all_squares

@@ -1,0 +1,255 @@
+"""Evaluations and feature importances: asked for now, worked out in the background, shown when they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from fedres.event_ids import new_event_id
+from service.personalizer import evaluation
+from service.personalizer.configuration import Configurations, kept_of
+from service.personalizer.durations import microseconds, read_time, show_time
+from service.personalizer.errors import Refusal
+from service.personalizer.evaluation import PolicyValue
+from service.personalizer.importance import feature_scores
+from service.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
+from service.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
+from service.ranking.exporting import Exporter
+from service.ranking.ranker import Machine
+
+EVALUATION, IMPORTANCE = "evaluation", "importance"
+OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}
+INTERVALS = (5, 60, 360, 720, 1440)
+
+T = TypeVar("T")
+
+
+class Jobs:
+    """Starts jobs and shows them."""
+
+    def __init__(self, machine: Machine, configurations: Configurations) -> None:
+        self._machine, self._configurations = machine, configurations
+        self._stored = Stored(machine)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # evaluations
+
+    async def evaluate(self, loop: str, wanted: EvaluationContract, name: str | None = None) -> Job:
+        """Start an evaluation."""
+        names = [policy.name for policy in wanted.policies]
+        if len(set(names)) < len(names):
+            raise Refusal("DuplicateCustomPolicyNames", f"policies must have different names, got {names}", "policies")
+        code = "InvalidEvaluationContract"
+        settings = await self._configurations.settings(loop)
+        policies = [{"name": policy.name, "arguments": policy.arguments} for policy in wanted.policies]
+        job = await self._new(loop, EVALUATION, name, wanted, code, "EvaluationAlreadyExists")
+        job.policies = policies
+        online, optimise = kept_of(settings).arguments, bool(wanted.is_optimising)
+
+        def work(events: Iterator[dict[str, Any]]) -> dict[str, Any]:
+            rows = list(events)
+            values = evaluation.evaluate_policies(rows, online, policies, optimise=optimise)
+            return {
+                "values": msgspec.to_builtins(values),
+                "best": evaluation.best_policy(values),
+                "features": feature_scores(rows),
+            }
+
+        await self._start(loop, job, work)
+        return job
+
+    async def evaluations(self, loop: str) -> list[Job]:
+        return await self._stored.list(loop, EVALUATION)
+
+    async def evaluation(self, loop: str, name: str) -> Job:
+        return await self._found(loop, EVALUATION, name, "EvaluationNotFound")
+
+    async def delete_evaluation(self, loop: str, name: str) -> None:
+        await self._delete(loop, await self.evaluation(loop, name))
+
+    async def policy_of(self, loop: str, name: str, policy: str) -> PolicyContract:
+        """Return the arguments of a policy that was evaluated."""
+        job = await self.evaluation(loop, name)
+        known = [*job.policies, *job.result.get("values", ())]
+        for one in known:
+            if one["name"] == policy and one["arguments"]:
+                return PolicyContract(policy, one["arguments"])
+        raise Refusal(
+            "LearningSettingsNotFound", f"policyName must be one of the evaluation's, got {policy!r}", "policyName", 404
+        )
+
+    # feature importances
+
+    async def rate_features(self, loop: str, wanted: FeatureImportanceContract, name: str) -> Job:
+        """Start to work out how important features are."""
+        job = await self._new(loop, IMPORTANCE, name, wanted, "InvalidContract", "FeatureImportanceAlreadyExists")
+        await self._start(loop, job, lambda events: {"features": feature_scores(events)})
+        return job
+
+    async def importances(self, loop: str) -> list[Job]:
+        return await self._stored.list(loop, IMPORTANCE)
+
+    async def importance(self, loop: str, name: str) -> Job:
+        return await self._found(loop, IMPORTANCE, name, "FeatureImportanceNotFound")
+
+    async def delete_importance(self, loop: str, name: str) -> None:
+        await self._delete(loop, await self.importance(loop, name))
+
+    # what they share
+
+    async def _new(
+        self,
+        loop: str,
+        kind: str,
+        name: str | None,
+        wanted: EvaluationContract | FeatureImportanceContract,
+        code: str,
+        exists: str,
+    ) -> Job:
+        start, end = _moment("startTime", wanted.start_time, code), _moment("endTime", wanted.end_time, code)
+        if start >= end:
+            raise Refusal(code, f"endTime must be later than startTime, got {wanted.end_time}", "endTime")
+        if name is not None and await self._stored.find(loop, kind, name) is not None:
+            raise Refusal(exists, f"{kind} with id {name} already exists", "id")
+        first = await asyncio.to_thread(next, await self._events(loop, start, end), None)
+        if first is None:
+            raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
+        now = time.time()
+        return Job(
+            kind=kind,
+            id=name or new_event_id(),
+            name=wanted.name,
+            start=show_time(microseconds(start)),
+            end=show_time(microseconds(end)),
+            created=show_time(round(now * 1e6)),
+            created_at=now,
+        )
+
+    async def _start(self, loop: str, job: Job, work: Callable[[Iterator[dict[str, Any]]], dict[str, Any]]) -> None:
+        await self._stored.put(loop, job)
+        task = asyncio.create_task(self._finish(loop, job, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, loop: str, job: Job, work: Callable[[Iterator[dict[str, Any]]], dict[str, Any]]) -> None:
+        events = await self._events(loop, read_time(job.start), read_time(job.end))
+        try:
+            result = await asyncio.to_thread(work, events)
+            done = msgspec.structs.replace(job, status=SUCCEEDED, result=result)
+        except Exception as error:
+            logging.getLogger("fedres.service").warning("%s %s failed", job.kind, job.id, exc_info=error)
+            done = msgspec.structs.replace(job, status=FAILED, description=str(error))
+        if await self._stored.find(loop, job.kind, job.id) is not None:  # else it was deleted meanwhile
+            await self._stored.put(loop, done)
+
+    async def _events(self, loop: str, start: datetime, end: datetime) -> Iterator[dict[str, Any]]:
+        """Return the events of a time that have a reward; read on a thread."""
+        since = self._machine.loop(loop).view.since
+        after = max(since, kept_of(await self._configurations.settings(loop)).logs_after)
+        low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
+        events = Exporter(self._machine.archive(), since).events(loop, after, None)
+        return (one for one in events if one["reward"] is not None and low <= one["time"] <= high)
+
+    async def _found(self, loop: str, kind: str, name: str, code: str) -> Job:
+        job = await self._stored.find(loop, kind, name)
+        if job is None:
+            raise Refusal(code, f"{kind} must be one that exists, got {name[:100]!r}", "id", 404)
+        return job
+
+    async def _delete(self, loop: str, job: Job) -> None:
+        await self._stored.put(loop, msgspec.structs.replace(job, deleted=True, result={}))
+
+
+def _moment(name: str, text: str, code: str) -> datetime:
+    try:
+        return read_time(text)
+    except ValueError as error:
+        raise Refusal(code, f"{name}: {error}", name) from None
+
+
+# as they are shown
+
+
+def summary(job: Job) -> dict[str, Any]:
+    """Return what lists of 2022 show of a job."""
+    shown = {"id": job.id, "name": job.name, "startTime": job.start, "endTime": job.end, "creationTime": job.created}
+    shown |= {"status": job.status}
+    return shown | ({"evaluationType": "Manual"} if job.kind == EVALUATION else {})
+
+
+def _values(job: Job) -> list[PolicyValue]:
+    return msgspec.convert(job.result.get("values", []), list[PolicyValue])
+
+
+def new_evaluation(job: Job, query: dict[str, str]) -> dict[str, Any]:
+    """Return an evaluation as 2022 shows it, with the time series that a query asks for."""
+    invalid = "InvalidRequest"
+    start = _moment("startTime", query.get("startTime", job.start), invalid)
+    end = _moment("endTime", query.get("endTime", job.end), invalid)
+    window = query.get("window", "Expanding")
+    minutes = query.get("intervalInMinutes", "5")
+    if window not in ("Expanding", "Rolling"):
+        raise Refusal(invalid, f"window must be Expanding or Rolling, got {window[:100]!r}", "window")
+    if minutes not in map(str, INTERVALS):
+        raise Refusal(
+            invalid, f"intervalInMinutes must be one of {INTERVALS}, got {minutes[:100]}", "intervalInMinutes"
+        )
+    value = evaluation.new_results(
+        _values(job), microseconds(start), microseconds(end), int(minutes), rolling=window == "Rolling"
+    )
+    content = {
+        "startTime": show_time(microseconds(start)),
+        "endTime": show_time(microseconds(end)),
+        "intervalInMinutes": int(minutes),
+        "value": value,
+    }
+    shown = {**summary(job), "optimalPolicy": job.result.get("best", ""), "content": content}
+    return shown if job.description is None else {**shown, "description": job.description}
+
+
+def old_evaluation(job: Job) -> dict[str, Any]:
+    """Return an evaluation as v1.x shows it."""
+    results = evaluation.old_results(_values(job), job.end)
+    if job.status != SUCCEEDED:
+        results = [{**policy, "policySource": "Custom", "summary": []} for policy in job.policies]
+    features = [[f"{one['namespace']}.{one['featureName']}"] for one in job.result.get("features", ())]
+    return {
+        "id": job.id,
+        "name": job.name,
+        "startTime": job.start,
+        "endTime": job.end,
+        "jobId": job.id,
+        "status": OLD_STATUS[job.status],
+        "policyResults": results,
+        "featureImportance": features,
+        "evaluationType": "Manual",
+        "optimalPolicy": job.result.get("best", ""),
+        "creationTime": job.created,
+    }
+
+
+def importance_shown(job: Job) -> dict[str, Any]:
+    """Return a feature importance."""
+    shown = {**summary(job), "featureScores": job.result.get("features", [])}
+    return shown if job.description is None else {**shown, "description": job.description}
+
+
+def page(jobs: Sequence[Job], query: dict[str, str]) -> dict[str, Any]:
+    """Return a list of 2022: ``top`` jobs behind ``skip``, and those of a type where it is filtered."""
+    kind = query.get("filter", "").rpartition(" ")[2].strip("'\"")
+    chosen = [job for job in jobs if kind in ("", "Manual")]
+    skip, top = _whole("skip", query, 0), _whole("top", query, len(chosen))
+    return {"value": [summary(job) for job in chosen[skip : skip + top]]}
+
+
+def _whole(name: str, query: dict[str, str], default: int) -> int:
+    text = query.get(name, str(default))
+    if not text.isdecimal():
+        raise Refusal("InvalidRequest", f"{name} must be a whole number, got {text[:100]!r}", name)
+    return int(text)

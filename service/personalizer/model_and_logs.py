@@ -1,0 +1,77 @@
+"""The model and the log in Azure's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.learn.shared_models import new_model
+from service.log.protocol import Log
+from service.log.records import LOOP, MODEL, RANK
+from service.personalizer.configuration import Configurations, kept_of
+from service.personalizer.durations import show_time
+from service.ranking.admin import Admin
+from service.ranking.ranker import Machine
+
+CHUNK = 500
+
+
+class ModelAndLogs:
+    """Exports, imports and resets models; shows and forgets logs."""
+
+    def __init__(self, machine: Machine, admin: Admin, configurations: Configurations) -> None:
+        self._machine, self._admin, self._configurations = machine, admin, configurations
+
+    async def model(self, loop: str) -> bytes:
+        return await self._admin.model(loop)
+
+    async def put_model(self, loop: str, state: bytes) -> None:
+        await self._admin.put_model(loop, state)
+
+    async def reset_model(self, loop: str) -> None:
+        """Go on with a model that has learned nothing."""
+        await self._admin.put_model(loop, new_model(await self._configurations.settings(loop)).to_bytes())
+
+    async def model_properties(self, loop: str) -> dict[str, Any]:
+        view = self._machine.loop(loop).view
+        created, changed = await self._machine.look_up(lambda log: _times(log, loop, view.since, view.version))
+        return {"creationTime": show_time(created), "lastModifiedTime": show_time(changed)}
+
+    async def log_properties(self, loop: str) -> dict[str, Any]:
+        """Return the time of the first and of the last decision, nothing where there is none."""
+        after = await self._after(loop)
+        found = await self._machine.look_up(lambda log: _range(log, loop, after))
+        return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
+
+    async def delete_logs(self, loop: str) -> None:
+        """Leave events so far out of properties, evaluations and retraining; what was learned from them stays."""
+        last = await self._machine.look_up(lambda log: log.heads()[loop].last)
+        await self._configurations.keep(loop, logs_after=last)
+
+    async def _after(self, loop: str) -> int:
+        since = self._machine.loop(loop).view.since
+        return max(since, kept_of(await self._configurations.settings(loop)).logs_after)
+
+
+def _times(log: Log, loop: str, since: int, version: int) -> tuple[int, int]:
+    created = log.of_kind(loop, LOOP)[-1].time
+    found = log.read(loop, max(version, since) - 1, 1)
+    changed = found[0].time if found else created
+    return (changed if found and found[0].kind == MODEL else created), changed
+
+
+def _range(log: Log, loop: str, after: int) -> tuple[int, int] | None:
+    """Return the times of the first and the last decision behind a position."""
+    first, position = None, after
+    while first is None:
+        entries = log.read(loop, position, CHUNK, bodies=False)
+        if not entries:
+            return None
+        first = next((entry.time for entry in entries if entry.kind == RANK), None)
+        position = entries[-1].position
+    end = log.heads()[loop].last
+    while True:
+        entries = log.read(loop, max(after, end - CHUNK), CHUNK, bodies=False)
+        times = [entry.time for entry in entries if entry.kind == RANK]
+        if times:
+            return first, times[-1]
+        end -= CHUNK

@@ -1,0 +1,193 @@
+"""Evaluations, feature importances, models and logs, on both families of URLs."""
+
+import random
+
+import httpx
+import pytest
+
+ACTIONS = [{"id": name, "features": [{"topic": {"kind": name}}]} for name in ("news", "sport", "arts")]
+CUSTOM = {"name": "Custom", "arguments": "--cb_explore_adf --epsilon 0.05 --dsjson --cb_type ips -l 0.001 --l1 1E-07"}
+LAST_CENTURY, FUTURE = "1999-01-01T00:00:00Z", "2100-01-01"
+
+
+def contract(**changes):
+    return {"name": "first", "startTime": "2020-01-01", "endTime": FUTURE, "policies": [CUSTOM], **changes}
+
+
+@pytest.fixture(scope="module")
+def played(http, live):
+    """Return the base of a loop where tastes decide and the weather does not, and the first action is often wrong."""
+    key = {"Authorization": f"Bearer {live.key}"}
+    assert http.post("/v1/loops", json={"name": "played"}, headers=key).status_code == 201
+    base, draw = "/loops/played/personalizer", random.Random(3)
+    for t in range(150):
+        taste = draw.choice(["sport", "arts"])
+        context = [{"user": {"taste": taste}}, {"outside": {"weather": draw.choice(["sun", "rain"])}}]
+        asked = {"actions": ACTIONS, "contextFeatures": context, "eventId": f"e{t}"}
+        chosen = http.post(f"{base}/v1.0/rank", json=asked).json()["rewardActionId"]
+        sent = {"value": float(chosen == taste)}
+        assert http.post(f"{base}/v1.0/events/e{t}/reward", json=sent).status_code == 204
+    live.settle("played")
+    return base
+
+
+def finished(http, live, path):
+    """Return a job once its task is over."""
+    for _ in range(600):
+        body = http.get(path).json()
+        if body["status"] not in ("pending", "Running"):
+            return body
+        live.settle("played")
+    raise AssertionError(body)
+
+
+def refused(reply, code, status=400):
+    assert (reply.status_code, reply.headers["x-ms-error-code"]) == (status, code), reply.text
+
+
+def test_an_evaluation_of_v1(http, live, played):
+    base = f"{played}/v1.1-preview.3/evaluations"
+    made = http.post(base, json=contract(enableOfflineExperimentation=True))
+    assert made.status_code == 201
+    body = made.json()
+    assert body["status"] in ("pending", "notSubmitted")
+    assert made.headers["location"] == f"{base}/{body['id']}"
+    assert [one["name"] for one in body["policyResults"]] == ["Custom"]
+    done = finished(http, live, made.headers["location"])
+    assert (done["status"], done["name"], done["evaluationType"]) == ("completed", "first", "Manual")
+    results = {one["policySource"]: one for one in done["policyResults"]}
+    assert set(results) == {"Online", "Baseline", "Random", "Custom", "OfflineExperimentation"}
+    total = results["Online"]["totalSummary"]
+    assert total["ipsEstimatorDenominator"] == 150
+    assert sum(one["ipsEstimatorDenominator"] for one in results["Online"]["summary"]) == 150
+    assert results["Baseline"]["totalSummary"]["averageReward"] == 0.0
+    assert results["Custom"]["totalSummary"]["averageReward"] > results["Random"]["totalSummary"]["averageReward"]
+    assert total["confidenceInterval"] > 0
+    assert done["optimalPolicy"] in [one["name"] for one in done["policyResults"]]
+    assert done["featureImportance"][0] in (["user.taste"], ["topic.kind"])
+    listed = http.get(base).json()
+    assert [one["id"] for one in listed] == [body["id"]]
+    applied = {"evaluationId": body["id"], "policyName": "Custom"}
+    changed = http.post(f"{played}/v1.1-preview.3/configurations/applyFromEvaluation", json=applied)
+    assert changed.status_code == 204, changed.text
+    assert http.get(f"{played}/configurations/policy").json() == CUSTOM
+    assert http.get(f"{played}/configurations/service").json()["explorationPercentage"] == 0.05
+    unknown = {**applied, "policyName": "other"}
+    refused(
+        http.post(f"{played}/v1.1-preview.3/configurations/applyFromEvaluation", json=unknown),
+        "LearningSettingsNotFound",
+        404,
+    )
+    assert http.delete(made.headers["location"]).status_code == 204
+    refused(http.get(made.headers["location"]), "EvaluationNotFound", 404)
+    refused(http.delete(made.headers["location"]), "EvaluationNotFound", 404)
+    assert http.get(base).json() == []
+
+
+def test_an_evaluation_of_2022(http, live, played):
+    base, times = f"{played}/evaluations", f"startTime=2020-01-01T00:00:00Z&endTime={FUTURE}T00:00:00Z"
+    path = f"{base}/a%2Fb"
+    made = http.put(f"{path}?api-version=2022-09-01-preview", json=contract())
+    assert (made.status_code, made.content) == (200, b"")
+    refused(http.put(path, json=contract()), "EvaluationAlreadyExists")
+    done = finished(http, live, f"{path}?{times}")
+    assert (done["id"], done["status"], done["optimalPolicy"] != "") == ("a/b", "Succeeded", True)
+    values = {one["policySource"]: one for one in done["content"]["value"]}
+    assert [values[source]["name"] for source in ("Online", "Baseline", "Random", "Custom")] == [
+        "online",
+        "baseline1",
+        "baselineRand",
+        "Custom",
+    ]
+    low, high = values["Random"]["summary"]["confidenceInterval"]
+    assert low < values["Random"]["summary"]["expectedReward"] < high
+    assert values["Online"]["timeseries"]["data"][-1]["expectedReward"] == pytest.approx(
+        values["Online"]["summary"]["expectedReward"]
+    )
+    hourly = http.get(f"{path}?{times}&intervalInMinutes=60&window=Rolling").json()["content"]
+    assert hourly["intervalInMinutes"] == 60
+    refused(http.get(f"{path}?{times}&intervalInMinutes=7"), "InvalidRequest")
+    refused(http.get(f"{path}?{times}&window=x"), "InvalidRequest")
+    listed = http.get(f"{base}?filter=metadata%3DevaluationType eq 'Manual'").json()
+    assert [set(one) for one in listed["value"]] == [
+        {"id", "name", "startTime", "endTime", "creationTime", "status", "evaluationType"}
+    ]
+    assert http.get(f"{base}?top=0").json()["value"] == http.get(f"{base}?skip=1").json()["value"] == []
+    refused(http.get(f"{base}?top=x"), "InvalidRequest")
+    assert http.delete(path).status_code == 204
+    refused(http.get(path), "EvaluationNotFound", 404)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"startTime": "x"}, "InvalidEvaluationContract"),
+        ({"endTime": LAST_CENTURY}, "InvalidEvaluationContract"),
+        ({"name": None}, "InvalidEvaluationContract"),
+        ({"policies": None}, "InvalidEvaluationContract"),
+        ({"policies": [CUSTOM, CUSTOM]}, "DuplicateCustomPolicyNames"),
+        ({"startTime": LAST_CENTURY, "endTime": "1999-01-02"}, "NoLogsExistInDateRange"),
+    ],
+)
+def test_a_wrong_evaluation_is_refused(http, played, changes, code):
+    refused(http.post(f"{played}/v1.0/evaluations", json=contract(**changes)), code)
+    refused(http.put(f"{played}/evaluations/x", json=contract(**changes)), code)
+
+
+def test_feature_importances_name_what_decides_first(http, live, played):
+    base = f"{played}/featureImportances"
+    asked = {"name": "important", "startTime": "2020-01-01T00:00:00Z", "endTime": f"{FUTURE}T00:00:00Z"}
+    assert http.put(f"{base}/i", json=asked).status_code == 200
+    refused(http.put(f"{base}/i", json=asked), "FeatureImportanceAlreadyExists")
+    done = finished(http, live, f"{base}/i")
+    assert (done["id"], done["name"], done["status"]) == ("i", "important", "Succeeded")
+    scores = [one["score"] for one in done["featureScores"]]
+    assert scores == sorted(scores, reverse=True)
+    by_name = {(one["namespace"], one["featureName"]): one["score"] for one in done["featureScores"]}
+    assert max(scores) == 1
+    assert by_name["outside", "weather"] < 0.1 < by_name["user", "taste"]
+    assert [one["id"] for one in http.get(base).json()["value"]] == ["i"]
+    assert http.delete(f"{base}/i").status_code == 204
+    refused(http.get(f"{base}/i"), "FeatureImportanceNotFound", 404)
+    refused(http.put(f"{base}/j", json={**asked, "endTime": "x"}), "InvalidContract")
+    refused(http.put(f"{base}/j", json={**asked, "endTime": "2020-01-02"}), "NoLogsExistInDateRange")
+
+
+@pytest.mark.parametrize("version", ["/v1.0", "/v1.1-preview.3", ""])
+def test_a_model_makes_a_round_trip_and_rubbish_is_refused(http, live, played, version):
+    base = f"{played}{version}/model"
+    reply = http.get(f"{base}?signed=true")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/octet-stream")
+    sent = {"Content-Type": "application/octet-stream"}
+    for rubbish in (b"rubbish", b"", reply.content[:-1]):
+        refused(http.put(base, content=rubbish, headers=sent), "InvalidModelImportFormat")
+    assert http.get(base).content == reply.content
+    before = http.get(f"{base}/properties").json()
+    assert set(before) == {"creationTime", "lastModifiedTime"}
+    assert http.delete(base).status_code == 204
+    assert http.get(base).content != reply.content
+    assert http.put(base, content=reply.content, headers=sent).status_code == 204
+    assert http.get(base).content == reply.content
+    assert http.get(f"{base}/properties").json()["lastModifiedTime"] > before["lastModifiedTime"]
+
+
+@pytest.mark.parametrize("version", ["/v1.0", "/v1.1-preview.3", ""])
+def test_logs_have_a_range_until_they_are_deleted(http, loop, version):
+    base = f"{loop}/personalizer{version}"
+    assert http.get(f"{base}/logs/properties").json() == {}
+    assert http.post(f"{base}/rank", json={"actions": ACTIONS}).status_code == 201
+    first = http.get(f"{base}/logs/properties").json()["dateRange"]
+    assert first["from"] == first["to"]
+    assert http.post(f"{base}/rank", json={"actions": ACTIONS}).status_code == 201
+    second = http.get(f"{base}/logs/properties").json()["dateRange"]
+    assert (second["from"], second["to"] >= second["from"]) == (first["from"], True)
+    assert http.delete(f"{base}/logs").status_code == 204
+    reply = http.get(f"{base}/logs/properties")
+    assert (reply.status_code, reply.json()) == (200, {})
+    refused(http.put(f"{loop}/personalizer/evaluations/x", json=contract()), "NoLogsExistInDateRange")
+
+
+def test_evaluations_need_the_role_admin(live):
+    with httpx.Client(base_url=live.url, trust_env=False) as client:
+        client.headers["Ocp-Apim-Subscription-Key"] = live.keys.add("rank")
+        refused(client.get("/personalizer/v1.0/evaluations"), "OperationNotAllowed", 403)
