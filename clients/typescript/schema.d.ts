@@ -63,6 +63,7 @@ export interface RankResult {
   probability: number;
   ranking: Ranked[];
   model_version: number;
+  arm?: string | null;
   explanations?: Explained[] | null;
 }
 
