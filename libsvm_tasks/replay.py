@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,6 +94,7 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         head = asdict(self.setup)
         head["samples_per_client"] = self.samples_per_client
+        head["machine"] = platform.machine()
         del head["samples"]
         return {**head, "results": [_row(result) for result in self.results]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 from rich.table import Table
 
@@ -18,7 +20,8 @@ def replay_table(replay: Replay) -> Table:
     setup = replay.setup
     table = Table(
         title=f"{setup.dataset}: {setup.clients} clients with {replay.samples_per_client:.0f} + "
-        f"{replay.samples_per_client:.0f} examples, {setup.rounds} rounds, {setup.rollouts} rollouts",
+        f"{replay.samples_per_client:.0f} examples, {setup.rounds} rounds, {setup.rollouts} rollouts, "
+        f"{platform.machine()}",
         title_justify="left",
     )
     for column in ("scheme", "global learner", "local", "timing"):
@@ -87,7 +90,7 @@ def bandit_table(replay: BanditReplay) -> Table:
     setup = replay.setup
     table = Table(
         title=f"{setup.dataset} ({setup.task} task), {replay.results[0].scheme.policy_name}: {setup.clients} clients, "
-        f"{setup.rounds} rounds, {setup.rollouts} rollouts",
+        f"{setup.rounds} rounds, {setup.rollouts} rollouts, {platform.machine()}",
         title_justify="left",
     )
     for column in ("scheme", "global learner", "local"):

@@ -91,3 +91,11 @@ def write_json(path: Path | None, content: object) -> None:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return the numbers of an option that takes several."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None

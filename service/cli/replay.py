@@ -20,6 +20,7 @@ from service.cli.base import (
     console,
     one_line_errors,
     progress_bar,
+    whole_numbers,
     write_json,
 )
 
@@ -103,7 +104,7 @@ def delays(
     for name, learner in contenders(schemes, global_learner):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
         rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
-    _replay(setup, at_delays(rows, _whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+    _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
 
 
 def contenders(schemes: str, learners: list[str] | None) -> list[tuple[str, str]]:
@@ -141,10 +142,3 @@ def _replay(
     if plot is not None:
         draw(result, plot)
     journal.unlink(missing_ok=True)
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None

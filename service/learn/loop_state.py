@@ -7,6 +7,7 @@ Events that settle are gathered and learned from together, by one compiled call 
 from __future__ import annotations
 
 import hashlib
+import platform
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -312,8 +313,11 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:
-    """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
+    """Return the architecture and the SHA-256 of a loop's models; the personal ones by rising user (UTF-8).
+
+    The same log gives other bits on another architecture, whose multiply-and-add rounds otherwise.
+    """
     seen = hashlib.sha256(shared.to_bytes())
     for user, model in personal:
         seen.update(user.encode() + b"\0" + model)
-    return seen.hexdigest()
+    return f"{platform.machine()}:{seen.hexdigest()}"
