@@ -83,6 +83,8 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "apprentice_agreement": ("fedres_apprentice_agreement", False, "Share of those where the policy agreed."),
     "learned_uploads": ("fedres_learned_uploads", True, "Uploads of devices learned from."),
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
+    "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
+    "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
 }
 Family = CounterMetricFamily | GaugeMetricFamily
 

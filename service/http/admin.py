@@ -22,6 +22,7 @@ from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
 LINES_PER_CHUNK = 500
+LOOP_USER = "/v1/loops/{loop}/users/{user}"
 PROMETHEUS = "text/plain; version=0.0.4"
 
 Loop = Annotated[str, Depends(loop_of)]
@@ -88,15 +89,13 @@ def loop_routes(admin: Admin) -> Routes:
     """Return the routes of a loop."""
     routes = Routes()
 
-    @routes.of_loop("GET", "/events", ADMIN, "Export events as JSON lines.", reply=LINES)
+    @routes.of_loop("GET", "/events", ADMIN, "Export events as JSON lines.", reply=LINES, query=("after", "limit"))
     async def get_events(
         loop: Loop,
         after: Annotated[int, Query(ge=0, le=MOST)] = 0,
         limit: Annotated[int | None, Query(ge=1, le=MOST)] = None,
     ) -> Response:
-        lines = _chunks(await admin.events(loop, after, limit))
-        first = await run_in_threadpool(next, lines, b"")
-        return StreamingResponse(chain([first], lines), media_type=LINES)
+        return await _lines(await admin.events(loop, after, limit))
 
     @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
     async def get_unmatched(loop: Loop) -> Response:
@@ -121,6 +120,11 @@ def loop_routes(admin: Admin) -> Routes:
         await admin.put_settings(loop, await read_json(request, dict[str, Any]))
         return json_response(SettingsInForce(*admin.settings(loop)))
 
+    @routes.of_loop("PATCH", "/settings", ADMIN, "Change some settings.", body=Settings, reply=SettingsInForce)
+    async def patch_settings(loop: Loop, request: Request) -> Response:
+        await admin.patch_settings(loop, await read_json(request, dict[str, Any]))
+        return json_response(SettingsInForce(*admin.settings(loop)))
+
     @routes.of_loop("GET", "/model", DEVICE, "Download the shared model.", reply=BINARY)
     async def get_model(loop: Loop) -> Response:
         return Response(await admin.model(loop), media_type=BINARY)
@@ -134,10 +138,14 @@ def loop_routes(admin: Admin) -> Routes:
     async def get_user_model(loop: Loop, user: User) -> Response:
         return json_response(admin.user_model(loop, user))
 
-    @routes.of_loop("DELETE", "/users/{user}", ADMIN, "Erase a user: model and events.", status=204)
+    @routes.of_service("DELETE", LOOP_USER, ADMIN, "Erase a user in one loop: model and events.", status=204)
     async def delete_user(loop: Loop, user: User) -> Response:
         await admin.erase_user(loop, user)
         return Response(status_code=204)
+
+    @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
+    async def get_user_events(loop: Loop, user: User) -> Response:
+        return await _lines(await admin.user_events(user, [loop]))
 
     @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
@@ -166,6 +174,15 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         await admin.delete_loop(loop)
         return Response(status_code=204)
 
+    @routes.of_service("DELETE", "/v1/users/{user}", ADMIN, "Erase a user in all loops.", status=204)
+    async def delete_user_everywhere(user: User) -> Response:
+        await admin.erase_user_everywhere(user)
+        return Response(status_code=204)
+
+    @routes.of_service("GET", "/v1/users/{user}/events", ADMIN, "Export a user's events in all loops.", reply=LINES)
+    async def get_user_events_everywhere(user: User) -> Response:
+        return await _lines(await admin.user_events(user))
+
     @routes.of_service("GET", "/v1/status", READ, "Show the status of the service.", reply=JSON)
     async def get_status() -> Response:
         return json_response(await status.status())
@@ -190,6 +207,13 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         return Response(PAGE, media_type=HTML)
 
     return routes
+
+
+async def _lines(events: Iterator[dict[str, Any]]) -> Response:
+    """Return events as JSON lines; what fails before the first of them is an error like any other."""
+    lines = _chunks(events)
+    first = await run_in_threadpool(next, lines, b"")
+    return StreamingResponse(chain([first], lines), media_type=LINES)
 
 
 def _chunks(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:

@@ -146,7 +146,12 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         return json_reply(encode(ResidualsStored(stored.positions, stored.version)))
 
     @routes.of_loop(
-        "GET", "/federated/model", DEVICE, "Download the shared weights, or what changed since a version.", reply=BINARY
+        "GET",
+        "/federated/model",
+        DEVICE,
+        "Download the shared weights, or what changed since a version.",
+        reply=BINARY,
+        query=("since",),
     )
     async def get_model(
         loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
@@ -183,7 +188,14 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         stored = await devices.updates(loop, sent.client, sent.updates)
         return json_response(UpdatesStored(stored.positions, stored.version, stored.number))
 
-    @routes.of_loop("GET", "/federated/round", DEVICE, "Show how the loop learns, and who takes part.", reply=Round)
+    @routes.of_loop(
+        "GET",
+        "/federated/round",
+        DEVICE,
+        "Show how the loop learns, and who takes part.",
+        reply=Round,
+        query=("client", "t"),
+    )
     async def get_round(
         loop: Loop,
         request: Request,

@@ -99,7 +99,7 @@ def _complete(route: Route, operation: Json) -> None:
     """Add the path's parameters, the key, and the failures that any route can have."""
     names = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
     others = [one for one in operation.get("parameters", []) if one["in"] != "path"]
-    others += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query]
+    others += [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query if route.hot]
     if names or others:
         operation["parameters"] = [_parameter(name, route.choices.get(name)) for name in names] + others
     is_open = route.roles is OPEN

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from service import metrics
 from service.errors import ApiError
@@ -19,6 +19,7 @@ from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
+    Error,
     Receive,
     Reply,
     Scope,
@@ -33,6 +34,7 @@ from service.http.replies import (
 from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
+WITH_BODY = ("POST", "PUT", "PATCH")
 GONE = 499  # the status in metrics of those who went away before they were answered
 
 CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
@@ -159,7 +161,9 @@ class Router:
                 head = read_head(scope["headers"])
                 send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
-                body = await self._read(route, head, receive) if method in ("POST", "PUT") else b""
+                if scope.get("query_string"):
+                    _check_query(route, scope["query_string"])
+                body = await self._read(route, head, receive) if method in WITH_BODY else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
                     status = await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
@@ -264,6 +268,17 @@ class _Passed:
 
 def _no_method(method: str, allowed: str) -> Reply:
     return Reply(204, headers=((b"allow", allowed.encode()),)) if method == "OPTIONS" else wrong_method(method, allowed)
+
+
+def _check_query(route: Route, query: bytes) -> None:
+    """Refuse parameters that the route does not have; those of pages and of other APIs are left alone."""
+    if route.roles is OPEN or route.error is not Error:
+        return
+    for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name not in route.query:
+            known = f"one of {', '.join(route.query)}" if route.query else "none here"
+            message = f"query parameters must be {known}, got {name[:100]!a}"
+            raise ApiError(422, "unknown_parameter", message, name[:100])
 
 
 def _forbidden(key: Key, what: str, loop: str | None) -> ApiError:

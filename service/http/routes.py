@@ -64,7 +64,7 @@ class Route:
     error: type  # the shape of what fails
     takes_subscription_key: bool  # the key may come as Azure's clients send it
     choices: Mapping[str, Sequence[str]]  # what parameters of the path may be, where not any text
-    query: tuple[str, ...]  # parameters of a hot route's query; FastAPI knows those of the others
+    query: tuple[str, ...]  # its parameters
     endpoint: Callable[..., Any]
     audited: bool = field(init=False)  # it is noted who asks: only admins may, and something changes
 

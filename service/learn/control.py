@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from service.learn.join import Join
 from service.learn.learner import Learner
 from service.learn.shared_models import bytes_of_model
 from service.log.protocol import StoreUnavailable
@@ -61,13 +62,16 @@ def _settle(learner: Learner, question: Question) -> None:
         raise learner.trouble
 
 
+def _unmatched(join: Join) -> Any:
+    """Return rewards that do not count, and those that wait for their event."""
+    return msgspec.to_builtins([*join.unmatched, *join.waiting_rewards()])
+
+
 _ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
     "settle": _settle,
     "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].models.shared),
     "digest": lambda learner, question: learner.digest(question.loop),
-    "unmatched": lambda learner, question: [
-        msgspec.to_builtins(one) for one in learner.loops[question.loop].join.unmatched
-    ],
+    "unmatched": lambda learner, question: _unmatched(learner.loops[question.loop].join),
     "changed": _changed,
 }
 

@@ -24,6 +24,8 @@ class Statistics(msgspec.Struct):
     agreed: int = 0  # where the policy would have taken the same
     uploads: int = 0  # residuals and updates of devices that were learned from
     passed_over: int = 0  # those that were not
+    late_rewards: int = 0  # rewards that came after their event's wait time
+    unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
 
     @property
     def learned(self) -> int:

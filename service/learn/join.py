@@ -86,6 +86,7 @@ class Join:
         self.events: dict[str, PendingEvent] = {}
         self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
         self.n_waiting = 0
+        self.n_late = self.n_unmatched = 0  # listed since ``take_counts``
         self.n_early = 0  # events that have a reward or were activated, but are not decided
         self._finished: deque[str] = deque()
         self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
@@ -174,6 +175,19 @@ class Join:
         """Return the position of the first record about an event that is not finished."""
         return next((pending.first for pending in self.events.values() if not pending.finished), None)  # oldest first
 
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many late and how many other rewards were listed since the last call."""
+        counts, self.n_late, self.n_unmatched = (self.n_late, self.n_unmatched), 0, 0
+        return counts
+
+    def waiting_rewards(self) -> list[Unmatched]:
+        """Return the rewards whose event has not come so far; they count if it comes within the wait time."""
+        return [
+            Unmatched(event, self.events[event].first_reward, value, key, EARLY)
+            for event in self.early()
+            for key, value in (self.events[event].rewards or {}).items()
+        ]
+
     def early(self) -> list[str]:
         """Return the events that have a reward or were activated, but not decided as far as is known."""
         return [event for event, pending in self.events.items() if pending.status == EARLY]
@@ -243,3 +257,7 @@ class Join:
 
     def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
         self.unmatched.append(Unmatched(event, time, value, key, why))
+        if why == "late":
+            self.n_late += 1
+        else:
+            self.n_unmatched += 1

@@ -82,6 +82,7 @@ class LoopState:
                 self.learn()
                 _CHANGES[kind](self, entry)
         self.learn()
+        self._count_listed()
         if entries:
             self.mark = record_mark(entries[-1])
 
@@ -90,6 +91,13 @@ class LoopState:
         self.position, self.time = position, time
         for _ in self.join.expire(time):
             pass
+        self.join.take_counts()
+
+    def _count_listed(self) -> None:
+        late, unmatched = self.join.take_counts()
+        if self.position >= self.learn_from:
+            self.head.statistics.late_rewards += late
+            self.head.statistics.unmatched_rewards += unmatched
 
     def learn(self) -> None:
         """Learn from all that has settled."""

@@ -14,7 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate
+from service.log.protocol import Duplicate, Log
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -116,6 +116,11 @@ class Admin:
         view = self._machine.loop(loop).view
         return view.version == view.since
 
+    async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
+        """Change some settings; the others stay."""
+        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        return await self.put_settings(loop, {**known, **changes})
+
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:
@@ -170,12 +175,31 @@ class Admin:
         await self._machine.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
         await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
 
+    async def erase_user_everywhere(self, user: str) -> None:
+        """Erase a user in all loops."""
+        self._machine.check_follows_all()
+        await asyncio.gather(*[self.erase_user(loop, user) for loop in self.loops()])
+
     # what is logged
 
     async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Return logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on."""
         since = self._machine.loop(loop).view.since
         return await self._machine.look_up(lambda log: Exporter(log, since).events(loop, max(after, since), limit))
+
+    async def user_events(self, user: str, loops: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Return a user's logged events in these loops, in all by default; each names its loop."""
+        if loops is None:
+            self._machine.check_follows_all()
+            loops = self.loops()
+        starts = {loop: self._machine.loop(loop).view.since for loop in loops}
+
+        def read(log: Log) -> Iterator[dict[str, Any]]:
+            for loop, since in starts.items():
+                for event in Exporter(log, since).events(loop, since, None, user):
+                    yield {"loop": loop, **event}
+
+        return await self._machine.look_up(read)
 
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""

@@ -12,10 +12,11 @@ from fedres.event_ids import new_event_ids
 from fedres.scoring.explaining import explain
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
-from service.errors import ApiError, invalid
+from service.errors import ApiError
 from service.learn.heads import CatalogueAction
 from service.log.records import (
     RANK,
+    CatalogueReference,
     DecisionExample,
     Entry,
     Example,
@@ -63,7 +64,7 @@ class Decision(NamedTuple):
         body = RankBody(
             msgspec.Raw(_context(request)),
             [
-                InlineAction(offered.id, offered.features) if offered.features else loop.references[offered.id]
+                InlineAction(offered.id, offered.features) if offered.features else _reference(offered.id, loop)
                 for offered in request.actions
             ],
             action,
@@ -121,8 +122,8 @@ def _fill(prepared: Prepared, hashed: Iterator[Hashed | FeatureError], loop: Loo
                 error = error or row
                 continue
             prepared.rows[k] = row
-            if k and not prepared.request.actions[k - 1].features:
-                loop.prepared[prepared.request.actions[k - 1].id] = row
+            if k and not (action := prepared.request.actions[k - 1]).features and action.id in loop.catalogue:
+                loop.prepared[action.id] = row
     return prepared if error is None else invalid_features(error)
 
 
@@ -190,13 +191,16 @@ def _allowed(request: RankRequest) -> list[bool]:
 
 
 def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> bytes:
-    """Return the features of an action as JSON, as the catalogue has them where it came without."""
+    """Return the features of an action as JSON: its own, those of the catalogue, or none, as its id is a feature."""
     if action.features:
         return bytes(action.features)
     known = catalogue.get(action.id)
-    if known is None:
-        raise invalid(f"actions must have features or be registered, got {action.id!r} with neither", "actions")
-    return known.features
+    return b"{}" if known is None else known.features
+
+
+def _reference(action_id: str, loop: Loop) -> CatalogueReference:
+    """Return what is logged of an action named by its id; position 0 is none: it is not in the catalogue."""
+    return loop.references.get(action_id) or CatalogueReference(action_id, 0)
 
 
 def invalid_features(error: FeatureError) -> ApiError:

@@ -26,6 +26,7 @@ from service.log.records import (
 )
 
 CHUNK = 500
+NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
 _NOTHING = Decided(None, Example(b"", b"", 0), 0, 0.0)
 
@@ -38,8 +39,11 @@ class Exporter:
         self._rules = lru_cache(maxsize=1_000)(self._read_rules)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
 
-    def events(self, loop: str, after: int, limit: int | None) -> Iterator[dict[str, Any]]:
-        """Yield at most ``limit`` events behind position ``after``, oldest first, each with its reward."""
+    def events(self, loop: str, after: int, limit: int | None, user: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield at most ``limit`` events behind position ``after``, oldest first, each with its reward.
+
+        With a ``user``, those of that user only.
+        """
         left = limit
         while left is None or left > 0:
             now = self._log.heads()[loop].time
@@ -47,7 +51,7 @@ class Exporter:
             if not entries:
                 return
             after = entries[-1].position
-            ranks = [entry for entry in entries if entry.kind == RANK][:left]
+            ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)][:left]
             left = None if left is None else left - len(ranks)
             yield from self._joined(loop, ranks, now)
 
@@ -89,7 +93,7 @@ class Exporter:
         }
 
     def _features(self, loop: str, action: LoggedAction) -> msgspec.Raw:
-        return self._catalogue(loop, action.put)[action.id] if action.put else action.features
+        return self._catalogue(loop, action.put)[action.id] if action.put else action.features or NO_FEATURES
 
     def _read_rules(self, loop: str, position: int) -> Rules:
         [entry] = self._log.read(loop, position - 1, 1)

@@ -93,6 +93,14 @@ class Machine:
             message = f"loop must be one that this machine follows ({followed}), got {name!r}: ask another machine"
             raise ApiError(421, "not_followed", message, "loop")
 
+    def check_follows_all(self) -> None:
+        """Refuse what is about all loops where some are left to other machines."""
+        if self._only is not None:
+            message = (
+                f"this machine follows {', '.join(self._only)} only: ask for each loop, at a machine that follows it"
+            )
+            raise ApiError(421, "not_followed", message, "loop")
+
     def archive(self) -> Log:
         """Return the log, for reading; on a thread."""
         if self._archive is None:

@@ -35,6 +35,8 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
         "learned_uploads": sums.uploads,
         "passed_over_uploads": sums.passed_over,
+        "late_rewards": sums.late_rewards,
+        "unmatched_rewards": sums.unmatched_rewards,
     }
 
 

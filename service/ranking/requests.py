@@ -15,7 +15,7 @@ Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
 class Action(Struct, forbid_unknown_fields=True, gc=False):
-    """An action; in a rank call, one without features is the one of that id in the catalogue."""
+    """An action; one without features has those of the catalogue, or its id alone if it is not in there."""
 
     id: Id
     features: Features = field(default_factory=Raw)

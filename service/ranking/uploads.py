@@ -87,7 +87,7 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
         raise invalid(f"{at}.label must be in [{low:g}, {high:g}], got {residual.label}", f"{at}.label")
     _check_prediction(f"{at}.local", residual.local)
     check_id(f"{at}.action.id", residual.action.id)
-    context, features = bytes(residual.context) or b"{}", _looked_up(loop, residual.action, at)
+    context, features = bytes(residual.context) or b"{}", features_of(residual.action, loop.catalogue)
     hashed = _hashed(preparer, context, (residual.action.id, features), at, view.settings.crosses)
     local, label, shared = float(residual.local), float(residual.label), None
     if view.settings.timing == "aligned":
@@ -169,14 +169,6 @@ def _check_prediction(name: str, value: float | None) -> None:
         raise invalid(f"{name} must be given where timing is aligned", name)
     if not (math.isfinite(value) and -LARGEST <= value <= LARGEST):
         raise invalid(f"{name} must be within ±{LARGEST:g}, got {value}", name)
-
-
-def _looked_up(loop: Loop, action: Action, at: str) -> bytes:
-    try:
-        features = features_of(action, loop.catalogue)
-    except ApiError as error:
-        raise invalid(f"{at}.action: {error}", f"{at}.action.features") from None
-    return features
 
 
 def _hashed(preparer: Preparer, context: bytes, action: tuple[str, bytes], at: str, crosses: bool) -> Example:

@@ -85,7 +85,8 @@ def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
 
 def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
     with Client(live.url, loop=loop, deadline=60) as client:
-        client.replace_settings({"aggregation": "sum", "reward_range": [0, 10]})
+        client.replace_settings({"aggregation": "sum", "reward_range": [0, 1]})
+        client.change_settings(reward_range=[0, 10])
         decision = client.rank(actions=MENU)
         for value, name in ((1.0, "click"), (1.0, "click"), (1.0, None), (1.0, None)):
             decision.reward(value, id=name)
@@ -234,7 +235,6 @@ def test_rewards_are_sent_before_the_program_ends(live, loop):
             decision = client.rank(actions=["a", "b"])
             decision.reward(1.0)
     """
-    live_actions(live, loop)
     run(code, live.url, loop)
     with Client(live.url, loop=loop, deadline=60) as client:
         assert [event.reward for event in client.events()] == [1.0] * 20
@@ -260,7 +260,6 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
         client.close()
         print(client.rewards().sent)
     """
-    live_actions(live, loop)
     assert run(code, live.url, loop) == ["2"]
     with Client(live.url, loop=loop, deadline=60) as client:
         assert [event.reward for event in client.events()] == [1.0] * 8
@@ -274,10 +273,4 @@ def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
             client.rank(actions=["a", "b"]).reward(1.0)
         print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
     """
-    live_actions(live, loop)
     assert run(code, live.url, loop) == ["[]"]
-
-
-def live_actions(live, loop):
-    with Client(live.url, loop=loop, deadline=60) as client:
-        client.put_actions({"a": {}, "b": {}})

@@ -85,6 +85,10 @@ class AsyncClient(Base):
         """Replace all settings, and return those in force; what is missing is at its default."""
         return await self._do(self._calls.replace_settings(settings))
 
+    async def change_settings(self, **changes: Any) -> dict[str, Any]:
+        """Change some settings, and return those in force."""
+        return await self._do(self._calls.change_settings(changes))
+
     async def actions(self) -> dict[str, dict[str, Any]]:
         """Return the catalogue: features by id."""
         return await self._do(self._calls.actions())
@@ -109,7 +113,7 @@ class AsyncClient(Base):
         return await self._do(self._calls.unmatched())
 
     async def erase(self, user: str) -> None:
-        """Erase a user's model, events and rewards; this returns when nothing is left."""
+        """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
         await self._do(self._calls.erase(user))
 
     async def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

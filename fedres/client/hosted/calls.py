@@ -201,6 +201,9 @@ class Calls:
     def replace_settings(self, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
         return self._admin("replace_settings", "PUT", "/settings", dict(settings), _settings)
 
+    def change_settings(self, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
+        return self._admin("change_settings", "PATCH", "/settings", dict(changes), _settings)
+
     def actions(self) -> Call[dict[str, dict[str, Any]]]:
         def read(found: Any) -> dict[str, dict[str, Any]]:
             return {action["id"]: action["features"] for action in found["actions"]}
@@ -229,7 +232,7 @@ class Calls:
         return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda found: list(found["rewards"]))
 
     def erase(self, user: str) -> Call[None]:
-        path = f"{self._base}/users/{quote(user, safe='')}"
+        path = f"/v1/users/{quote(user, safe='')}"
         seconds = max(ERASE_SECONDS, self._admin_deadline)
         return Call(
             "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(_checked(answer))

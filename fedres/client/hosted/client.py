@@ -102,6 +102,10 @@ class Client(Base):
         """Replace all settings, and return those in force; what is missing is at its default."""
         return self._do(self._calls.replace_settings(settings))
 
+    def change_settings(self, **changes: Any) -> dict[str, Any]:
+        """Change some settings, and return those in force."""
+        return self._do(self._calls.change_settings(changes))
+
     def actions(self) -> dict[str, dict[str, Any]]:
         """Return the catalogue: features by id."""
         return self._do(self._calls.actions())
@@ -125,7 +129,7 @@ class Client(Base):
         return self._do(self._calls.unmatched())
 
     def erase(self, user: str) -> None:
-        """Erase a user's model, events and rewards; this returns when nothing is left."""
+        """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
         self._do(self._calls.erase(user))
 
     def create_loop(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -96,8 +96,10 @@ def test_registered_actions_can_be_named_by_id_alone(client):
     named = client.post("/v1/rank", json={"actions": [{"id": "a"}, {"id": "b"}]})
     assert named.json()["action"] in ("a", "b")
     assert client.put("/v1/actions", json={"retire": ["a"]}).status_code == 204
-    unknown = client.post("/v1/rank", json={"actions": [{"id": "a"}]})
-    assert (unknown.status_code, unknown.json()["error"]["target"]) == (422, "actions")
+    retired = client.post("/v1/rank", json={"actions": [{"id": "a"}], "event_id": "retired"})
+    assert retired.json()["action"] == "a"
+    [event] = [event for event in export(client) if event["event_id"] == "retired"]
+    assert event["actions"] == [{"id": "a", "features": {}}]
 
 
 def test_a_loop_is_made_used_changed_and_deleted(client):
@@ -146,6 +148,64 @@ def test_a_user_has_a_model_and_can_be_erased(client):
     assert event not in [line["event_id"] for line in export(client)]
 
 
+def test_a_user_is_exported_and_erased_in_all_loops_or_in_one(client):
+    for loop in ("one", "two"):
+        client.post("/v1/loops", json={"name": loop})
+        for user in ("bea", "carl"):
+            ranked(client, f"/v1/loops/{loop}/rank", user=user, event_id=f"{loop} {user}")
+    events = export(client, "/v1/users/bea/events")
+    assert [(event["loop"], event["event_id"], event["user"]) for event in events] == [
+        ("one", "one bea", "bea"),
+        ("two", "two bea", "bea"),
+    ]
+    assert [event["event_id"] for event in export(client, "/v1/loops/two/users/bea/events")] == ["two bea"]
+    assert client.delete("/v1/loops/one/users/bea").status_code == 204
+    assert [event["event_id"] for event in export(client, "/v1/users/bea/events")] == ["two bea"]
+    assert client.delete("/v1/users/bea").status_code == 204
+    assert export(client, "/v1/users/bea/events") == []
+    assert len(export(client, "/v1/users/carl/events")) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/events?user=anna", "user"), ("/v1/status?loop", "loop"), ("/v1/events?after=0&Limit=2", "Limit")],
+)
+def test_a_query_parameter_that_is_not_known_is_refused(client, path, name):
+    reply = client.get(path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "unknown_parameter")
+    assert reply.json()["error"]["target"] == name
+    reply = client.post("/v1/rank?explain=true", json={"actions": ACTIONS})
+    assert (reply.status_code, reply.json()["error"]["target"]) == (422, "explain")
+    assert client.get("/?anything=1").status_code == 200
+
+
+def test_a_change_of_some_settings_leaves_the_others(client):
+    client.post("/v1/loops", json={"name": "patched", "settings": {"epsilon": 0.3, "bits": 10}})
+    path = "/v1/loops/patched/settings"
+    changed = client.patch(path, json={"wait_time": 5}).json()["settings"]
+    assert (changed["epsilon"], changed["wait_time"], changed["bits"]) == (0.3, 5, 10)
+    assert client.get(path).json()["settings"] == changed
+    for body, status in (({"wait": 5}, 422), ({"epsilon": 2}, 422), ({"bits": 12}, 409)):
+        assert client.patch(path, json=body).status_code == status
+    assert client.get(path).json()["settings"] == changed
+
+
+def test_an_action_may_come_without_features(client):
+    client.post("/v1/loops", json={"name": "bare"})
+    path = "/v1/loops/bare/rank"
+    body = {"event_id": "e", "actions": [{"id": "a"}, {"id": "b"}], "explain": True}
+    first = client.post(path, json=body)
+    assert first.status_code == 200
+    assert client.post(path, json={**body, "explain": False}).json()["action"] == first.json()["action"]
+    client.put("/v1/loops/bare/actions", json={"put": [{"id": "a", "features": {"hot": True}}]})
+    again = client.post(path, json=body)  # the same request, whatever the catalogue has by now
+    assert (again.status_code, again.json()["action"]) == (200, first.json()["action"])
+    other = client.post(path, json={**body, "actions": [{"id": "a", "features": {}}, {"id": "b"}]})
+    assert other.status_code == 409
+    [event] = export(client, "/v1/loops/bare/events")
+    assert event["actions"] == [{"id": "a", "features": {}}, {"id": "b", "features": {}}]
+
+
 def test_policies_are_valued_on_the_stored_events(client):
     client.post("/v1/loops", json={"name": "valued"})
     for _ in range(20):
@@ -167,6 +227,17 @@ def test_late_and_unmatched_rewards_are_listed(client):
     assert client.post(f"/v1/loops/late/events/{event}/reward", json={"value": 1}).status_code == 204
     [late] = client.get("/v1/loops/late/rewards/unmatched").json()["rewards"]
     assert (late["event_id"], late["value"], late["status"]) == (event, 1.0, "late")
+    figures = client.get("/v1/status").json()["loops"]["late"]
+    assert (figures["late_rewards"], figures["unmatched_rewards"]) == (1, 0)
+    assert 'fedres_late_rewards_total{loop="late"} 1.0' in client.get("/metrics").text
+
+
+def test_a_reward_whose_event_nobody_knows_is_listed_as_early_and_then_as_unmatched(client):
+    client.post("/v1/loops", json={"name": "typo"})
+    assert client.post("/v1/loops/typo/events/mistyped/reward", json={"value": 1}).status_code == 204
+    client.get("/v1/loops/typo/model")  # returns once all is learned
+    [early] = client.get("/v1/loops/typo/rewards/unmatched").json()["rewards"]
+    assert (early["event_id"], early["value"], early["status"]) == ("mistyped", 1.0, "early")
 
 
 def test_figures_for_prometheus_count_what_happened(client):
