@@ -7,6 +7,7 @@ import sys
 EXTRAS = {  # the extra that installs a module, as in pyproject.toml
     "vowpalwabbit": "vw",
     "fastapi": "serve",
+    "fastapi_offline": "serve",
     "uvicorn": "serve",
     "uvloop": "serve",
     "httptools": "serve",
@@ -17,7 +18,7 @@ EXTRAS = {  # the extra that installs a module, as in pyproject.toml
     "matplotlib": "bench",
 }
 COMMAND_LINE = ("typer", "rich")  # in serve and in bench
-BENCH_COMMANDS = ("bandit", "bench", "datasets", "delays", "replay", "reproduce")
+BENCH_COMMANDS = ("bandit", "bench", "datasets", "delays", "fair", "replay", "reproduce")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from service.http.openapi import document
 from service.http.replies import Error, Receive, Scope, Send, failure
 from service.http.router import Router
 from service.http.routes import OPEN, Route
+from service.http.swagger import PATHS, add_docs
 from service.log.protocol import StoreUnavailable
 from service.personalizer.errors import reshape
 from service.personalizer.routes import personalizer_routes
@@ -60,13 +61,15 @@ def create_app(
     limits: Limits | None = None,
     hosts: Hosts | None = None,
     audit: Audit | None = None,
+    root_path: str = "",
 ) -> FastAPI:
-    """Return the application of a ranker."""
+    """Return the application of a ranker; ``root_path`` is where a proxy offers it."""
     limits = limits or Limits()
     app = App(
         title="fedres",
         version=version("fedres"),
         description=DESCRIPTION.format(limits=limits),
+        docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
@@ -80,7 +83,10 @@ def create_app(
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
+    add_docs(app)
     made = document(app, declared, limits)
+    if root_path:
+        made["servers"] = [{"url": root_path}]
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
     app.first = Router(
         app.rest,
@@ -90,6 +96,7 @@ def create_app(
         hosts=hosts or Hosts(),
         audit=audit or Audit(None),
         reshape={b"personalizer": reshape, b"loops": reshape},
+        root_path=root_path,
     )
     return app
 
@@ -128,7 +135,7 @@ def fastapi_routes() -> list[Route]:
             endpoint=Response,
         )
 
-    return [of("/openapi.json"), of("/docs")]
+    return [of(path) for path in ("/openapi.json", *PATHS)]
 
 
 async def _invalid_query(request: Request, error: Exception) -> Response:

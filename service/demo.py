@@ -21,8 +21,8 @@ import numpy as np
 
 POLICY, UNIFORM, BEST = "demo", "demo-uniform", "demo-best"
 LOOPS: dict[str, dict[str, Any]] = {
-    POLICY: {"epsilon": 0.05},
-    UNIFORM: {"epsilon": 1.0, "personal": False},
+    POLICY: {},
+    UNIFORM: {"policy": "epsilon-greedy", "epsilon": 1.0, "personal": False},
     BEST: {"apprentice": True, "personal": False},  # an apprentice returns the first action
 }
 

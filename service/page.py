@@ -26,21 +26,23 @@ PAGE = """<!doctype html>
 <p id="legend"></p>
 <svg id="curve" viewBox="0 0 720 320" role="img" aria-label="mean reward by decisions"></svg>
 <p id="said">…</p>
+<p id="lift"></p>
 <div id="first" hidden>
 <p>Nothing to draw yet. A first decision and its reward:</p>
 <pre id="example"></pre>
 </div>
 <script>
-  const LAST = 200, MOST = 20000, seen = {}, $ = id => document.getElementById(id);
+  const LAST = 200, MOST = 20000, seen = {}, lifts = {}, $ = id => document.getElementById(id);
+  const ROOT = location.pathname.replace(/[/]$/, "");  // where a proxy offers the service
   document.forms[0].onsubmit = () => false;
   $("example").textContent =
-    `curl -s ${location.origin}/v1/rank -H 'Content-Type: application/json' \\\\
+    `curl -s ${location.origin}${ROOT}/v1/rank -H 'Content-Type: application/json' \\\\
   -d '{"event_id": "first", "actions": [{"id": "tea", "features": {}}, {"id": "juice", "features": {}}]}'` +
-    `\\n\\ncurl ${location.origin}/v1/events/first/reward -H 'Content-Type: application/json' -d '{"value": 1}'`;
+    `\\n\\ncurl ${location.origin}${ROOT}/v1/events/first/reward -H 'Content-Type: application/json' -d '{"value": 1}'`;
 
   async function ask(path) {
     const headers = $("key").value ? { Authorization: "Bearer " + $("key").value } : {};
-    const answer = await fetch(path, { headers });
+    const answer = await fetch(ROOT + path, { headers });
     if (!answer.ok) throw Error((await answer.json()).error.message);
     return answer;
   }
@@ -49,7 +51,7 @@ PAGE = """<!doctype html>
   async function before(name, gauges, position) {
     const path = `/v1/loops/${encodeURIComponent(name)}/events?after=${Math.max(0, position - MOST)}`;
     const lines = (await (await ask(path)).text()).split("\\n").filter(Boolean).map(JSON.parse);
-    const rewards = lines.map(line => line.reward).filter(reward => reward !== null);
+    const rewards = lines.filter(line => line.arm != "control" && line.reward !== null).map(line => line.reward);
     let n = gauges.learned_events - rewards.length, sum = gauges.reward_sum - rewards.reduce((a, b) => a + b, 0);
     if (n < 0) n = sum = 0;
     return [[n, sum], ...rewards.map(reward => [++n, sum += reward])];
@@ -92,16 +94,20 @@ PAGE = """<!doctype html>
 
   function show(loops, name) {
     const gauges = loops[name], policy = means(seen[name]);
-    const nothing = policy.length == 0;
+    const nothing = policy.length == 0, pending = gauges.waiting_events;
+    const provisional = pending > (gauges.learned_events + pending) / 20;
     $("first").hidden = gauges.learned_events > 0;
     $("curve").style.display = $("legend").style.display = nothing ? "none" : "";
     $("said").textContent = `Decisions: ${gauges.ranks.toLocaleString("en")}, of these waiting for their reward: ` +
-      `${gauges.waiting_events.toLocaleString("en")}. Model version: ${gauges.model_version.toLocaleString("en")}.`;
+      `${pending.toLocaleString("en")}. Model version: ${gauges.model_version.toLocaleString("en")}.` +
+      (provisional ? ` The figures are provisional: events count once they are rewarded or their wait time is over. ` +
+        `If no reward follows, the mean of all is ${(gauges.provisional_reward ?? 0).toFixed(2)}.` : "");
     if (nothing) return;
     const span = [policy[0][0], policy.at(-1)[0]];
     const flat = (label, colour, value) =>
       ({ label, colour, value, dashed: true, points: span.map(n => [n, value]) });
-    const lines = [{ label: `policy, last ${LAST}`, colour: "policy", value: policy.at(-1)[1], points: policy }];
+    const label = `policy, last ${LAST}${provisional ? " (provisional)" : ""}`;
+    const lines = [{ label, colour: "policy", value: policy.at(-1)[1], points: policy }];
     const [uniform, best] = [loops[name + "-uniform"], loops[name + "-best"]];
     if (uniform && uniform.learned_events) lines.push(flat("uniform", "uniform", uniform.policy_reward));
     else if (gauges.baseline_reward !== null)
@@ -121,6 +127,16 @@ PAGE = """<!doctype html>
     return select.value;
   }
 
+  // What the control group shows, asked twice a minute: the answer takes a look at the whole log.
+  async function lift(name, gauges) {
+    if (!gauges.control_events) return "";
+    if (!lifts[name] || lifts[name].until < Date.now()) {
+      const answer = await ask(`/v1/loops/${encodeURIComponent(name)}/lift`).catch(() => null);
+      lifts[name] = { until: Date.now() + 30000, text: answer ? (await answer.json()).sentence : "" };
+    }
+    return lifts[name].text;
+  }
+
   async function look() {
     try {
       const status = await (await ask("/v1/status")).json(), name = choose(Object.keys(status.loops));
@@ -128,6 +144,7 @@ PAGE = """<!doctype html>
       if (!seen[name] || n < seen[name].at(-1)[0]) seen[name] = await before(name, status.loops[name], status.position);
       else if (n > seen[name].at(-1)[0]) seen[name].push([n, sum]);
       show(status.loops, name);
+      $("lift").textContent = await lift(name, status.loops[name]);
     } catch (error) {
       $("said").textContent = error.message;
     }

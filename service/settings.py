@@ -8,8 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from fedres import checks
+from fedres.exploration import FLOOR, GREED
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
+from service.control_group import Control
 from service.errors import ApiError
 from service.learn.guard import Defences
 
@@ -17,23 +19,29 @@ LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
-FIXED = ("global_learner", "hyperparameters", "bits")  # from the making of a loop on
+FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
+ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
+SQUARECB_GAMMA = 10.0
 
+Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a loop's owner may choose; a log record of them is in force from its position on."""
 
-    policy: Literal["epsilon-greedy", "squarecb", "greedy"] = "epsilon-greedy"
+    model: Literal["residual-kalman", "adagrad"] = "residual-kalman"  # what predicts and learns
+    policy: Policy | None = None  # None: optimistic-squarecb, or epsilon-greedy for adagrad
+    gamma: float | None = None  # of both squarecb, times the root of the number of rewards learned; None: 300 or 10
+    floor: float = FLOOR  # of optimistic-squarecb: the share of probability that is spread evenly
     epsilon: float = 0.1  # ε of epsilon-greedy
-    gamma: float = 10.0  # of squarecb, times the root of the number of rewards learned
-    learning_rate: float = LEARNING_RATE  # η, of shared and personal models
+    learning_rate: float = LEARNING_RATE  # η, of AdaGrad's shared and personal models
     reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
     wait_time: float = 600.0  # seconds that an event waits for its reward
     default_reward: float | None = 0.0  # learned where none came; None learns nothing then
     wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
     aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
+    control: Control = Control()  # a group that shows what the loop is worth
     apprentice: bool = False  # always answer with the first action, and learn
     crosses: bool = True  # context × action features
     personal: bool = True  # one model per user beside the shared one
@@ -46,8 +54,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     annotations: dict[str, str] = {}  # what other tools keep with a loop
 
     def __post_init__(self) -> None:
+        if self.policy is None:
+            msgspec.structs.force_setattr(
+                self, "policy", "optimistic-squarecb" if self.model == "residual-kalman" else "epsilon-greedy"
+            )
         _within("epsilon", self.epsilon, 0, 1)
-        checks.not_negative("gamma", self.gamma)
+        _within("floor", self.floor, 0, 1)
+        if self.gamma is not None:
+            checks.not_negative("gamma", self.gamma)
         checks.positive("learning_rate", self.learning_rate)
         _within("learning_rate", self.learning_rate, 0, 1e6)
         _range(self.reward_range)
@@ -59,7 +73,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.timing == "aligned" and not self.takes_residuals:
             raise ValueError(f"timing must be 'on-arrival' for {self.global_learner}, got 'aligned'")
         _hyperparameters(self)
+        _suits_model(self)
         _annotations(self.annotations)
+
+    @property
+    def greed(self) -> float:
+        """γ of the squarecb policies for one reward, in units of the rewards' range for the optimistic one."""
+        if self.gamma is not None:
+            return float(self.gamma)
+        return GREED if self.policy == "optimistic-squarecb" else SQUARECB_GAMMA
 
     @property
     def is_dense(self) -> bool:
@@ -105,6 +127,24 @@ def _hyperparameters(settings: Settings) -> None:
         dense_learner(settings.global_learner, settings.bits, settings.hyperparameters)
     except (TypeError, ValueError) as error:
         raise ValueError(str(error) if str(error).startswith("bits") else f"hyperparameters: {error}") from None
+
+
+def _suits_model(settings: Settings) -> None:
+    """Refuse what would have no effect."""
+    if settings.model == "adagrad":
+        if settings.policy == "optimistic-squarecb":
+            raise ValueError("policy must not be 'optimistic-squarecb' for model 'adagrad', which knows no widths")
+        return
+    for name in ADAGRAD_ONLY:
+        default, value = _DEFAULTS[name], getattr(settings, name)
+        if value != default:
+            raise ValueError(f"{name} must be {default!r} unless model is 'adagrad', got {value!r}")
+
+
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default_factory() if callable(field.default_factory) else field.default
+    for field in msgspec.structs.fields(Settings)
+}
 
 
 def _annotations(given: dict[str, str]) -> None:

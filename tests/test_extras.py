@@ -12,7 +12,7 @@ from service.__main__ import BENCH_COMMANDS, COMMAND_LINE, EXTRAS
 from service.cli import app
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the name differs from the module's
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "fastapi_offline": "fastapi-offline"}  # where names differ
 BLOCK = """
 import sys
 

@@ -122,6 +122,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
     )
 
 
+LEARNING_ONLY = ("scale_seen", "scale_first", "slope_squares", "block_used", "moment")  # predicting does without these
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
@@ -198,11 +199,18 @@ def workspace_for(events: Any, owns: Array, sizes: Array, limit: int, k: int) ->
     return Workspace(starts, words, limit)
 
 
-def own_in(workspace: Workspace, u: int, k: int) -> Array:
-    """Return the words of a model that are in use, as its own array."""
-    first = int(workspace.starts[u])
-    n_words = HEAD + int(workspace.words[first]) * slot_words(k)
-    return np.array(workspace.words[first : first + n_words])
+@kernel
+def packed_owns(workspace: Any, k: int) -> Any:
+    """Return the words of all models that are in use, and how many each has; a model without blocks has none."""
+    sizes = np.zeros(workspace.starts.size - 1, np.int64)
+    for u in range(sizes.size):
+        count = np.int64(workspace.words[workspace.starts[u]])
+        sizes[u] = HEAD + count * slot_words(k) if count else 0
+    words, first = np.empty(sizes.sum(), np.uint32), 0
+    for u in range(sizes.size):
+        words[first : first + sizes[u]] = workspace.words[workspace.starts[u] : workspace.starts[u] + sizes[u]]
+        first += sizes[u]
+    return words, sizes
 
 
 assert MAX_SCALES * 5 <= SCALE_SLOTS * 4

@@ -24,7 +24,7 @@ from fedres.decisions.constants import (
     own_slots,
 )
 from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_block, scale_of
-from fedres.decisions.kalman_kernels import learn_all, predict
+from fedres.decisions.kalman_kernels import learn_all, predict, turn_own
 from fedres.decisions.kalman_state import (
     BLOCKS,
     LEARNED,
@@ -32,9 +32,8 @@ from fedres.decisions.kalman_state import (
     Events,
     Request,
     Shared,
-    Workspace,
     new_shared,
-    own_in,
+    packed_owns,
     with_room,
     workspace_for,
 )
@@ -50,6 +49,13 @@ class Prediction(NamedTuple):
     widths: Array  # standard deviations
     shared: Array
     personal: Array
+
+
+class Owns(NamedTuple):
+    """Personal models one after the other."""
+
+    words: Array  # uint32
+    sizes: Array  # int64, words of each
 
 
 class ResidualKalman:
@@ -104,35 +110,37 @@ class ResidualKalman:
 
         The first 16 events are kept until they are complete, then learned by the shared model only.
         """
+        sizes = np.array([own.size for own in owns], np.int64)
+        for u in np.flatnonzero((sizes > 0) & (sizes < HEAD)).tolist():
+            raise ValueError(f"owns[{u}] must be a personal model or empty, got {sizes[u]} words")
+        words = np.concatenate([NO_MODEL, *owns]).astype(np.uint32, copy=False)
+        learned = self.learn_packed(events, Owns(words, sizes))
+        return [np.array(own) for own in np.split(learned.words, np.cumsum(learned.sizes))[: len(owns)]]
+
+    def learn_packed(self, events: Events, owns: Owns) -> Owns:
+        """Do so with personal models that lie one after the other."""
         if self.shared is None:
             n = min(START_EVENTS - self.start.users.size, events.users.size)
             self.start = _joined(self.start, _nobodys(_part(events, 0, n)))
             events = _part(events, n, events.users.size)
             if self.start.users.size < START_EVENTS:
-                return [*owns]
+                return owns
             self.shared = _settled(self.start, self.max_blocks, self.tail_bits)
-            self._learn(self.start, (), new=False)
+            self._learn(self.start, Owns(NO_MODEL, np.zeros(0, np.int64)), new=False)
             self.start = events_of([])
         return self._learn(events, owns, new=True)
 
-    def _learn(self, events: Events, owns: Sequence[Array], *, new: bool) -> list[Array]:
+    def _learn(self, events: Events, owns: Owns, *, new: bool) -> Owns:
         if self.shared is None or events.users.size == 0:
-            return [*owns]
+            return owns
         n_blocks = 1 + int(self.shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
         if room > self.shared.block_keys.size:
             self.shared = with_room(self.shared, room)
         k = self.shared.bases.shape[2]
-        workspace = self._workspace(events, owns, k)
+        workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), k)
         learn_all(self.shared, events, workspace, self.low, self.span, new)
-        return [own_in(workspace, u, k) for u in range(len(owns))]
-
-    def _workspace(self, events: Events, owns: Sequence[Array], k: int) -> Workspace:
-        sizes = np.array([own.size for own in owns], np.int64)
-        for u in np.flatnonzero((sizes > 0) & (sizes < HEAD)).tolist():
-            raise ValueError(f"owns[{u}] must be a personal model or empty, got {sizes[u]} words")
-        words = np.concatenate([NO_MODEL, *owns]).astype(np.uint32, copy=False)
-        return workspace_for(events, words, sizes, own_slots(k, self.own_bytes), k)
+        return Owns(*packed_owns(workspace, k))
 
     def to_arrays(self) -> dict[str, Array]:
         """Return all that was learned, but for personal models: the same arrays however events were batched."""
@@ -182,6 +190,14 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     for place, (_, key) in enumerate(frequent):
         shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
     return shared
+
+
+def in_present_basis(shared: Shared, own: Array) -> Array:
+    """Return a personal model turned to the basis of the shared one."""
+    turned, (d, k) = own.copy(), shared.bases.shape[1:]
+    if own.size:
+        turn_own(shared, turned, k, np.empty((3, d, d)))
+    return turned
 
 
 def request_of(

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.scoring.features import Preparer
-from fedres.scoring.flattening import Limits, action_features, flatten
+from fedres.scoring.flattening import Feature, Limits, action_features, flatten
 from fedres.scoring.kernels import indices_of, slots_of
 from fedres.scoring.model import PersonalModel, expand, score
 
@@ -55,10 +55,8 @@ def explain(
     return Explanation(float(parts[0][0]), float(parts[1][0]), strongest)
 
 
-def _names(
-    context: Sequence[tuple[str, float]], action: Sequence[tuple[str, float]], crosses: bool
-) -> list[tuple[str, str]]:
+def _names(context: Sequence[Feature], action: Sequence[Feature], crosses: bool) -> list[tuple[str, str]]:
     """Return the pairs of names in the order of ``expand``, and the constant's."""
-    alone = [(name, "") for name, _ in context] + [("", name) for name, _ in action]
-    crossed = [(first, second) for first, _ in context for second, _ in action] if crosses else []
+    alone = [(one.name, "") for one in context] + [("", one.name) for one in action]
+    crossed = [(one.name, other.name) for one in context for other in action] if crosses else []
     return [*alone, *crossed, ("", "")]

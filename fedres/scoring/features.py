@@ -18,6 +18,7 @@ from fedres.scoring.plain import Plain
 Json = bytes | msgspec.Raw
 
 _ONE = struct.pack("=f", 1.0)
+_ID = zlib.crc32(b"_id").to_bytes(4, sys.byteorder)
 
 
 class Prepared(NamedTuple):
@@ -42,6 +43,7 @@ class Hashed(msgspec.Struct, frozen=True, gc=False):
     size: int  # how many there are
     hashes: bytes  # native uint32
     values: bytes  # native float32
+    fields: bytes  # native uint32, hashes of the JSON keys
 
 
 class Named(NamedTuple):
@@ -89,13 +91,13 @@ class Preparer:
             if plain is None:
                 found.append(self._hash(one))
                 continue
-            hashes, values = plain
+            hashes, values, fields = plain
             size = len(hashes) // 4
             if action is None:
-                found.append(Hashed(size, hashes, values))
+                found.append(Hashed(size, hashes, values, fields))
             elif action.isascii() and size < self.limits.features and len(action) + 4 <= self.limits.name:
                 identity = zlib.crc32(b"_id=" + action.encode()).to_bytes(4, sys.byteorder)
-                found.append(Hashed(size + 1, identity + hashes, _ONE + values))
+                found.append(Hashed(size + 1, identity + hashes, _ONE + values, _ID + fields))
             else:
                 found.append(self._hash(one))
         return found
@@ -104,12 +106,14 @@ class Preparer:
         """Return what the compiled loop leaves to Python: arrays, escapes, letters beyond ASCII, and errors."""
         try:
             limits, action = self.limits, one.action
-            pairs = flatten(one.features, limits) if action is None else action_features(action, one.features, limits)
-            hashes = [feature_hash(name) for name, _ in pairs]
+            named = flatten(one.features, limits) if action is None else action_features(action, one.features, limits)
+            hashes = [feature_hash(feature.name) for feature in named]
+            fields = [feature_hash(feature.field) for feature in named]
         except FeatureError as error:
             return FeatureError(f"{one.place}: {error}")
-        n = len(pairs)
-        return Hashed(n, struct.pack(f"={n}I", *hashes), struct.pack(f"={n}f", *[value for _, value in pairs]))
+        n = len(named)
+        values = struct.pack(f"={n}f", *[feature.value for feature in named])
+        return Hashed(n, struct.pack(f"={n}I", *hashes), values, struct.pack(f"={n}I", *fields))
 
 
 def check_crosses(n_context: int, n_actions: int, limits: Limits) -> None:

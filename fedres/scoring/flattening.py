@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,14 @@ _decode = msgspec.json.Decoder().decode
 
 class FeatureError(ValueError):
     """Features that the service does not take; the message names the place, the rule and the value."""
+
+
+class Feature(NamedTuple):
+    """A feature of a JSON object: ``topic=sport`` and 1 for a string, its field ``topic``; a number's is its name."""
+
+    name: str
+    value: float
+    field: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +50,22 @@ def feature_hash(name: str) -> int:
         raise FeatureError(f"names must be valid Unicode, got {name!a}") from None
 
 
-def action_features(action: str, features: bytes, limits: Limits) -> list[tuple[str, float]]:
+def action_features(action: str, features: bytes, limits: Limits) -> list[Feature]:
     """Return an action's features, the first of them its id: `_id=<id>`, which no name in JSON can be."""
-    named: list[tuple[str, float]] = []
-    _add(named, f"_id={action}", 1.0, limits)
+    named: list[Feature] = []
+    _add(named, f"_id={action}", 1.0, "_id", limits)
     _flatten_text(features, limits, named)
     return named
 
 
-def flatten(features: bytes, limits: Limits) -> list[tuple[str, float]]:
-    """Return the names and values of the features in a JSON object; nothing or null is an object without any."""
-    named: list[tuple[str, float]] = []
+def flatten(features: bytes, limits: Limits) -> list[Feature]:
+    """Return the features in a JSON object; nothing or null is an object without any."""
+    named: list[Feature] = []
     _flatten_text(features, limits, named)
     return named
 
 
-def _flatten_text(features: bytes, limits: Limits, named: list[tuple[str, float]]) -> None:
+def _flatten_text(features: bytes, limits: Limits, named: list[Feature]) -> None:
     tree = _parse(features) if features else None
     if tree is None:
         return
@@ -95,7 +103,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Any]) -> int:
+def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limits, named: list[Feature]) -> int:
     """Add what ``tree`` holds to ``named``; return how many keys were looked at."""
     if depth > limits.depth:
         raise FeatureError(f"{prefix[:-1]} must be nested at most {limits.depth} deep, got {depth}")
@@ -108,36 +116,36 @@ def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limit
         name = prefix + key
         kind = type(value)
         if kind is str:
-            _add(named, f"{name}={value}", 1.0, limits)
+            _add(named, f"{name}={value}", 1.0, name, limits)
         elif kind is dict:
             n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
         elif kind is list:
             _flatten_array(name, value, limits, named)
         elif value:  # a number but 0, or true
-            _add(named, name, _number(name, value), limits)
+            _add(named, name, _number(name, value), name, limits)
     return n_keys
 
 
-def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Any]) -> None:
+def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Feature]) -> None:
     strings = bool(items) and type(items[0]) is str
     kinds = (str,) if strings else (int, float)
     for i, item in enumerate(items):
         if type(item) not in kinds:
             raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
         if strings:
-            _add(named, f"{name}={item}", 1.0, limits)
+            _add(named, f"{name}={item}", 1.0, name, limits)
         elif item:
             at = f"{name}[{i}]"
-            _add(named, at, _number(at, item), limits)
+            _add(named, at, _number(at, item), at, limits)
 
 
-def _add(named: list[tuple[str, float]], name: str, value: float, limits: Limits) -> None:
+def _add(named: list[Feature], name: str, value: float, field: str, limits: Limits) -> None:
     """Append a feature; refuse the first that is too many, whatever follows."""
     if len(name) > limits.name:
         raise FeatureError(f"names must have at most {limits.name} characters, got {len(name)} in {name[:40]!a}...")
     if len(named) >= limits.features:
         raise FeatureError(f"features must be at most {limits.features}, got more")
-    named.append((name, value))
+    named.append(Feature(name, value, field))
 
 
 def _number(name: str, value: float) -> float:

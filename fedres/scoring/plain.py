@@ -49,24 +49,24 @@ class Plain:
         self._bounds[:3] = min(limits.features, MOST_KEYS), min(limits.depth, DEEPEST), limits.name
         self._room = np.empty(DEEPEST + MOST_KEYS, np.uint32)
 
-    def hashed(self, objects: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
-        """Return the hashes and the values of each object's features, as uint32 and float32; None if it is not plain.
+    def hashed(self, objects: Sequence[bytes]) -> list[tuple[bytes, bytes, bytes] | None]:
+        """Return hashes, values and fields' hashes of each object's features, 32 bits each; None if it is not plain.
 
         All at once, as calling the compiled loop takes about as long as it does.
         """
         text = np.frombuffer(b"".join([*objects, b" "]), np.uint8)  # NumPy takes no empty ones
         ends = np.fromiter(accumulate(map(len, objects)), np.int64, len(objects))
         sizes, hashes = np.empty_like(ends), np.empty(len(objects) * MOST_KEYS, np.uint32)
-        values = np.empty(hashes.size, np.float32)
-        n = _hash_each(text, ends, self._bounds, self._room, sizes, hashes, values)
-        return _cut(sizes.tolist(), hashes[:n].tobytes(), values[:n].tobytes())
+        values, fields = np.empty(hashes.size, np.float32), np.empty_like(hashes)
+        n = _hash_each(text, ends, self._bounds, self._room, sizes, hashes, values, fields)
+        return _cut(sizes.tolist(), hashes[:n].tobytes(), values[:n].tobytes(), fields[:n].tobytes())
 
 
-def _cut(sizes: list[int], hashes: bytes, values: bytes) -> list[tuple[bytes, bytes] | None]:
-    first, found = 0, list[tuple[bytes, bytes] | None]()
+def _cut(sizes: list[int], hashes: bytes, values: bytes, fields: bytes) -> list[tuple[bytes, bytes, bytes] | None]:
+    first, found = 0, list[tuple[bytes, bytes, bytes] | None]()
     for size in sizes:
         last = first + 4 * max(size, 0)
-        found.append((hashes[first:last], values[first:last]) if size >= 0 else None)
+        found.append((hashes[first:last], values[first:last], fields[first:last]) if size >= 0 else None)
         first = last
     return found
 
@@ -192,7 +192,7 @@ def _value(text: Array, at: int, crc: Any) -> Any:
 
 
 @bare_kernel
-def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values: Array) -> int:
+def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values: Array, fields: Array) -> int:
     """Fill in the features; return how many they are, −1 if the text is not that of a plain object.
 
     ``bounds`` are how many features there may be, how deep, how long their names; then, for each object that is around
@@ -222,12 +222,14 @@ def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values:
                 at = _after_spaces(text, start + 1)
                 named = not _is(text, at, _CLOSE)
                 continue
+            field = crc
             at, crc, number = _value(text, start, crc)
             size += at - start - 1 if _is(text, start, _QUOTE) else 0  # two quotes less, "=" more
             if at < 0 or (number != 0 and (n == most or size > longest)):
                 return -1
             if number != 0:
-                hashes[n], values[n], n = crc ^ _START, number, n + 1
+                hashes[n], values[n], fields[n] = crc ^ _START, number, field ^ _START
+                n += 1
         at = _after_spaces(text, at)
         if _is(text, at, _CLOSE):
             at, depth, named = at + 1, depth - 1, False
@@ -240,11 +242,13 @@ def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values:
 
 
 @bare_kernel
-def _hash_each(text: Array, ends: Array, bounds: Array, room: Array, sizes: Array, hashes: Array, values: Array) -> int:
+def _hash_each(
+    text: Array, ends: Array, bounds: Array, room: Array, sizes: Array, hashes: Array, values: Array, fields: Array
+) -> int:
     """Fill in the features of texts that follow each other, and how many each has; return how many that is."""
     first = n = 0
     for k in range(ends.size):
-        sizes[k] = plain_kernel(text[first : ends[k]], bounds, room, hashes[n:], values[n:])
+        sizes[k] = plain_kernel(text[first : ends[k]], bounds, room, hashes[n:], values[n:], fields[n:])
         n += max(sizes[k], 0)
         first = ends[k]
     return n

@@ -66,6 +66,9 @@ def serve(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
     ] = False,
+    root_path: Annotated[
+        str, typer.Option(help="Path below which a proxy offers the service, such as /fedres; the proxy may remove it.")
+    ] = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
 ) -> None:
@@ -107,12 +110,21 @@ def serve(
         loops=None if loops is None else read_loops(loops),
         tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
         allowed_hosts=tuple(allowed_host or ()),
+        root_path=read_root_path(root_path),
         accept_loss=accept_loss,
     )
     try:
         run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, has_keys, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
+
+
+def read_root_path(text: str) -> str:
+    """Return a path without a slash at its end."""
+    path = text.rstrip("/")
+    if text and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path):
+        raise ValueError(f"root-path must be a path such as /fedres, got {text!r}")
+    return path
 
 
 def read_loops(text: str) -> tuple[str, ...]:
@@ -136,9 +148,10 @@ def one_line_store_errors() -> Iterator[None]:
 
 def welcome(url: str, path: Path, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
-    who = "anyone with a key" if has_keys else "anyone who can reach it (no key yet: fedres keys add)"
+    access = "requests need a key" if has_keys else "no key yet, so none is needed (fedres keys add)"
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
-    lines = [f"fedres serves {path} to {who}", places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
+    ready = f"fedres is ready; it stores everything in {path}; {access}"
+    lines = [ready, places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
     if demo:
         lines.append(f"Simulated readers come by; watch them at {url}/")
     return "\n".join(lines)

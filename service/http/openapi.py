@@ -20,7 +20,7 @@ ANY = {
     400: "The path cannot be read.",
     401: "A key is needed.",
     403: "The key may not do this.",
-    404: "There is no such loop or user.",
+    404: "There is no such loop, user or experiment.",
     421: "This machine does not serve the loop, or not under this Host.",
     422: "The request breaks a rule.",
     429: "The key makes too many requests, or the device too many uploads; Retry-After says when to come back.",
@@ -106,7 +106,8 @@ def _complete(route: Route, operation: Json) -> None:
     operation["security"] = [] if is_open else [{"key": []}]
     if route.takes_subscription_key:
         operation["security"].append({"subscription_key": []})
-    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if route.method != "GET" else {})}
+    may_contradict = route.method != "GET" or "/federated/" in route.path  # devices cannot use every loop
+    failures = {503: ANY[503]} if is_open else {**ANY, **(CHANGES if may_contradict else {})}
     failures |= WITH_BODY if "requestBody" in operation else {}
     for status, text in failures.items():
         operation["responses"][str(status)] = {"description": text, "content": _content(route.error, JSON)}

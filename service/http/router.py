@@ -105,6 +105,11 @@ class Table:
         return node.ends, dict(zip(node.ends.names, map(_unquoted, quoted), strict=True))
 
 
+def _below(root: bytes, raw_path: bytes) -> bytes:
+    """Return the path below a root; a proxy may have removed the root already."""
+    return raw_path[len(root) :] or b"/" if raw_path == root or raw_path.startswith(root + b"/") else raw_path
+
+
 def _unquoted(segment: bytes) -> str:
     try:
         return unquote(segment, errors="strict")
@@ -131,10 +136,12 @@ class Router:
         hosts: Hosts,
         audit: Audit,
         reshape: Mapping[bytes, Reshape] | None = None,
+        root_path: str = "",
     ) -> None:
         self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
         self._table = Table(routes)
+        self._root = root_path.encode()
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
         self._other_bytes = limits.body_bytes
@@ -152,6 +159,8 @@ class Router:
         path, raw_path = UNKNOWN, b""
         try:
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
+            if self._root:
+                raw_path = _below(self._root, raw_path)
             methods, parameters = self._table.find(raw_path)
             path, method = methods.path, scope["method"]
             route = methods.routes.get("GET" if method == "HEAD" else method)

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions import kalman_state
 from fedres.scoring.batch import CHUNK_BITS, Events, Shared
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import PersonalModel, SharedModel
 from service.learn.join import Decided
-from service.learn.shared_models import expanded_example
+from service.learn.kalman import KalmanShared
+from service.learn.shared_models import AnyShared, expanded_example
 from service.models.personal import PersonalModels
 from service.settings import Settings
 
@@ -28,16 +30,25 @@ class LearnedEvent(NamedTuple):
 class LoopModels:
     """The models of the loop with this id; ``changed`` marks the chunks of shared weights that are not published."""
 
-    def __init__(self, loop: str, shared: SharedModel, personal: PersonalModels) -> None:
+    def __init__(self, loop: str, shared: AnyShared, personal: PersonalModels) -> None:
         self._loop, self.shared, self.personal = loop, shared, personal
         self.changed: Array = np.zeros(0, np.uint8)
         self.touch_all()
 
     def touch_all(self) -> None:
         """Take note that every shared weight may have changed."""
-        self.changed = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
+        if not isinstance(self.shared, KalmanShared):  # which finds out by itself
+            self.changed = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
 
-    def replace_shared(self, shared: SharedModel) -> None:
+    def to_publish(self, installed: int) -> tuple[Array, Array]:
+        """Return the shared model in numbers of 32 bits, and by chunks whether they changed: to be emptied."""
+        if not isinstance(self.shared, KalmanShared):
+            return self.shared.weights, self.changed
+        publication = self.shared.publication
+        publication.update(self.shared.model, installed)
+        return publication.words.view(np.float32), publication.changed
+
+    def replace_shared(self, shared: AnyShared) -> None:
         """Go on with another shared model."""
         self.shared = shared
         self.touch_all()
@@ -48,24 +59,37 @@ class LoopModels:
         if number is not None and isinstance(self.shared, FederatedModel):
             self.shared.forget(number)
 
-    def learn(self, learned: Sequence[LearnedEvent], settings: Settings) -> None:
-        """Learn from events that were decided under the same settings, in this order."""
-        self.shared.learning_rate = settings.learning_rate
-        if isinstance(self.shared, FederatedModel):
-            self._learn_one_by_one(learned, settings)
-        else:
-            self._learn_batch(learned, settings)
+    def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int) -> None:
+        """Learn from events that were decided under the same settings, in this order.
 
-    def _learn_batch(self, learned: Sequence[LearnedEvent], settings: Settings) -> None:
-        users: dict[str, int] = {}
-        changed: list[int] = []
-        places = np.full(len(learned), -1, np.int64)
-        for k, (decided, _, position) in enumerate(learned):
-            if decided.user is not None and settings.personal:
-                place = users.setdefault(decided.user, len(users))
-                if place == len(changed):
-                    changed.append(position)
-                changed[place], places[k] = position, place
+        The shared model has been this one since the position ``installed``.
+        """
+        if isinstance(self.shared, KalmanShared):
+            self._learn_kalman(self.shared, learned, settings, installed)
+        elif isinstance(self.shared, FederatedModel):
+            self._learn_one_by_one(self.shared, learned, settings)
+        else:
+            self._learn_batch(self.shared, learned, settings)
+
+    def _learn_kalman(
+        self, shared: KalmanShared, learned: Sequence[LearnedEvent], settings: Settings, installed: int
+    ) -> None:
+        users, changed, places = _users_of(learned, personal=settings.personal)
+        features = [decided.features for decided, _, _ in learned]
+        sizes = [len(each.hashes) // 4 for each in features]
+        events = kalman_state.Events(
+            np.frombuffer(bytearray().join([each.hashes for each in features]), np.uint32),
+            np.frombuffer(bytearray().join([each.values for each in features]), np.float32),
+            np.frombuffer(bytearray().join([bytes(4 * each.n_context) + each.fields for each in features]), np.uint32),
+            np.cumsum([0, *sizes], dtype=np.int64),
+            np.array([each.n_context for each in features], np.int64),
+            np.array([reward for _, reward, _ in learned], np.float32),
+            places,
+        )
+        self.personal.learn_kalman(self._loop, users, changed, events, shared.model, installed)
+
+    def _learn_batch(self, shared: SharedModel, learned: Sequence[LearnedEvent], settings: Settings) -> None:
+        users, changed, places = _users_of(learned, personal=settings.personal)
         features = [decided.features for decided, _, _ in learned]
         sizes = [len(each.hashes) // 4 for each in features]
         events = Events(
@@ -76,21 +100,36 @@ class LoopModels:
             np.array([reward for _, reward, _ in learned], np.float32),
             places,
         )
-        shared = Shared(*self.shared.arrays, 32 - self.shared.bits, self.changed)
+        state = Shared(*shared.arrays, 32 - shared.bits, self.changed)
         rate = float(settings.learning_rate)
-        self.personal.learn(self._loop, [*users], np.array(changed, np.int64), events, shared, settings.crosses, rate)
+        self.personal.learn(self._loop, users, changed, events, state, settings.crosses, rate)
 
-    def _learn_one_by_one(self, learned: Iterable[LearnedEvent], settings: Settings) -> None:
+    def _learn_one_by_one(self, shared: FederatedModel, learned: Iterable[LearnedEvent], settings: Settings) -> None:
         """Learn where every step changes every weight."""
         loop = self._loop
+        shared.learning_rate = settings.learning_rate
         for decided, reward, position in learned:
             example, user = expanded_example(decided.features, settings.crosses), decided.user
             if user is None or not settings.personal:
-                self.shared.learn(example, reward, 0.0)
+                shared.learn(example, reward, 0.0)
                 continue
-            own, offset = self.personal.get(loop, user) or PersonalModel(), self.shared.score(example)
+            own, offset = self.personal.get(loop, user) or PersonalModel(), shared.score(example)
             own.learning_rate = settings.learning_rate
-            self.shared.learn(example, reward, own.score(example))
-            own.learn(example, reward, offset, self.shared.reward_range)
+            shared.learn(example, reward, own.score(example))
+            own.learn(example, reward, offset, shared.reward_range)
             self.personal.put(loop, user, position, own)
         self.touch_all()
+
+
+def _users_of(learned: Sequence[LearnedEvent], *, personal: bool) -> tuple[list[str], Array, Array]:
+    """Return the users of events, the last position of each, and which of them each event has; −1 is none."""
+    users: dict[str, int] = {}
+    changed: list[int] = []
+    places = np.full(len(learned), -1, np.int64)
+    for k, (decided, _, position) in enumerate(learned):
+        if decided.user is not None and personal:
+            place = users.setdefault(decided.user, len(users))
+            if place == len(changed):
+                changed.append(position)
+            changed[place], places[k] = position, place
+    return [*users], np.array(changed, np.int64), places

@@ -7,16 +7,17 @@ Events that settle are gathered and learned from together, by one compiled call 
 from __future__ import annotations
 
 import hashlib
+import platform
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from fedres.scoring.model import SharedModel
 from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Decided, Join, Rules, Settled
+from service.learn.kalman import KalmanShared
 from service.learn.loop_models import LearnedEvent, LoopModels
-from service.learn.shared_models import new_model, read_model
+from service.learn.shared_models import AnyShared, new_model, read_model
 from service.learn.uploads import learn_residual, learn_update
 from service.log.records import (
     ACTIONS,
@@ -49,7 +50,7 @@ class LoopState:
     In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
     """
 
-    def __init__(self, head: LoopHead, shared: SharedModel, personal: PersonalModels, join: Join | None = None) -> None:
+    def __init__(self, head: LoopHead, shared: AnyShared, personal: PersonalModels, join: Join | None = None) -> None:
         self.head, self.models, self.join = head, LoopModels(head.id, shared, personal), join or Join()
         self.position = head.since
         self.time = 0  # of the last record
@@ -120,7 +121,7 @@ class LoopState:
             if decision.agreed is not None:
                 statistics.apprentice += 1
                 statistics.agreed += decision.agreed
-        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight)
+        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
         settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
         if settled is not None:
@@ -134,6 +135,11 @@ class LoopState:
         statistics = self.head.statistics
         learned: list[LearnedEvent] = []
         for (_, decided, reward, delay), position in settled:
+            if decided.control:
+                self._count_control(reward, settings.control.learns)
+                if reward is not None and settings.control.learns:
+                    learned.append(LearnedEvent(decided, reward, position))
+                continue
             if delay is not None:
                 statistics.rewarded += 1
                 statistics.delay += delay
@@ -146,7 +152,14 @@ class LoopState:
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:
             self.head.version = learned[-1].position
-            self.models.learn(learned, settings)
+            self.models.learn(learned, settings, self.head.installed)
+
+    def _count_control(self, reward: float | None, learns: bool) -> None:
+        if reward is not None:
+            statistics = self.head.statistics
+            statistics.control_settled += 1
+            statistics.control_reward += reward
+            statistics.control_learned += learns
 
     # settings and rules
 
@@ -175,7 +188,10 @@ class LoopState:
     def _take_settings(self, entry: Entry) -> None:
         head = self.head
         if entry.position > head.settings_version:
-            head.settings, head.settings_version = read_settings_body(entry.body), entry.position
+            settings = read_settings_body(entry.body)
+            if settings.control != head.settings.control:
+                head.control_since = entry.position
+            head.settings, head.settings_version = settings, entry.position
             head.history = {**head.history, entry.position: head.settings}
 
     def _take_actions(self, entry: Entry) -> None:
@@ -189,6 +205,7 @@ class LoopState:
         self.head.catalogue, self.head.catalogue_version, self.catalogue_changed = catalogue, entry.position, True
 
     def _take_model(self, entry: Entry) -> None:
+        self.head.installed = max(self.head.installed, entry.position)
         if entry.position >= self.learn_from:
             self.models.replace_shared(read_model(self.head.settings, entry.body))
             self.head.version = entry.position
@@ -197,6 +214,7 @@ class LoopState:
         """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
             learn = learn_residual if entry.kind == RESIDUAL else learn_update
+            assert not isinstance(self.models.shared, KalmanShared)  # rankers take no uploads for it
             learned = learn(entry, self.head, self.models.shared)
             self.head.version = entry.position
             self.head.statistics.uploads += learned
@@ -284,7 +302,8 @@ def record_mark(entry: Entry) -> int:
 
 
 def read_settings_body(body: bytes) -> Settings:
-    return msgspec.json.decode(body, type=Settings)
+    """Return logged settings; loops that were made before there was a choice have ``adagrad``."""
+    return msgspec.convert({"model": "adagrad", **msgspec.json.decode(body)}, Settings)
 
 
 def rules_of(settings: Settings) -> Rules:
@@ -293,9 +312,12 @@ def rules_of(settings: Settings) -> Rules:
     return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation, from_rank)
 
 
-def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
-    """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
+def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:
+    """Return the architecture and the SHA-256 of a loop's models; the personal ones by rising user (UTF-8).
+
+    The same log gives other bits on another architecture, whose multiply-and-add rounds otherwise.
+    """
     seen = hashlib.sha256(shared.to_bytes())
     for user, model in personal:
         seen.update(user.encode() + b"\0" + model)
-    return seen.hexdigest()
+    return f"{platform.machine()}:{seen.hexdigest()}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedres.checks import Array
 from service.learn.history import History
+from service.learn.kalman import KalmanShared
 from service.learn.loop_state import LoopState
 from service.models.published import LoopView, Publisher
 
@@ -30,6 +31,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         head.catalogue_version,
         head.clients.joined * 2**20 + len(head.clients.numbers),
         [token for token in head.erased if token in cleaned],
+        head.control_since or head.since,
         state.join.n_early,
         state.models.personal.n_users[head.id],
     )
@@ -39,7 +41,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
     if state.clients_changed:
         publisher.publish_clients(view, head.clients)
         state.clients_changed = False
-    publisher.publish(view, state.models.shared.weights, state.models.changed)
+    publisher.publish(view, *state.models.to_publish(head.installed))
 
 
 class Published(NamedTuple):
@@ -74,11 +76,11 @@ class Followed:
 
     def note(self, state: LoopState) -> None:
         """Note which weights changed, for devices that fetch only those."""
-        known = self._loops.get(state.head.name)
-        if known is None or known[0] == state.head.version:
+        known, shared = self._loops.get(state.head.name), state.models.shared
+        if known is None or known[0] == state.head.version or isinstance(shared, KalmanShared):
             return
         version, weights, history = known
-        now = state.models.shared.weights.copy()
+        now = shared.weights.copy()
         if weights.size == now.size and version >= state.head.since:
             history = history or History(version, now.size)
             history.add(weights, state.head.version, now)
@@ -88,7 +90,9 @@ class Followed:
 
     def history(self, state: LoopState) -> History | None:
         """Return which of a loop's weights changed when, from the first call on."""
-        loop = state.head.name
+        loop, shared = state.head.name, state.models.shared
+        if isinstance(shared, KalmanShared):
+            return None  # devices have no part in it
         if loop not in self._loops:
-            self._loops[loop] = (state.head.version, state.models.shared.weights.copy(), None)
+            self._loops[loop] = (state.head.version, shared.weights.copy(), None)
         return self._loops[loop][2]

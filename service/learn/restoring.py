@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fedres.scoring.model import PersonalModel
 from service.learn.heads import Base, PersonalBase
 from service.learn.loop_state import LoopState, new_loop, record_mark
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import Head, Log
 from service.log.records import DELETED, ERASED, LOOP, RANK, DamagedRecord, Entry, decode_erased
+from service.models.personal import personal_from_bytes
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner
@@ -58,7 +58,7 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
         raise DamagedSnapshot(str(error)) from error
     n_users = 0
     for user, changed, model in learner.snapshots.personal(name):
-        learner.personal.put(saved.head.id, user, changed, PersonalModel.from_bytes(model), saved=True)
+        learner.personal.put(saved.head.id, user, changed, personal_from_bytes(model), saved=True)
         n_users += 1
     if n_users != saved.n_personal:
         raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
@@ -129,7 +129,7 @@ def install(learner: Learner, state: LoopState, erased: Entry, base: int) -> Non
             continue
         if entry.user is not None:
             own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
-            learner.personal.put(head.id, entry.user, own.changed, PersonalModel.from_bytes(own.model))
+            learner.personal.put(head.id, entry.user, own.changed, personal_from_bytes(own.model))
             continue
         known = msgspec.msgpack.decode(entry.body, type=Base)
         state.models.replace_shared(read_model(head.settings, known.shared))

@@ -10,23 +10,30 @@ import numpy as np
 from fedres.scoring.features import Prepared
 from fedres.scoring.federated import FederatedModel, Hyperparameter, Wire
 from fedres.scoring.model import Example, SharedModel, expand
+from service.learn.kalman import KalmanShared
 from service.log import records
 from service.settings import Settings
 
+AnyShared = SharedModel | KalmanShared  # a ``FederatedModel`` is a ``SharedModel``
 
-def new_model(settings: Settings) -> SharedModel:
+
+def new_model(settings: Settings) -> AnyShared:
     """Return a model that has learned nothing."""
+    if settings.model == "residual-kalman":
+        return KalmanShared(settings.reward_range)
     if settings.is_dense:
         return FederatedModel(settings.global_learner, settings.bits, settings.hyperparameters)
     return SharedModel(settings.bits)
 
 
-def read_model(settings: Settings, state: bytes) -> SharedModel:
+def read_model(settings: Settings, state: bytes) -> AnyShared:
     """Return the model that ``to_bytes`` wrote."""
+    if settings.model == "residual-kalman":
+        return KalmanShared.from_bytes(state)
     return FederatedModel.from_bytes(state) if settings.is_dense else SharedModel.from_bytes(state)
 
 
-def bytes_without(shared: SharedModel, number: int | None) -> bytes:
+def bytes_without(shared: AnyShared, number: int | None) -> bytes:
     """Return a model's bytes without what a client has waiting in it."""
     if number is None or not isinstance(shared, FederatedModel):
         return shared.to_bytes()
@@ -35,7 +42,7 @@ def bytes_without(shared: SharedModel, number: int | None) -> bytes:
     return others.to_bytes()
 
 
-def bytes_of_model(shared: SharedModel) -> bytes:
+def bytes_of_model(shared: AnyShared) -> bytes:
     """Return a model's bytes without what waits in it: single devices' uploads are for nobody else to see."""
     if not isinstance(shared, FederatedModel):
         return shared.to_bytes()
@@ -50,6 +57,8 @@ def check_model(settings: Settings, state: bytes) -> None:
         model = read_model(settings, state)
     except msgspec.MsgspecError as error:
         raise ValueError(f"state must be readable: {error}") from None
+    if isinstance(model, KalmanShared):
+        return
     if model.bits != settings.bits:
         raise ValueError(f"state must hold a model of {settings.bits} bits, got {model.bits}")
     if isinstance(model, FederatedModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from fedres.decisions.constants import START_EVENTS
 from fedres.scoring.features import Preparer
 from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, score
 from service.learn.learner import Learner
@@ -12,9 +13,9 @@ from service.learn.snapshots import Snapshots
 from service.log.records import LOOP, REWARD, ErasedBody, Record, encode, encode_reward
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.models.personal import read_personal
 from service.models.published import Models, Publisher, make_current
-from service.ranking.decide import decide, explanations
+from service.ranking.decide import decide
+from service.ranking.explaining import explanations
 from service.ranking.requests import Action, RankRequest
 from service.settings import Settings
 
@@ -45,24 +46,27 @@ def warm_up() -> None:
 def _play(folder: Path) -> None:
     make_current(folder)
     with SqliteLog(sqlite_file(folder / "log")) as log:
-        log.append([[Record("default", LOOP, "loop after 0", body=encode(Settings(bits=10)))]])
+        settings = {"kalman": Settings(model="residual-kalman"), "adagrad": Settings(model="adagrad", bits=10)}
+        log.append([[Record(name, LOOP, "loop after 0", body=encode(one))] for name, one in settings.items()])
         learner = Learner(log, _Writer(log), Snapshots(folder / "models"), Publisher(folder, 1))
         learner.open()
         models = Models(folder)
-        loop = models.loop("default")
-        for _ in range(2):
-            assert loop is not None
-            request = RankRequest(actions=[Action("a"), Action("b")], user="u", explain=True)
-            for action in request.actions:
-                action.features = type(action.features)(b"{}")
-            [decision] = decide([request], loop, models, Preparer())
-            assert not isinstance(decision, Exception)
-            explanations(decision.prepared, loop, models)
-            reward = Record("default", REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
-            log.append([[decision.record(loop)], [reward]])
-            learner.step()
-            loop = models.loop("default")
-        assert models.memory is not None
-        assert loop is not None
-        read_personal(models.memory, loop.view.id, "u")
+        for name, n in (("kalman", START_EVENTS + 2), ("adagrad", 2)):
+            for k in range(n):
+                _decide_and_learn(name, log, models)
+                if k >= n - 2 or k == 0:
+                    learner.step()
         learner.close()
+
+
+def _decide_and_learn(name: str, log: SqliteLog, models: Models) -> None:
+    loop = models.loop(name)
+    assert loop is not None
+    request = RankRequest(actions=[Action("a"), Action("b")], user="u", explain=True)
+    for action in request.actions:
+        action.features = type(action.features)(b"{}")
+    [decision] = decide([request], loop, models, Preparer())
+    assert not isinstance(decision, Exception)
+    explanations(decision.prepared, loop, models)
+    reward = Record(name, REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
+    log.append([[decision.record(loop)], [reward]])

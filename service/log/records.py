@@ -94,7 +94,7 @@ def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
 # Examples
 
 _DECISION = struct.Struct("<Bqd I")  # flags, version of the settings, baseline weight, features of the context
-_DEFERRED, _APPRENTICE, _AGREED = 1, 2, 4
+_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL = 1, 2, 4, 8, 16
 _REWARD = struct.Struct("<d")
 _RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
 _ALIGNED = 1
@@ -106,6 +106,7 @@ class Example(msgspec.Struct, frozen=True, gc=False):
     hashes: bytes  # uint32, little-endian; the context's come first
     values: bytes  # float32
     n_context: int
+    fields: bytes = b""  # uint32, hashes of the JSON keys of the action's features; nothing where not logged
 
 
 class DecisionExample(NamedTuple):
@@ -116,22 +117,22 @@ class DecisionExample(NamedTuple):
     baseline_weight: float  # 1/p where the action taken was the first one allowed, else 0
     deferred: bool
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
+    control: bool = False  # whether the control group's baseline decided
 
     def encode(self) -> bytes:
-        flags = _DEFERRED * self.deferred
+        flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields) | _CONTROL * self.control
         if self.agreed is not None:
             flags |= _APPRENTICE | _AGREED * self.agreed
         features = self.features
         head = _DECISION.pack(flags, self.settings, self.baseline_weight, features.n_context)
-        return head + features.hashes + features.values
+        return head + features.hashes + features.values + features.fields
 
 
 def read_decision(data: bytes) -> DecisionExample:
     flags, settings, weight, n_context = _DECISION.unpack_from(data)
     agreed = bool(flags & _AGREED) if flags & _APPRENTICE else None
-    return DecisionExample(
-        _features(data, _DECISION.size, n_context), settings, weight, bool(flags & _DEFERRED), agreed
-    )
+    features = _features(data, _DECISION.size, n_context, with_fields=bool(flags & _FIELDS))
+    return DecisionExample(features, settings, weight, bool(flags & _DEFERRED), agreed, bool(flags & _CONTROL))
 
 
 class ResidualExample(NamedTuple):
@@ -156,9 +157,11 @@ def read_residual(data: bytes) -> ResidualExample:
     return ResidualExample(features, version, label, local, global_ if flags & _ALIGNED else None)
 
 
-def _features(data: bytes, start: int, n_context: int) -> Example:
-    middle = start + (len(data) - start) // 2
-    return Example(data[start:middle], data[middle:], n_context)
+def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = False) -> Example:
+    n_bytes = len(data) - start  # of hashes and values, and of fields but for those of the context
+    each = (n_bytes + 4 * n_context) // 3 if with_fields else n_bytes // 2
+    middle, last = start + each, start + 2 * each
+    return Example(data[start:middle], data[middle:last], n_context, data[last:])
 
 
 def encode_reward(value: float, reward_id: str | None) -> bytes:
@@ -209,6 +212,7 @@ class RankBody(msgspec.Struct, gc=False):
     exclude: list[str] = []
     deferred: bool = False
     policy_action: int | None = None  # what the policy drew, where an apprentice took the first action
+    arm: str | None = None  # control or treatment, where the loop has a control group
 
 
 class LoggedRank(RankBody, gc=False):

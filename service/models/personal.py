@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions import kalman_state
+from fedres.decisions.residual_kalman import ResidualKalman
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import Events, Shared, fill_model, learn_batch, model_in, slots_for, workspace_for
 from fedres.scoring.model import PersonalModel
+from service.models.kalman_personal import MARK, PersonalKalman, data_words, learn_in_memory
 from service.models.memory import (
     HEAD,
     NOT_FOUND,
@@ -30,6 +33,8 @@ from service.models.memory import (
 )
 
 DATA = HEAD + 2  # words of a block before the table
+
+Personal = PersonalModel | PersonalKalman
 
 
 def personal_key(loop: str, user: str) -> Key:
@@ -116,7 +121,7 @@ class PersonalModels:
     ) -> None:
         """Learn from events of ``users``, which last learn at the positions ``changed``; publish their models."""
         memory, n = self._memory, len(users)
-        keys = np.array([personal_key(loop, user) for user in users], np.int64).reshape(n, 2)
+        keys = keys_of(loop, users)
         offsets, counts, n_slots = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
         _find_all(memory.words, keys, offsets, counts, n_slots)
         workspace = workspace_for(events, crosses, counts, n_slots)
@@ -132,11 +137,25 @@ class PersonalModels:
             memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
         self.unsaved.update((loop, user) for user in users)
 
+    def learn_kalman(
+        self,
+        loop: str,
+        users: Sequence[str],
+        changed: Array,
+        events: kalman_state.Events,
+        model: ResidualKalman,
+        installed: int,
+    ) -> None:
+        """Do so with ``residual-kalman``, which has been the shared model since the position ``installed``."""
+        held, n_new = learn_in_memory(self._memory, keys_of(loop, users), changed, events, model, installed)
+        self.n_users[loop] += n_new
+        self.unsaved.update((loop, users[u]) for u in held.tolist())
+
     def get(self, loop: str, user: str) -> PersonalModel | None:
         found = self.entry(loop, user)
-        return None if found is None else found[1]
+        return found[1] if found is not None and isinstance(found[1], PersonalModel) else None
 
-    def entry(self, loop: str, user: str) -> tuple[int, PersonalModel] | None:
+    def entry(self, loop: str, user: str) -> tuple[int, Personal] | None:
         """Return the position of the last event that the user's model learned from, and the model."""
         data = self.data(loop, user)
         return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())
@@ -149,7 +168,7 @@ class PersonalModels:
         size = int(self._memory.words[offset + 4]) // 8
         return bytes(self._memory.words[offset + HEAD : offset + HEAD + size].tobytes())
 
-    def put(self, loop: str, user: str, changed: int, model: PersonalModel, *, saved: bool = False) -> None:
+    def put(self, loop: str, user: str, changed: int, model: Personal, *, saved: bool = False) -> None:
         """Publish a model; ``saved`` says that the snapshot has it."""
         key = personal_key(loop, user)
         self.n_users[loop] += self._memory.find(key) < 0
@@ -164,14 +183,31 @@ class PersonalModels:
             self.unsaved.discard((loop, user))
 
 
-def read_model(data: Array) -> tuple[int, PersonalModel]:
+def keys_of(loop: str, users: Sequence[str]) -> Array:
+    """Return the keys of users' blocks, one in a row."""
+    return np.array([personal_key(loop, user) for user in users], np.int64).reshape(len(users), 2)
+
+
+def personal_from_bytes(state: bytes) -> Personal:
+    """Return the model that ``to_bytes`` of either kind wrote."""
+    return PersonalKalman.from_bytes(state) if state[:4] == MARK else PersonalModel.from_bytes(state)
+
+
+def read_model(data: Array) -> tuple[int, Personal]:
     """Return the position of the last event learned from, and the model, from a block's data."""
     head, changed = int(data[0]), int(data[1])
+    if head & 0xFFFFFFFF == 0:
+        return changed, PersonalKalman(data[2:].view(np.uint32)[: head >> 32].copy())
     table, weights, squares = views(data, 2, head & 0xFFFFFFFF)
     return changed, PersonalModel.of_arrays(table, weights, squares, head >> 32)
 
 
-def written_model(changed: int, model: PersonalModel) -> bytes:
+def written_model(changed: int, model: Personal) -> bytes:
+    if isinstance(model, PersonalKalman):
+        data = np.zeros(data_words(model.words.size), np.uint64)
+        data[0], data[1] = model.words.size << 32, changed
+        data[2:].view(np.uint32)[: model.words.size] = model.words
+        return data.tobytes()
     table, weights, squares = model.arrays
     data = np.zeros(words_for(table.size), np.uint64)
     data[0], data[1] = table.size | len(model) << 32, changed
@@ -180,10 +216,13 @@ def written_model(changed: int, model: PersonalModel) -> bytes:
     return data.tobytes()
 
 
-def read_personal(memory: MemoryReader, loop: str, user: str) -> PersonalModel | None:
-    """Return a user's model as published, None where there is none or it is half written."""
+def read_entry(memory: MemoryReader, loop: str, user: str) -> tuple[int, Personal] | None:
+    """Return a user's model as published, and the position of the last event it learned from.
+
+    None where there is none or it is half written.
+    """
     try:
         data = memory.read(personal_key(loop, user))
     except TornRead:
         return None
-    return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())[1]
+    return None if data is None else read_model(np.frombuffer(data, np.uint64).copy())

@@ -23,6 +23,7 @@ from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
 from service.learn.heads import CatalogueAction, Clients, Statistics, loop_id
 from service.log.records import CatalogueReference
+from service.models.kalman import PublishedKalman, read_published
 from service.models.memory import (
     HEAD,
     HEARTBEAT_AT,
@@ -62,6 +63,7 @@ class LoopView(msgspec.Struct, array_like=True):
     catalogue_version: int
     clients_version: int
     erased: list[str]  # tokens of the last erasures
+    control_since: int  # position of the settings that began the experiment which is under way
     n_early: int = 0  # events with a reward that are not decided yet
     n_users: int = 0  # with a personal model
 
@@ -97,12 +99,12 @@ def weights_key(loop: str) -> Key:
 
 @kernel
 def _publish_weights(words: Array, offset: int, key: Key, weights: Array, changed: Array, publication: int) -> None:
-    """Copy the chunks that changed."""
+    """Copy the chunks that changed, as numbers of 32 bits of whatever kind."""
     begin_change(words, offset)
     words[offset + 1], words[offset + 2] = np.uint64(key[0]), np.uint64(key[1])
     data = offset + HEAD
     words[data] = np.uint64(weights.size)
-    into, first = words.view(np.float32), 2 * (data + 1 + changed.size)
+    into, first = words.view(np.uint32), 2 * (data + 1 + changed.size)
     for chunk in range(changed.size):
         if changed[chunk]:
             words[data + 1 + chunk] = np.uint64(publication)
@@ -116,12 +118,14 @@ def _publish_weights(words: Array, offset: int, key: Key, weights: Array, change
 def _copy_weights(words: Array, offset: int, key: Key, weights: Array, seen: Array) -> int:
     """Copy the chunks that are newer than ``seen``; return 0, or ``TORN`` where ``weights`` are not to be used."""
     data = offset + HEAD
-    source, first = words.view(np.float32), 2 * (data + 1 + seen.size)
+    source, first = words.view(np.uint32), 2 * (data + 1 + seen.size)
     for _ in range(RETRIES):
         before = words[offset]
         fence()
         if before & np.uint64(1) or words[offset + 1] != np.uint64(key[0]) or words[offset + 2] != np.uint64(key[1]):
             continue
+        if words[data] != np.uint64(weights.size):  # it has just grown
+            return TORN
         for chunk in range(seen.size):
             at = words[data + 1 + chunk]
             if at != seen[chunk]:
@@ -152,7 +156,8 @@ class Publisher:
             if self.memory.find(key) < 0:
                 changed[:] = 1
             offset = self.memory.room_for(key, n_words)
-            _publish_weights(self.memory.words, offset, key, weights, changed, self._publications)
+            numbers = weights.view(np.uint32)
+            _publish_weights(self.memory.words, offset, key, numbers, changed, self._publications)
             self.memory.show(key, offset)
         self.memory.write(key_of(f"view\0{view.name}"), _pack(view))
 
@@ -232,12 +237,23 @@ class Loop:
         self.catalogue: Mapping[str, CatalogueAction] = {}
         self.references: Mapping[str, CatalogueReference] = {}  # what is logged of each of its actions
         self.clients = Clients()
-        self.weights: Array = np.zeros(0, np.float32)
+        self.weights: Array = np.zeros(0, np.float32)  # or what lies there of ``kalman``
+        self.kalman: PublishedKalman | None = None
         self.spare: Array = self.weights
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
         self.catalogue_version = self.clients_version = -1
         self.prepared: dict[str, Hashed] = {}  # what rankers made of the catalogue's actions; emptied with it
+
+    @property
+    def shared(self) -> Array | PublishedKalman:
+        """The shared model."""
+        return self.weights if self.kalman is None else self.kalman
+
+    @property
+    def n_learned(self) -> int:
+        """How many rewards it has learned."""
+        return self.view.statistics.learned if self.kalman is None else self.kalman.learned
 
 
 class Models:
@@ -325,8 +341,9 @@ class Models:
         if loop.spare.size != size:
             n_chunks = (size >> CHUNK_BITS) + 1
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
-        if _copy_weights(memory.words, offset, key, loop.spare, loop.spare_seen) != 0:
+        if _copy_weights(memory.words, offset, key, loop.spare.view(np.uint32), loop.spare_seen) != 0:
             raise TornRead(f"the weights of loop {view.name!r} are half written")
+        loop.kalman = read_published(loop.spare) if view.settings.model == "residual-kalman" else None
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
 

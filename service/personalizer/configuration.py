@@ -172,13 +172,11 @@ class Configurations:
         changes: dict[str, Any] = {}
         if meaning.epsilon is not None:
             changes |= {"policy": "epsilon-greedy", "epsilon": meaning.epsilon}
-        if meaning.crosses != settings.crosses:
-            changes["crosses"] = meaning.crosses
-        rate = meaning.learning_rate
-        if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
-            rate = Settings().learning_rate
-        if rate != settings.learning_rate:
-            changes["learning_rate"] = rate
+        if settings.model == "adagrad":  # the other model has crosses anyway, and no rate
+            rate = meaning.learning_rate
+            if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
+                rate = Settings().learning_rate
+            changes |= {"crosses": meaning.crosses, "learning_rate": rate}
         kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
         try:
             await self._put(loop, settings, kept, **changes)

@@ -28,8 +28,9 @@ from service.log.records import (
     Record,
     encode,
 )
-from service.models.personal import read_personal
-from service.ranking import reports
+from service.models.kalman_personal import PersonalKalman
+from service.ranking import experiments, reports
+from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
@@ -159,13 +160,17 @@ class Admin:
     # users
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:
-        """Return a user's own model as published: weights by feature key (docs/hashing.md), and the constant's."""
-        view, memory = self._machine.loop(loop).view, self._machine.models.memory
-        model = None if memory is None else read_personal(memory, view.id, user)
+        """Return a user's own model as published, by feature key (docs/hashing.md)."""
+        found = self._machine.loop(loop)
+        model = personal_model(user, found, self._machine.models)
         if model is None:
             raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
+        known = {"user": user, "model_version": found.view.version}
+        if isinstance(model, PersonalKalman):
+            assert found.kalman is not None
+            return {**known, **model.described(found.kalman.shared)}
         weights = {str(key): weight for key, weight in model.weights.items()}
-        return {"user": user, "model_version": view.version, "constant": model.constant, "weights": weights}
+        return {**known, "constant": model.constant, "weights": weights}
 
     async def erase_user(self, loop: str, user: str) -> None:
         """Erase a user's model, events and rewards from every file; return when nothing is left."""
@@ -206,6 +211,15 @@ class Admin:
         self._machine.loop(loop)
         rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
         return reports.unmatched(rewards)
+
+    async def lift(self, loop: str) -> experiments.LiftReport:
+        """Return what the loop's control group shows."""
+        view = self._machine.loop(loop).view
+        if not view.settings.control.share:
+            message = "the loop must have a control group: set control.share in its settings"
+            raise ApiError(404, "no_experiment", message, "control")
+        begin, settings = view.control_since, view.settings
+        return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
 
     async def evaluate(
         self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")

@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.exploration import epsilon_greedy, pick, squarecb
+from fedres.decisions.kalman_kernels import BASIS, predict_in, turn_own
+from fedres.decisions.kalman_state import BASES, Request
+from fedres.decisions.kalman_state import scratch_for as kalman_scratch
+from fedres.exploration import epsilon_greedy, optimistic_squarecb, pick, squarecb
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.features import Hashed, Prepared
 from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
+from service.models.kalman import PublishedKalman
+from service.models.kalman_personal import DATA, ROOM, size_in
 from service.models.memory import Key, read_block
 from service.models.personal import views, words_for
 from service.settings import Settings
@@ -21,22 +26,27 @@ from service.settings import Settings
 NO_KEY: Key = (0, 0)  # of nobody's model
 NO_MEMORY: Array = np.zeros(8, np.uint64)
 
+EPSILON_GREEDY, SQUARECB, OPTIMISTIC_SQUARECB = range(3)
+
 
 class Policy(NamedTuple):
     """What the settings of a loop come to."""
 
-    squarecb: bool
+    code: int
     amount: float  # γ of squarecb, ε of the others
+    floor: float  # of optimistic squarecb
     low: float  # the range of the rewards
     high: float
 
 
 def policy_of(settings: Settings, n_learned: int) -> Policy:
     low, high = settings.reward_range
-    square = settings.policy == "squarecb"
-    epsilon = settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
-    amount = settings.gamma * max(n_learned, 1) ** 0.5 if square else epsilon
-    return Policy(square, float(amount), float(low), float(high))
+    code, amount = EPSILON_GREEDY, settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
+    if settings.policy == "squarecb":
+        code, amount = SQUARECB, settings.greed * max(n_learned, 1) ** 0.5
+    elif settings.policy == "optimistic-squarecb":
+        code, amount = OPTIMISTIC_SQUARECB, settings.greed * n_learned**0.5 / (high - low)
+    return Policy(code, float(amount), float(settings.floor), float(low), float(high))
 
 
 class Question(NamedTuple):
@@ -57,9 +67,9 @@ class Choice(NamedTuple):
 
 
 def choose(
-    questions: Sequence[Question], weights: Array, memory: Array, policy: Policy, *, crosses: bool
+    questions: Sequence[Question], shared: Array | PublishedKalman, memory: Array, policy: Policy, *, crosses: bool
 ) -> list[Choice]:
-    """Return a choice for each question; ``memory`` is where users' models are."""
+    """Return a choice for each question; ``shared`` are weights or another model, ``memory`` is where users' are."""
     rows = [row for question in questions for row in question.rows]
     n_actions = [len(question.rows) - 1 for question in questions]
     n = sum(n_actions)
@@ -68,22 +78,20 @@ def choose(
         each = zip(questions, n_actions, strict=True)
         allowed = np.array([one for question, size in each for one in question.allowed or [True] * size], np.bool_)
     actions, numbers = np.empty(len(questions), np.int64), np.empty((2, n))
-    _choose_all(
+    asked = Asked(
         np.array(n_actions, np.int64),
         np.array([row.size for row in rows], np.int64),
         np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32),
         np.frombuffer(b"".join([row.values for row in rows]), np.float32),
-        weights,
-        shift_of(weights),
-        crosses,
-        memory,
         np.array([word for question in questions for word in question.key], np.int64).reshape(-1, 2),
         allowed,
-        policy,
         np.array([question.draw for question in questions]),
-        actions,
-        numbers,
     )
+    if isinstance(shared, PublishedKalman):
+        fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
+        _choose_kalman(asked, fields, shared, memory, policy, actions, numbers)
+    else:
+        _choose_all(asked, shared, shift_of(shared), crosses, memory, policy, actions, numbers)
     probabilities, scores = numbers.tolist()
     found, first = [], 0
     for action, size in zip(actions.tolist(), n_actions, strict=True):
@@ -93,6 +101,18 @@ def choose(
     return found
 
 
+class Asked(NamedTuple):
+    """All questions, in arrays."""
+
+    n_actions: Array  # of each request
+    sizes: Array  # features of each row: context, actions, next context, ...
+    hashes: Array
+    values: Array
+    keys: Array  # of the users' models
+    allowed: Array
+    draws: Array
+
+
 @lru_cache(maxsize=10_000)
 def _all_allowed(n: int) -> Array:
     return np.ones(n, np.bool_)
@@ -100,25 +120,13 @@ def _all_allowed(n: int) -> Array:
 
 @kernel
 def _choose_all(
-    n_actions: Array,  # of each request
-    sizes: Array,  # features of each row: context, actions, next context, ...
-    hashes: Array,
-    values: Array,
-    weights: Array,
-    shift: int,
-    crosses: bool,
-    memory: Array,
-    keys: Array,
-    allowed: Array,
-    policy: Any,
-    draws: Array,
-    actions: Array,
-    numbers: Array,
+    asked: Any, weights: Array, shift: int, crosses: bool, memory: Array, policy: Any, actions: Array, numbers: Array
 ) -> None:
     """Fill in the actions drawn, and the probabilities and scores of all."""
+    n_actions, sizes, hashes, values, keys, allowed, draws = asked
     own, most = np.empty(words_for(MAX_SLOTS), np.uint64), max(n_actions)
     scratch, parts = scratch_for(hashes.size, MAX_SLOTS), np.empty((most, 2), np.float32)
-    starts, within = np.empty(most + 1, np.int64), np.empty(most)
+    starts, within, widths = np.empty(most + 1, np.int64), np.empty(most), np.zeros(most)
     row = first = action = 0
     for k in range(n_actions.size):
         n = n_actions[k]
@@ -133,9 +141,60 @@ def _choose_all(
         scores, chances = numbers[1, action : action + n], numbers[0, action : action + n]
         for a in range(n):
             scores[a] = parts[a, 0] + parts[a, 1]
-        probabilities_of(scores, allowed[action : action + n], policy, within[:n], chances)
+        probabilities_of(scores, widths[:n], allowed[action : action + n], policy, within[:n], chances)
         actions[k] = pick(chances, draws[k])
         row, first, action = row + n + 1, last, action + n
+
+
+@kernel
+def _choose_kalman(
+    asked: Any, fields: Array, kalman: Any, memory: Array, policy: Any, actions: Array, numbers: Array
+) -> None:
+    """Do the same by means and widths."""
+    n_actions, sizes, hashes, values, keys, allowed, draws = asked
+    shared, settled, _, low, span, installed = kalman
+    own, most, n_table = np.empty(ROOM, np.uint64), max(n_actions), 4
+    while n_table < 2 * hashes.size:
+        n_table *= 2
+    known, known_parts = np.empty(n_table, np.uint32), np.empty((n_table, 3))
+    scratch = kalman_scratch(shared.bases.shape[1], shared.bases.shape[2], hashes.size, hashes.size, 1)
+    starts, parts, within, widths = np.empty(most + 1, np.int64), np.empty((most, 3)), np.empty(most), np.empty(most)
+    row = first = action = 0
+    for k in range(n_actions.size):
+        n = n_actions[k]
+        starts[0] = sizes[row]
+        for a in range(n):
+            starts[a + 1] = starts[a] + sizes[row + 1 + a]
+        last = first + starts[n]
+        if settled:
+            request = Request(hashes[first:last], values[first:last], fields[first:last], starts[: n + 1])
+            n_slots = 4
+            while n_slots < 2 * (starts[n] - starts[0]):
+                n_slots *= 2
+            known[:n_slots] = 0
+            words = _read_kalman(memory, keys[k, 0], keys[k, 1], installed, own)
+            if words.size and words[BASIS] != shared.counts[BASES] - 1:
+                turn_own(shared, words, shared.bases.shape[2], scratch.squares)
+            blocks = known[:n_slots], known_parts[:n_slots]
+            predict_in(scratch, blocks, shared, words, keys[k, 0] != 0, request, parts[:n])
+        else:
+            parts[:n, 0], parts[:n, 1], parts[:n, 2] = 0.0, 0.0, 1.0
+        scores, chances = numbers[1, action : action + n], numbers[0, action : action + n]
+        for a in range(n):
+            scores[a] = low + span * parts[a, 0] + span * parts[a, 1]
+            widths[a] = span * np.sqrt(max(parts[a, 2], 0.0))
+        probabilities_of(scores, widths[:n], allowed[action : action + n], policy, within[:n], chances)
+        actions[k] = pick(chances, draws[k])
+        row, first, action = row + n + 1, last, action + n
+
+
+@kernel
+def _read_kalman(memory: Array, key0: int, key1: int, installed: int, own: Array) -> Array:
+    """Copy a user's model; return its words, none where there is no model or it is being written for too long."""
+    size = 0
+    if key0 != 0 and read_block(memory, key0, key1, own) > 0:
+        size = size_in(own, installed)
+    return own[DATA:].view(np.uint32)[:size]
 
 
 @kernel
@@ -149,16 +208,18 @@ def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
 
 
 @kernel
-def probabilities_of(scores: Array, allowed: Array, policy: Any, within: Array, out: Array) -> None:
+def probabilities_of(scores: Array, widths: Array, allowed: Array, policy: Any, within: Array, out: Array) -> None:
     """Fill in what each action is drawn with.
 
     No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
     policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
     """
-    high = policy.high if policy.squarecb else np.inf
+    high = policy.high if policy.code == SQUARECB else np.inf
     for k in range(scores.size):
         within[k] = min(max(scores[k], policy.low), high)
-    if policy.squarecb:
+    if policy.code == OPTIMISTIC_SQUARECB:
+        optimistic_squarecb(within, widths, allowed, policy.low, policy.amount, policy.floor, out)
+    elif policy.code == SQUARECB:
         squarecb(within, allowed, policy.amount, out)
     else:
         epsilon_greedy(within, allowed, policy.amount, out)

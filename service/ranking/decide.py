@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedres.draws import event_draws
+from fedres.draws import event_draw, event_draws
 from fedres.event_ids import new_event_ids
-from fedres.scoring.explaining import explain
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
+from service.control_group import Control
 from service.errors import ApiError
 from service.learn.heads import CatalogueAction
 from service.log.records import (
@@ -26,12 +26,12 @@ from service.log.records import (
     Record,
     encode,
 )
-from service.models.personal import personal_key, read_personal
+from service.models.personal import personal_key
 from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
-from service.ranking.requests import Action, Explained, Ranked, RankRequest, RankResult, Strongest, check_request
+from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
 
-MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
+CONTROL, TREATMENT = "control", "treatment"  # arms
 
 
 class Prepared(NamedTuple):
@@ -52,17 +52,20 @@ class Decision(NamedTuple):
     policy_action: int | None  # what the policy drew, where an apprentice took the first action
     version: int
     settings: int
+    arm: str | None = None  # control or treatment, where the loop has a control group
 
     def result(self) -> RankResult:
         """Return the answer."""
         ids = [action.id for action in self.prepared.request.actions]
-        return answer(self.prepared.event_id, ids, self.action, self.probabilities, self.scores, self.version)
+        result = answer(self.prepared.event_id, ids, self.action, self.probabilities, self.scores, self.version)
+        result.arm = self.arm
+        return result
 
     def record(self, loop: Loop) -> Record:
         """Return what is logged."""
         request, action = self.prepared.request, self.action
         body = RankBody(
-            msgspec.Raw(_context(request)),
+            msgspec.Raw(context_of(request)),
             [
                 InlineAction(offered.id, offered.features) if offered.features else _reference(offered.id, loop)
                 for offered in request.actions
@@ -75,17 +78,19 @@ class Decision(NamedTuple):
             request.exclude,
             request.defer,
             self.policy_action,
+            self.arm,
         )
         return Record(loop.view.name, RANK, self.prepared.event_id, request.user, self._example(), encode(body))
 
     def _example(self) -> bytes:
         request, rows, action = self.prepared.request, self.prepared.rows, self.action
         context, taken = rows[0], rows[1 + action]
-        features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size)
+        features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields)
         baseline = _allowed(request).index(True) if request.exclude else 0
         weight = 1 / self.probabilities[action] if action == baseline else 0.0
         agreed = None if self.policy_action is None else self.policy_action == action
-        return DecisionExample(features, self.settings, weight, request.defer, agreed).encode()
+        is_control = self.arm == CONTROL
+        return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control).encode()
 
 
 def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer) -> list[Prepared | ApiError]:
@@ -105,7 +110,7 @@ def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer)
         except ApiError as error:
             found.append(error)
             continue
-        named.append(Named("context", None, _context(request)))
+        named.append(Named("context", None, context_of(request)))
         named += new
         found.append(Prepared(request, request.event_id or event_id, rows))  # type: ignore[arg-type]
     hashed = iter(preparer.hash_all(named))
@@ -143,23 +148,44 @@ def decide(
         for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
     ]
     memory = NO_MEMORY if models.memory is None else models.memory.words
-    policy = policy_of(settings, view.statistics.learned)
-    choices = iter(choose(questions, loop.weights, memory, policy, crosses=settings.crosses))
+    policy = policy_of(settings, loop.n_learned)
+    choices = iter(choose(questions, loop.shared, memory, policy, crosses=settings.crosses))
     decisions: list[Decision | ApiError] = []
     for one in prepared:
         if isinstance(one, ApiError):
             decisions.append(one)
             continue
         action, probabilities, scores = next(choices)
-        policy_action = None
+        decision = Decision(one, action, probabilities, scores, None, view.version, view.settings_version)
         if settings.apprentice:
-            allowed = _allowed(one.request)
-            policy_action, action = action, allowed.index(True) if allowed else 0
-            probabilities = [float(k == action) for k in range(len(scores))]
-        decisions.append(
-            Decision(one, action, probabilities, scores, policy_action, view.version, view.settings_version)
-        )
+            decision = _with_first(decision)._replace(policy_action=action)
+        elif settings.control.share:
+            decision = _in_its_arm(decision, settings.control)
+        decisions.append(decision)
     return decisions
+
+
+def _in_its_arm(decision: Decision, control: Control) -> Decision:
+    """Return what the baseline decides where the user is in the control group."""
+    request, event_id = decision.prepared.request, decision.prepared.event_id
+    if not control.has(event_id if request.user is None else request.user):
+        return decision._replace(arm=TREATMENT)
+    decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
+    return decided._replace(arm=CONTROL)
+
+
+def _with_first(decision: Decision) -> Decision:
+    allowed = _allowed(decision.prepared.request)
+    action = allowed.index(True) if allowed else 0
+    return decision._replace(action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
+
+
+def _with_any(decision: Decision) -> Decision:
+    """Return a draw from all allowed actions, by the event's number."""
+    allowed = _allowed(decision.prepared.request) or [True] * len(decision.scores)
+    chosen = [k for k, one in enumerate(allowed) if one]
+    action = chosen[int(event_draw(decision.prepared.event_id) * len(chosen))]
+    return decision._replace(action=action, probabilities=[one / len(chosen) for one in allowed])
 
 
 def _checked(prepared: Prepared | ApiError, preparer: Preparer) -> Prepared | ApiError:
@@ -178,7 +204,7 @@ def _personal_key(request: RankRequest, loop: Loop) -> tuple[int, int]:
     return personal_key(loop.view.id, request.user)
 
 
-def _context(request: RankRequest) -> bytes:
+def context_of(request: RankRequest) -> bytes:
     return bytes(request.context) or b"{}"
 
 
@@ -224,7 +250,7 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
     """Return the logged answer to a request that is the same as the one it was given for."""
     same = (
         entry.user == request.user
-        and bytes(logged.context) == _context(request)
+        and bytes(logged.context) == context_of(request)
         and logged.deferred == request.defer
         and logged.exclude == request.exclude
         and [(action.id, bytes(action.features)) for action in logged.actions]
@@ -235,23 +261,6 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
         raise ApiError(409, "event_exists", message, "event_id")
     assert entry.event is not None
     ids = [action.id for action in logged.actions]
-    return answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
-
-
-def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
-    """Return why each action scores as it does; refuse where that takes a look at more than ``most`` pairs."""
-    request, rows = prepared.request, prepared.rows
-    crosses = loop.view.settings.crosses
-    n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
-    if n_pairs > most:
-        message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
-        raise ApiError(422, "too_much_to_explain", message, "explain")
-    personal = None
-    if request.user is not None and loop.view.settings.personal and models.memory is not None:
-        personal = read_personal(models.memory, loop.view.id, request.user)
-    found = []
-    for action in request.actions:
-        features = features_of(action, loop.catalogue)
-        why = explain(_context(request), (action.id, features), loop.weights, personal, crosses=crosses)
-        found.append(Explained(action.id, why.shared, why.personal, [Strongest(*pair) for pair in why.strongest]))
-    return found
+    result = answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
+    result.arm = logged.arm
+    return result

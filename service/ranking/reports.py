@@ -16,7 +16,8 @@ from service.models.published import LoopView
 
 def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
     """Return numbers for monitoring; NaN where there is nothing to average yet."""
-    sums = view.statistics
+    sums, default = view.statistics, view.settings.default_reward
+    pending = 0 if default is None else view.n_waiting
     return {
         "model_version": view.version,
         "ranks": sums.ranks,
@@ -27,6 +28,7 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "rewarded_events": sums.rewarded,
         "reward_sum": sums.reward,
         "policy_reward": _ratio(sums.reward, sums.settled),
+        "provisional_reward": _ratio(sums.reward + (default or 0.0) * pending, sums.settled + pending),
         "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
         "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
         "learner_lag_records": lag_records,
@@ -35,6 +37,8 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
         "learned_uploads": sums.uploads,
         "passed_over_uploads": sums.passed_over,
+        "control_events": sums.control_settled,
+        "control_reward": _ratio(sums.control_reward, sums.control_settled),
         "late_rewards": sums.late_rewards,
         "unmatched_rewards": sums.unmatched_rewards,
     }

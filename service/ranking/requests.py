@@ -48,11 +48,14 @@ class Strongest(Struct):
     personal: float
 
 
-class Explained(Struct):
+class Explained(Struct, omit_defaults=True):
+    """Why an action scores as it does."""
+
     id: str
     shared: float
     personal: float
     strongest: list[Strongest]
+    width: float | None = None  # the standard deviation of the score, where the model knows it
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):
@@ -63,6 +66,7 @@ class RankResult(Struct, omit_defaults=True, gc=False):
     probability: float
     ranking: list[Ranked]  # best score first
     model_version: int
+    arm: str | None = None  # control or treatment, where the loop has a control group
     explanations: list[Explained] | None = None
 
 

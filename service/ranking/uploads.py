@@ -243,10 +243,11 @@ def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
     if t is not None:
         _check_round("t", t)
     view, settings = loop.view, loop.view.settings
-    names = ("global_learner", "hyperparameters", "timing", "crosses", "personal", "policy", "epsilon", "gamma")
+    names = ("global_learner", "hyperparameters", "timing", "crosses", "personal", "policy", "epsilon")
     number = None if client is None else loop.clients.numbers.get(client)
     return {
         **{name: getattr(settings, name) for name in names},
+        "gamma": settings.greed,
         "learning_rate": settings.learning_rate,
         "bits": loop.weights.size.bit_length() - 1,
         "reward_range": settings.reward_range,

@@ -24,6 +24,7 @@ class Config:
     rankers: int = 1
     loops: tuple[str, ...] | None = None  # that this machine follows; None is all
     tls: Tls | None = None
+    root_path: str = ""  # below which a proxy offers the service
     allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
     limits: Limits = field(default_factory=Limits)
     accept_loss: bool = False  # start although records are missing

@@ -45,7 +45,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     keys = await asyncio.to_thread(open_keys, config.store)
     hosts = Hosts(config.allowed_hosts, config.host)
     audit = audit_of(config.store.path)
-    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts, audit=audit)
+    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts, audit=audit, root_path=config.root_path)
     server = Server(app, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:

@@ -38,7 +38,7 @@ def bench():
 
 
 def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(bench):
-    settings = Settings(reward_range=(-1.0, 1.0), crosses=False, defences=Defences())
+    settings = Settings(model="adagrad", reward_range=(-1.0, 1.0), crosses=False, defences=Defences())
     head, real = LoopHead("loop", 1, settings, 1, 1), SharedModel()
     copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(crosses=False), np.random.default_rng(0)
     loop = SimpleNamespace(view=SimpleNamespace(name="loop", since=1, version=1, settings=settings), catalogue={})
@@ -60,7 +60,7 @@ def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(ben
 @pytest.mark.parametrize("how", ["mean", "median"])
 def test_a_gradient_is_taken_in_bit_for_bit_as_the_learner_of_the_service_does(bench, how):
     defences, size = Defences(combine=how), {"n_clients": 12, "step_size": 0.1}
-    settings = Settings(global_learner="fedogd", bits=3, hyperparameters=size, defences=defences)
+    settings = Settings(model="adagrad", global_learner="fedogd", bits=3, hyperparameters=size, defences=defences)
     clients = Clients({str(i): i for i in range(12)}, 12)
     head = LoopHead("loop", 1, settings, 1, 1, clients=clients)
     real, copy = FederatedModel("fedogd", 3, size), FederatedModel("fedogd", 3, size)

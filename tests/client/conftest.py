@@ -1,5 +1,6 @@
 """A real service for devices to talk to; lets the tests of this folder import the network beside them."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from live import run_service  # noqa: E402
 @pytest.fixture(scope="session")
 def start_service():
     """Start a service on a store in a folder: ``with start_service(folder) as live``."""
-    return run_service
+    return functools.partial(run_service, model="adagrad")
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
     """A service that the tests of a file share, each with a loop or a client of its own."""
-    with run_service(tmp_path_factory.mktemp("service")) as running:
+    with run_service(tmp_path_factory.mktemp("service"), model="adagrad") as running:
         yield running

@@ -62,7 +62,7 @@ def test_the_client_works_where_there_is_no_service(tmp_path):
 
 
 def test_many_threads_share_a_device_and_never_sync_twice_at_a_time(live, tmp_path):
-    live.make_loop("threads")
+    live.make_loop("threads", model="adagrad")
     network = Watched()
     with DeviceClient(live.url, "phone", tmp_path, loop="threads", sync_seconds=None, transport=network) as device:
 
@@ -97,7 +97,7 @@ def test_the_async_client_does_the_same(live, tmp_path):
 
 
 def test_both_clients_decide_the_same_after_the_same(live, tmp_path):
-    live.make_loop("both")
+    live.make_loop("both", model="adagrad")
 
     async def run():
         async with AsyncDeviceClient(live.url, "a", tmp_path / "a", loop="both", sync_seconds=None) as device:

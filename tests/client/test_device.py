@@ -64,7 +64,7 @@ def test_the_same_event_id_is_drawn_the_same_action_on_any_device(tmp_path):
 @pytest.mark.parametrize("policy", ["epsilon-greedy", "squarecb", "greedy"])
 def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
     rng, shared = np.random.default_rng(3), SharedModel(bits=10)
-    settings = Settings(policy=policy, epsilon=0.3, gamma=7.0, reward_range=(-0.5, 0.5))
+    settings = Settings(model="adagrad", policy=policy, epsilon=0.3, gamma=7.0, reward_range=(-0.5, 0.5))
     mine = Round(policy=policy, epsilon=0.3, gamma=7.0, reward_range=(-0.5, 0.5), n_learned=40)
     for k in range(40):
         context, actions = b'{"day":%d}' % (k % 5), [(f"a{j}", b'{"size":%d}' % j) for j in range(4)]

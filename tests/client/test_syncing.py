@@ -19,7 +19,7 @@ _numbers = itertools.count()
 def loop(live):
     """A loop of the test's own."""
     name = f"loop-{next(_numbers)}"
-    live.make_loop(name, update_interval=0.001)
+    live.make_loop(name, model="adagrad", update_interval=0.001)
     return name
 
 
@@ -124,7 +124,7 @@ def test_a_loop_that_does_not_exist_stops_the_sync_and_keeps_the_queue(live, tmp
     with Driven(live.url, tmp_path, loop="not-yet") as device:
         device.play(0, 3)
         assert "404" in device.sync().trouble
-        live.make_loop("not-yet")
+        live.make_loop("not-yet", model="adagrad")
         assert device.sync().sent == 3
 
 
@@ -251,7 +251,7 @@ def test_a_loop_made_anew_is_learned_from_the_start_and_the_local_model_kept(liv
         device.play(20, 25)
         local = device.device._models.local.get_state()
         http.delete(f"/v1/loops/{loop}").raise_for_status()
-        live.make_loop(loop, update_interval=0.001)
+        live.make_loop(loop, model="adagrad", update_interval=0.001)
         synced = device.sync()
         assert (synced.sent, synced.dropped, synced.trouble) == (5, 0, None)
         assert device.device._models.local.get_state() == local
@@ -388,7 +388,7 @@ HYPERPARAMETERS = {
 def test_devices_learn_with_every_global_learner_and_resume_to_the_bit(live, loop, tmp_path, learner):
     name = f"{loop}-{learner}"
     hyper = {"step_size": 0.01, **HYPERPARAMETERS[learner]}
-    live.make_loop(name, global_learner=learner, hyperparameters=hyper, bits=8, update_interval=0.001)
+    live.make_loop(name, model="adagrad", global_learner=learner, hyperparameters=hyper, bits=8, update_interval=0.001)
     with (
         Driven(live.url, tmp_path / "b", loop=name, client="b") as other,
         Driven(live.url, tmp_path / "a", loop=name) as device,
@@ -410,7 +410,7 @@ def test_devices_learn_with_every_global_learner_and_resume_to_the_bit(live, loo
 
 
 def test_a_dense_loop_that_is_full_says_so(live, loop, tmp_path):
-    live.make_loop(f"{loop}-dense", global_learner="fedogd", hyperparameters={"n_clients": 1}, bits=4)
+    live.make_loop(f"{loop}-dense", model="adagrad", global_learner="fedogd", hyperparameters={"n_clients": 1}, bits=4)
     with Driven(live.url, tmp_path / "a", loop=f"{loop}-dense", client="a") as first:
         assert first.sync().trouble is None
     with Driven(live.url, tmp_path / "b", loop=f"{loop}-dense", client="b") as second:
@@ -418,6 +418,6 @@ def test_a_dense_loop_that_is_full_says_so(live, loop, tmp_path):
 
 
 def test_a_dense_learner_needs_the_model_on_the_device(live, loop, tmp_path):
-    live.make_loop(f"{loop}-dense", global_learner="fedogd", hyperparameters={"n_clients": 1}, bits=4)
+    live.make_loop(f"{loop}-dense", model="adagrad", global_learner="fedogd", hyperparameters={"n_clients": 1}, bits=4)
     with Driven(live.url, tmp_path, loop=f"{loop}-dense", download=False) as device:
         assert device.sync().trouble == "download must be True in a loop with fedogd, got False"

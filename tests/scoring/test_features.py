@@ -20,7 +20,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "hashing.md").read_text(encoding="ut
 
 def named(tree, **limits):
     text = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
-    return flatten(text, Limits(**limits))
+    return [feature[:2] for feature in flatten(text, Limits(**limits))]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,17 @@ def test_json_becomes_names_and_values(features, expected):
 
 
 def test_an_action_s_first_feature_is_its_id_under_a_name_that_json_cannot_have():
-    assert action_features("x", b'{"_id": "y", "a": 1}', Limits()) == [("_id=x", 1.0), ("a", 1.0)]
+    assert action_features("x", b'{"_id": "y", "a": 1}', Limits()) == [("_id=x", 1.0, "_id"), ("a", 1.0, "a")]
+
+
+def test_the_field_of_a_feature_is_its_path_of_json_keys():
+    tree = {"a=b": "c=d", "geo": {"city": "Zürich", "lat": 2}, "tags": ["x", "y"], "taste": [1, 2], "new": True}
+    flat = flatten(json.dumps(tree).encode(), Limits())
+    assert [feature.field for feature in flat] == [
+        "a=b", "geo.city", "geo.lat", "tags", "tags", "taste[0]", "taste[1]", "new",
+    ]  # fmt: skip
+    numbers = [feature for feature in flat if feature.name == feature.field]
+    assert [feature.name for feature in numbers] == ["geo.lat", "taste[0]", "taste[1]", "new"]
 
 
 json_trees = st.recursive(
@@ -58,7 +68,7 @@ json_trees = st.recursive(
 @given(st.dictionaries(st.text(min_size=1, max_size=5), json_trees, max_size=5))
 def test_any_tree_of_scalars_gives_nonzero_finite_values_and_no_reserved_name(tree):
     flat = flatten(json.dumps(tree).encode(), Limits(depth=30))
-    assert all(0 < abs(value) <= 1e15 and not name.startswith("_") for name, value in flat)
+    assert all(0 < abs(value) <= 1e15 and not name.startswith("_") for name, value, _ in flat)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +198,8 @@ def test_many_objects_are_hashed_by_one_call_and_what_is_wrong_with_one_is_its_o
     together = Preparer().prepare(named[0].features, [("b", named[2].features), ("a", b"{}")])
     assert together.hashes.tobytes() == context.hashes + own.hashes + bare.hashes
     assert together.values.tobytes() == context.values + own.values + bare.values
+    fields = np.frombuffer(context.fields + own.fields + bare.fields, np.uint32)
+    assert fields.tolist() == [feature_hash(name) for name in ("hour", "_id", "ü", "list[0]", "list[1]", "_id")]
 
 
 def table(heading):

@@ -28,8 +28,9 @@ SEPARATORS = st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", "\n:\r\n")])
 
 def flattened(text, limits):
     named = flatten(text, limits)
-    hashes = struct.pack(f"={len(named)}I", *[feature_hash(name) for name, _ in named])
-    return hashes, struct.pack(f"={len(named)}f", *[value for _, value in named])
+    hashes = struct.pack(f"={len(named)}I", *[feature_hash(feature.name) for feature in named])
+    values = struct.pack(f"={len(named)}f", *[feature.value for feature in named])
+    return hashes, values, struct.pack(f"={len(named)}I", *[feature_hash(feature.field) for feature in named])
 
 
 def agrees(text, limits):

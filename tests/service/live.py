@@ -40,8 +40,8 @@ class LiveEngine(Engine):
 
     paused = False
 
-    def __init__(self, folder):
-        super().__init__(folder, clock=system_clock)
+    def __init__(self, folder, **settings):
+        super().__init__(folder, clock=system_clock, **settings)
         self.lock, self._stopping = threading.RLock(), threading.Event()
         for name in ("step", "digest"):
             setattr(self.learner, name, _locked(getattr(self.learner, name), self.lock))
@@ -112,14 +112,14 @@ def _locked(function, lock):
     return call
 
 
-async def _run(folder, limits, tls, audit, ready):
+async def _run(folder, limits, tls, audit, settings, ready, root_path):
     with bound("127.0.0.1", 0) as sock:
-        engine = LiveEngine(folder)
+        engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")
             noted = audit_of(folder / "store.db") if audit else None
             status = Status(engine.machine, "store.db")
-            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted)
+            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted, root_path=root_path)
             server = Server(app, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))
             await server.serve()
@@ -128,13 +128,13 @@ async def _run(folder, limits, tls, audit, ready):
 
 
 @contextlib.contextmanager
-def run_service(folder, limits=None, tls=None, audit=False):
-    """Serve the store at ``folder / "store.db"`` meanwhile."""
+def run_service(folder, limits=None, tls=None, audit=False, root_path="", **settings):
+    """Serve the store at ``folder / "store.db"`` meanwhile; ``settings`` are of its loop."""
     ready = Future()
 
     def run():
         try:
-            uvloop.run(_run(folder, limits or Limits(), tls, audit, ready))
+            uvloop.run(_run(folder, limits or Limits(), tls, audit, settings, ready, root_path))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

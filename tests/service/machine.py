@@ -94,9 +94,11 @@ class SteppingMachine(Machine):
 
 
 class Engine:
-    """All parts of a ranker and its learner, on the store at ``folder / "store.db"``."""
+    """All parts of a ranker and its learner, on the store at ``folder / "store.db"``; ``settings`` are of the loop."""
 
-    def __init__(self, folder, *, clock=None, connect=None, snapshot_seconds=3_600, limits=None, open_log=None):
+    def __init__(
+        self, folder, *, clock=None, connect=None, snapshot_seconds=3_600, limits=None, open_log=None, **settings
+    ):
         self.folder = Path(folder)
         self.clock = clock or Clock()
         connect = connect or sqlite_file(self.folder / "store.db")
@@ -105,7 +107,7 @@ class Engine:
         heads = self.log.heads()
         self.log.clock = self.clock = continued(self.clock, max([0, *(head.time for head in heads.values())]))
         if DEFAULT_LOOP not in heads:
-            self.log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
+            self.log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings(**settings)))]])
         self._run = tempfile.TemporaryDirectory(prefix="fedres-test-", dir="/dev/shm")
         run = Path(self._run.name)
         make_current(run)

@@ -15,7 +15,15 @@ from service.http.devices import Residuals, _colons, names
 from service.http.strict import refuse_repeats
 
 MSGPACK = {"Content-Type": "application/msgpack"}
-FEDOGD = {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3, "step_size": 0.1}}
+ADAGRAD = {"model": "adagrad"}
+FEDOGD = {**ADAGRAD, "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3, "step_size": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory, live_service):
+    """A service whose loop takes devices."""
+    with live_service(tmp_path_factory.mktemp("service"), **ADAGRAD) as running:
+        yield running
 
 
 def version_of(client, prefix="/v1"):
@@ -216,7 +224,7 @@ def test_a_round_says_how_the_loop_learns(client):
     shown = client.get("/v1/federated/round").json()
     settings = client.get("/v1/settings").json()
     assert shown["settings_version"] == settings["version"]
-    same = ("global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon", "gamma")
+    same = ("global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon")
     assert all(shown[name] == settings["settings"][name] for name in (*same, "learning_rate", "reward_range"))
     assert (shown["number"], shown["t"]) == (None, None)
 

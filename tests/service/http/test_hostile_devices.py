@@ -16,7 +16,8 @@ from service.http.limits import Limits
 JSON = {"Content-Type": "application/json"}
 MSGPACK = {"Content-Type": "application/msgpack"}
 ACTION = {"id": "tea", "features": {"hot": True}}
-FEDOGD = {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 2, "step_size": 0.1}}
+ADAGRAD = {"model": "adagrad"}
+FEDOGD = {**ADAGRAD, "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 2, "step_size": 0.1}}
 
 
 def error(reply):
@@ -24,6 +25,13 @@ def error(reply):
     body = reply.json()
     assert body["error"].keys() == {"code", "message", "target"}
     return reply.status_code, body["error"]["code"]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory, live_service):
+    """A service whose loop takes devices."""
+    with live_service(tmp_path_factory.mktemp("service"), **ADAGRAD) as running:
+        yield running
 
 
 def version_of(client, prefix="/v1"):
@@ -77,7 +85,7 @@ def test_a_residual_that_breaks_a_rule_is_refused_and_takes_its_batch_along(clie
 
 
 def test_a_loop_with_aligned_errors_needs_the_shared_part_of_a_prediction(client):
-    made = client.post("/v1/loops", json={"name": "aligned", "settings": {"timing": "aligned"}})
+    made = client.post("/v1/loops", json={"name": "aligned", "settings": {**ADAGRAD, "timing": "aligned"}})
     assert made.status_code == 201
     for number, status in ((None, 422), (1e10, 422), (-1e308, 422), (0.5, 200)):
         one = residual(version_of(client, "/v1/loops/aligned"), **{"global": number})
@@ -163,7 +171,7 @@ def test_too_many_at_once_and_too_large_bodies_are_refused(client):
 
 def test_the_limits_can_be_set_and_are_in_the_document(start):
     limits = Limits(residuals=1, updates=1, update_bytes=300)
-    with start(limits=limits) as live, live.client() as client:
+    with start(limits=limits, **ADAGRAD) as live, live.client() as client:
         one = residual(version_of(client))
         assert error(upload(client, one, {**one, "seq": 2})) == (422, "too_many_residuals")
         assert error(send(client, "/v1", update(1), update(1))) == (422, "too_many_updates")
@@ -248,7 +256,7 @@ def test_a_replay_is_answered_as_the_first_in_one_request_too(client):
 
 
 def test_a_flood_is_told_to_come_back_and_others_are_not(start, monkeypatch):
-    with start() as live, live.client() as client, ThreadPoolExecutor(2) as senders:
+    with start(**ADAGRAD) as live, live.client() as client, ThreadPoolExecutor(2) as senders:
         one, sent = residual(version_of(client)), []
         with holding(live, monkeypatch) as held:
             for batch in range(2):
@@ -296,7 +304,7 @@ def holding(live, monkeypatch):
 
 
 def test_a_key_of_one_device_speaks_for_no_other(start):
-    with start() as live:
+    with start(**ADAGRAD) as live:
         bound, admin = live.keys.add("device", client="phone"), live.keys.add("admin")
         with live.client(admin) as owner:
             version = version_of(owner)

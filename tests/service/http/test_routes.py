@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from urllib.parse import quote
 
 import pytest
@@ -11,6 +12,14 @@ ACTIONS = [{"id": "a", "features": {"topic": "sport"}}, {"id": "b", "features": 
 
 def ranked(client, path="/v1/rank", **fields):
     return client.post(path, json={"actions": ACTIONS, **fields})
+
+
+def learn_a_little(client):
+    """Let the loop learn more than the events that it begins with."""
+    for _ in range(20):
+        event = ranked(client).json()["event_id"]
+        client.post(f"/v1/events/{event}/reward", json={"value": 1})
+    client.get("/v1/model")  # returns once all is learned
 
 
 def test_a_decision_has_an_action_its_probability_and_all_scores(client):
@@ -32,9 +41,11 @@ def test_a_reply_repeats_the_id_of_its_request(client):
 
 
 def test_a_decision_is_explained_if_asked(client):
+    learn_a_little(client)
     decision = ranked(client, explain=True).json()
     assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
     assert decision["explanations"][0]["strongest"]
+    assert decision["explanations"][0]["width"] > 0
 
 
 def test_a_repeated_event_has_the_same_answer_and_another_request_with_its_id_is_refused(client):
@@ -137,12 +148,13 @@ def test_a_model_can_be_taken_out_and_put_back(client):
 
 
 def test_a_user_has_a_model_and_can_be_erased(client):
+    learn_a_little(client)
     event = ranked(client, user="ann/é").json()["event_id"]
     client.post(f"/v1/events/{event}/reward", json={"value": 1})
     client.get("/v1/model")  # returns once all is learned
     model = client.get("/v1/users/ann%2F%C3%A9/model").json()
     assert model["user"] == "ann/é"
-    assert model["weights"]
+    assert (model["events"], len(model["blocks"])) == (1, 3)
     assert client.delete("/v1/users/ann%2F%C3%A9").status_code == 204
     assert client.get("/v1/users/ann%2F%C3%A9/model").status_code == 404
     assert event not in [line["event_id"] for line in export(client)]
@@ -180,7 +192,7 @@ def test_a_query_parameter_that_is_not_known_is_refused(client, path, name):
 
 
 def test_a_change_of_some_settings_leaves_the_others(client):
-    client.post("/v1/loops", json={"name": "patched", "settings": {"epsilon": 0.3, "bits": 10}})
+    client.post("/v1/loops", json={"name": "patched", "settings": {"model": "adagrad", "epsilon": 0.3, "bits": 10}})
     path = "/v1/loops/patched/settings"
     changed = client.patch(path, json={"wait_time": 5}).json()["settings"]
     assert (changed["epsilon"], changed["wait_time"], changed["bits"]) == (0.3, 5, 10)
@@ -260,6 +272,28 @@ def test_health_readiness_status_page_and_docs_answer(client):
     assert client.get("/v1/status").json()["loops"]["default"]["model_version"] >= 0
     assert client.get("/").headers["content-type"].startswith("text/html")
     assert "openapi.json" in client.get("/docs").text
+
+
+def test_the_page_of_the_api_needs_no_other_host(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "://" not in page.text
+    for path in re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text):
+        reply = client.get(f"/{path}")
+        assert (reply.status_code, len(reply.content) > 100_000) == (200, True), path
+        assert reply.headers["content-type"].split(";")[0] in ("text/javascript", "text/css")
+
+
+def test_a_service_below_a_path_answers_with_and_without_it(start):
+    with start(root_path="/shop/fedres") as live, live.client() as client:
+        for root in ("", "/shop/fedres"):
+            assert client.get(f"{root}/healthz").json() == {"status": "ok"}
+            assert client.get(f"{root}/v1/settings").status_code == 200
+            assert ranked(client, f"{root}/v1/rank").status_code == 200
+            assert client.get(f"{root}/docs/swagger-ui.css").status_code == 200
+        assert client.get("/shop/fedres").headers["content-type"].startswith("text/html")
+        assert client.get("/shop/fedres2/healthz").status_code == 404
+        assert client.get("/openapi.json").json()["servers"] == [{"url": "/shop/fedres"}]
 
 
 def test_head_is_get_without_a_body_and_options_lists_methods(client):

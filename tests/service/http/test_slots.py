@@ -48,7 +48,7 @@ def test_every_slot_is_rewarded_activated_and_exported_as_its_own_event(client):
 
 
 def test_an_export_is_valued_by_the_service_and_the_command_line_alike(client, tmp_path):
-    client.post("/v1/loops", json={"name": "valued", "settings": {"epsilon": 1}})
+    client.post("/v1/loops", json={"name": "valued", "settings": {"policy": "epsilon-greedy", "epsilon": 1}})
     for k in range(30):
         for slot in filled(client, "/v1/loops/valued/rank/slots", event_id=f"e{k}").json()["slots"]:
             value = float(slot["action"] == "tea")

@@ -121,7 +121,7 @@ def large(impatient):
     with impatient.client() as client:
         for _ in range(15):
             assert client.post("/v1/rank/batch", json={"requests": requests}).status_code == 200
-        made = client.post("/v1/loops", json={"name": "large", "settings": {"bits": 22}})
+        made = client.post("/v1/loops", json={"name": "large", "settings": {"model": "adagrad", "bits": 22}})
         assert made.status_code == 201
     return impatient
 

@@ -39,21 +39,28 @@ async def live_a_little(engine, clock):
     engine.digest("default")
 
 
+def model_of(engine, user):
+    """Return the weights of a user's own model."""
+    model = engine.user_model("default", user)
+    return model.get("blocks") or model["weights"]
+
+
 def order_erasure(engine, user="somebody", token="token"):
     """Log that a user is to be erased, as a ranker does."""
     engine.log.append([[Record("default", "erase", user=user, body=encode(EraseBody(token)))]])
 
 
-def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path):
+@pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])
+def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path, model):
     async def story():
         clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
+        async with running(tmp_path, clock=clock, model=model) as engine:
             await live_a_little(engine, clock)
             assert {"store.db-models", "store.db"} <= {name.removesuffix("-wal") for name in leftovers(tmp_path)}
-            others = [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)]
+            others = [model_of(engine, f"user-{k}") for k in range(6)]
             shared = await engine.model("default")
             await engine.erase_user("default", "somebody")
-            assert [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)] == others
+            assert [model_of(engine, f"user-{k}") for k in range(6)] == others
             assert await engine.model("default") == shared
             with pytest.raises(ApiError):
                 engine.user_model("default", "somebody")
@@ -95,7 +102,7 @@ def test_models_are_logged_a_few_at_a_time_and_only_those_that_changed_since_the
         async with running(tmp_path) as engine:
             groups, append = [], engine.learner.writer.append
             engine.learner.writer.append = lambda some, *epochs: (groups.extend(some), append(some, *epochs))[1]
-            await play(engine, 200, n_users=30)
+            await play(engine, 300, n_users=30)
             await engine.erase_user("default", "user-3")
             bases = [[record.user for record in group] for group in groups if group[0].kind == "base"]
             assert max(map(len, bases)) <= 5
@@ -158,7 +165,7 @@ def test_what_comes_of_the_user_before_the_erasure_is_complete_is_ignored_and_go
             await engine.rank("default", request("somebody", event_id="new life"))
             await engine.reward("default", "new life", 1.0)
             assert engine.digest() == rebuilt(tmp_path) != models
-            assert engine.user_model("default", "somebody")["weights"]
+            assert model_of(engine, "somebody")
 
     asyncio.run(story())
 
@@ -212,7 +219,7 @@ def test_an_erasure_that_was_cut_off_anywhere_is_completed_after_the_restart(tmp
         await engine.erase_user("default", "nobody")  # so that there is a base already
         await live_a_little(engine, clock)
         shared = await engine.model("default")
-        others = [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)]
+        others = [model_of(engine, f"user-{k}") for k in range(6)]
         copied(tmp_path, tmp_path / "old", SNAPSHOT)
         order_erasure(engine)
         stage(engine)
@@ -236,7 +243,7 @@ def test_an_erasure_that_was_cut_off_anywhere_is_completed_after_the_restart(tmp
             assert engine.digest() == rebuilt(tmp_path)
             assert leftovers(tmp_path, engine) == []
             assert await engine.model("default") == shared
-            assert [engine.user_model("default", f"user-{k}")["weights"] for k in range(6)] == others
+            assert [model_of(engine, f"user-{k}") for k in range(6)] == others
             assert engine.digest() == rebuilt(tmp_path)
             await play(engine, 20, seed=5)
             assert engine.digest() == rebuilt(tmp_path)

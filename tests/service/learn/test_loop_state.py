@@ -46,17 +46,17 @@ def folder():
 
 def features(action, context=CONTEXT):
     shared, own = Preparer().hash_all([Named("", None, context), Named("", *ACTIONS[action])])
-    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size)
+    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
 
 
 class Script:
-    """Writes the entries of a loop's log."""
+    """Writes the entries of a loop's log, whose model is ``adagrad`` unless it is told another."""
 
     folder, numbers = None, itertools.count()
 
     def __init__(self, **settings):
         self.entries, self.users, self.settings = [], set(), 1
-        self.log("loop", 0, body=encode(Settings(**{"wait_time": 10.0, **settings})))
+        self.log("loop", 0, body=encode(Settings(**{"model": "adagrad", "wait_time": 10.0, **settings})))
 
     def log(self, kind, seconds, event=None, user=None, example=None, body=b"{}"):
         position = len(self.entries) + 1
@@ -67,7 +67,9 @@ class Script:
     def change(self, seconds, **settings):
         """Change the settings; decisions from here on are made under them."""
         self.settings = len(self.entries) + 1
-        return self.log("settings", seconds, body=encode(Settings(**{"wait_time": 10.0, **settings})))
+        return self.log(
+            "settings", seconds, body=encode(Settings(**{"model": "adagrad", "wait_time": 10.0, **settings}))
+        )
 
     def rank(self, seconds, event, user="u", action=0, *, context=CONTEXT, deferred=False, agreed=None, weight=0.0):
         example = DecisionExample(features(action, context), self.settings, weight, deferred, agreed).encode()
@@ -91,8 +93,8 @@ class Script:
 
     def models(self, state):
         """Return the users' models."""
-        found = {user: state.models.personal.get(state.head.id, user) for user in sorted(self.users)}
-        return {user: model for user, model in found.items() if model is not None}
+        found = {user: state.models.personal.entry(state.head.id, user) for user in sorted(self.users)}
+        return {user: entry[1] for user, entry in found.items() if entry is not None}
 
     def digest(self, splits=()):
         state = self.play(splits)
@@ -172,6 +174,7 @@ def one_by_one(script):
 
 RANDOM = random_script(5)
 WIDE = random_script(6, n=120, n_names=3_000, width=60)  # fills the tables of users
+KALMAN = random_script(5, model="residual-kalman")
 
 
 @pytest.mark.parametrize("script", [RANDOM, WIDE], ids=["narrow", "wide"])
@@ -183,6 +186,12 @@ def test_a_batch_is_learned_from_as_one_event_after_the_other(script):
 @given(st.lists(st.integers(1, len(RANDOM.entries)), max_size=12))
 def test_however_a_log_is_split_into_batches_the_models_are_the_same_to_the_bit(splits):
     assert RANDOM.digest(splits) == RANDOM.digest()
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, len(KALMAN.entries)), max_size=12))
+def test_so_are_those_of_residual_kalman(splits):
+    assert KALMAN.digest(splits) == KALMAN.digest()
 
 
 @settings(max_examples=8)

@@ -23,13 +23,17 @@ def copied(source, target, files=(*STORE, *SNAPSHOT)):
             shutil.copy(source / file, target)
 
 
-def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path):
+CHANGED = {"residual-kalman": {"reward_range": [-1.0, 2.0]}, "adagrad": {"learning_rate": 0.3, "crosses": False}}
+
+
+@pytest.mark.parametrize("model", CHANGED)
+def test_the_model_is_the_same_live_rebuilt_and_after_restarts(tmp_path, model):
     async def story():
         clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
+        async with running(tmp_path, clock=clock, model=model) as engine:
             await play(engine, 150)
             await engine.erase_user("default", "user-3")
-            await engine.put_settings("default", {"aggregation": "sum", "learning_rate": 0.3, "crosses": False})
+            await engine.put_settings("default", {"aggregation": "sum", **CHANGED[model]})
             await play(engine, 50, seed=1)
             await engine.put_model("default", await engine.model("default"))
             await engine.put_actions("default", [Action("a1", msgspec.Raw(b'{"new": 1}'))])

@@ -20,7 +20,8 @@ def taught(reward):
 
 def head(position):
     catalogue = {"a": CatalogueAction(3, b'{"x": 1}')}
-    settings = Settings(epsilon=0.2, global_learner="fedogd", bits=4, hyperparameters={"n_clients": 3})
+    learner = {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3}}
+    settings = Settings(epsilon=0.2, **learner)
     clients = Clients({"phone": 0, "ümlaut": 2}, 3)
     return LoopHead("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, catalogue, 4, clients=clients)
 

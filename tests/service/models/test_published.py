@@ -10,7 +10,7 @@ from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.model import PersonalModel
 from service.learn.heads import CatalogueAction, Clients, Statistics
 from service.models.memory import HEAD, TornRead, begin_change, end_change, key_of
-from service.models.personal import PersonalModels, personal_key, read_personal
+from service.models.personal import PersonalModels, personal_key, read_entry
 from service.models.published import (
     LoopView,
     Models,
@@ -37,7 +37,17 @@ def folder():
 def view(version, since=1, name="shop", catalogue=0):
     numbers = {"n_waiting": 0, "seen_range": (0.0, 1.0), "newest": 0, "catalogue_version": catalogue}
     return LoopView(
-        name, since, version, 0, version, Settings(bits=BITS), 1, Statistics(), **numbers, clients_version=0, erased=[]
+        name,
+        since,
+        version,
+        0,
+        version,
+        Settings(model="adagrad", bits=BITS),
+        1,
+        Statistics(),
+        **numbers,
+        clients_version=0,
+        erased=[],
     )
 
 
@@ -186,12 +196,12 @@ def test_users_models_are_read_as_they_were_put_grown_and_removed(folder):
     assert models.ready
     for n_features in (3, 40, 700):
         personal.put("shop@1", "ann", 7, taught(0.5, n_features))
-        assert read_personal(models.memory, "shop@1", "ann").to_bytes() == taught(0.5, n_features).to_bytes()
+        assert read_entry(models.memory, "shop@1", "ann")[1].to_bytes() == taught(0.5, n_features).to_bytes()
         assert personal.entry("shop@1", "ann")[0] == 7
-    assert read_personal(models.memory, "shop@2", "ann") is None
+    assert read_entry(models.memory, "shop@2", "ann") is None
     assert personal.unsaved == {("shop@1", "ann")}
     personal.remove("shop@1", ["ann", "nobody"])
-    assert read_personal(models.memory, "shop@1", "ann") is None
+    assert read_entry(models.memory, "shop@1", "ann") is None
     assert (personal.unsaved, personal.get("shop@1", "ann")) == (set(), None)
 
 
@@ -202,4 +212,4 @@ def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
     models = Models(folder)
     assert models.ready
     learning.publisher.memory.room_for(personal_key("shop@1", "ann"), 100)
-    assert read_personal(models.memory, "shop@1", "ann") is None
+    assert read_entry(models.memory, "shop@1", "ann") is None

@@ -224,8 +224,10 @@ def test_an_apprentice_answers_with_the_first_action(http, loop):
 
 
 def test_the_exploration_percentage_is_the_share_of_uniform_draws(http, live, loop):
-    assert rank(http, loop, eventId="good", excludedActions=["news", "arts"]).status_code == 201
-    assert http.post(f"{loop}/personalizer/v1.0/events/good/reward", json={"value": 1}).status_code == 204
+    for k in range(20):  # more than a loop begins with
+        assert rank(http, loop, eventId=f"good {k}", excludedActions=["news", "arts"]).status_code == 201
+        reply = http.post(f"{loop}/personalizer/v1.0/events/good%20{k}/reward", json={"value": 1})
+        assert reply.status_code == 204
     live.settle(loop.removeprefix("/loops/"))
     for share in (0.0, 0.3, 1.0):
         put_configuration(http, loop, explorationPercentage=share)

@@ -38,7 +38,7 @@ def patched(weights, delta):
 
 def test_a_delta_on_any_older_version_gives_the_new_weights_to_the_bit(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             rng, known = np.random.default_rng(0), {0: np.zeros(2**18 + 1, np.float32)}
             for k in range(8):
                 version, model, _ = await engine.federated_model("default")
@@ -76,7 +76,7 @@ def test_a_history_knows_all_that_changed_since_each_version(seed, n):
 
 def test_the_whole_model_is_sent_where_changes_are_not_known(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             await engine.federated_model("default")
             await engine.residuals("default", "phone", [residual()])
             await engine.settle()
@@ -90,7 +90,7 @@ def test_the_whole_model_is_sent_where_changes_are_not_known(tmp_path):
             assert facts(tmp_path, delta)["since"] == "1"
             assert load((await engine.federated_model("default", version))[1])["indices"].size == 0
             assert (await engine.federated_model("default", 99))[1] == whole
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             assert (await engine.federated_model("default", 1)) == (version, whole, tag)
             assert load((await engine.federated_model("default", version))[1])["indices"].size == 0
             await engine.residuals("default", "phone", [residual(2)])
@@ -102,8 +102,8 @@ def test_the_whole_model_is_sent_where_changes_are_not_known(tmp_path):
 
 def test_a_model_that_mostly_changed_is_sent_whole(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
-            await engine.create_loop("small", {"bits": 3})
+        async with running(tmp_path, model="adagrad") as engine:
+            await engine.create_loop("small", {"model": "adagrad", "bits": 3})
             await engine.federated_model("small")
             sent = some_residuals(np.random.default_rng(0), engine.view("small").version, 20, 1)
             await engine.residuals("small", "phone", sent)

@@ -21,7 +21,7 @@ from service.ranking.uploads import Residual, Update
 
 def test_residuals_are_stored_answered_with_their_positions_and_learned(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             up = await engine.residuals("default", "phone", [residual(1), residual(2, local=-1.0, label=0.0)])
             assert (up.positions, up.version, up.number) == ([2, 3], 1, None)
             assert [(entry.kind, entry.user) for entry in logged(tmp_path)[1:]] == [("residual", "phone")] * 2
@@ -42,7 +42,7 @@ def test_residuals_are_stored_answered_with_their_positions_and_learned(tmp_path
 
 def test_aligned_errors_are_those_of_the_joint_prediction_that_was_made(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             await engine.put_settings("default", {"timing": "aligned", "reward_range": [0, 2]})
             assert await refused_for(engine.residuals("default", "phone", [residual()])) == (
                 *(422, "invalid"), "residuals[0].global"
@@ -74,7 +74,7 @@ def test_an_error_at_the_newest_model_is_the_same_step_either_way():
 
 def test_a_repeat_is_answered_with_the_position_of_the_first_and_changes_nothing(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             first = await engine.residuals("default", "phone", [residual(1), residual(2), residual(1, local=0.5)])
             assert first.positions == [2, 3, 2]
             before = engine.digest("default")
@@ -113,7 +113,7 @@ def test_a_repeat_is_answered_with_the_position_of_the_first_and_changes_nothing
 )  # fmt: skip
 def test_one_bad_residual_refuses_the_batch_and_is_named(tmp_path, wrong, status, code, target):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             bad = msgspec.structs.replace(residual(2), **wrong)
             answer = await refused_for(engine.residuals("default", "phone", [residual(1), bad]))
             assert answer == (status, code, f"residuals[1]{target}")
@@ -124,8 +124,8 @@ def test_one_bad_residual_refuses_the_batch_and_is_named(tmp_path, wrong, status
 
 def test_clients_and_loops_that_cannot_be_are_refused(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
-            await engine.create_loop("dense", {"global_learner": "fedogd", "bits": BITS})
+        async with running(tmp_path, model="adagrad") as engine:
+            await engine.create_loop("dense", {"model": "adagrad", "global_learner": "fedogd", "bits": BITS})
             update = Update(1, 1, 1, "gradient", bytes(4 * DIM))
             assert await refused_for(engine.residuals("default", "", [])) == (422, "invalid", "client")
             assert await refused_for(engine.residuals("none", "phone", [])) == (404, "unknown_loop", "loop")
@@ -145,7 +145,7 @@ def test_a_batch_is_checked_by_the_rules_that_are_in_force_when_it_is_stored(tmp
     monkeypatch.setattr(devices, "LONGEST_HOLD", 0.0)  # others get their turn after each upload
 
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             upload = asyncio.ensure_future(engine.residuals("default", "phone", [residual(k) for k in range(1, 30)]))
             await asyncio.sleep(0)
             assert not upload.done()
@@ -158,7 +158,7 @@ def test_a_batch_is_checked_by_the_rules_that_are_in_force_when_it_is_stored(tmp
 
 def test_a_flood_is_refused_before_it_reaches_the_store_and_others_are_served(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             batches = [[residual(500 * k + j + 1) for j in range(500)] for k in range(4)]
             flood = [engine.residuals("default", "phone", batch) for batch in batches]
             answers = await asyncio.gather(
@@ -179,7 +179,7 @@ def test_a_flood_is_refused_before_it_reaches_the_store_and_others_are_served(tm
 
 def test_features_that_are_left_out_are_the_catalogues(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             await engine.put_actions("default", [Action("tea", raw({"hot": 1}))])
             bare = Residual(1, 1, raw({"cold": True}), Action("tea"), 0.25, 1.0)
             await engine.residuals("default", "phone", [bare])
@@ -211,7 +211,7 @@ async def mixed_story(engine, seed=0):
 
 def test_the_model_of_devices_and_hosted_users_is_the_same_live_rebuilt_and_after_restarts(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             await mixed_story(engine)
             assert engine.digest("default") == rebuilt(tmp_path)
             guard = forgetting(head_of(engine).guard, "phone")
@@ -228,7 +228,7 @@ def test_the_model_of_devices_and_hosted_users_is_the_same_live_rebuilt_and_afte
         for remove in (False, True):
             if remove:
                 (tmp_path / "store.db-models").unlink()
-            async with running(tmp_path) as engine:
+            async with running(tmp_path, model="adagrad") as engine:
                 assert engine.digest("default") == live
                 assert head_of(engine) == head
 
@@ -237,7 +237,7 @@ def test_the_model_of_devices_and_hosted_users_is_the_same_live_rebuilt_and_afte
 
 def test_uploads_are_no_events_even_where_ids_are_the_same(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             request = RankRequest(user="ann", actions=[Action("tea", raw({}))], event_id="1/phone/1")
             await engine.rank("default", request)
             await engine.residuals("default", "phone", [residual(1), residual(2)])

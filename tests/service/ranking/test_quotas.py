@@ -83,14 +83,14 @@ def test_users_with_a_model_of_their_own(tmp_path):
         assert engine.view().n_users == 1
         await engine.rank("default", request("c"))
 
-    playing(tmp_path, {"users": 2}, play)
+    playing(tmp_path, {"users": 2}, play, model="adagrad")
 
 
 def test_users_are_counted_after_a_restart_and_with_a_loop_that_goes(tmp_path):
     async def play(engine):
         answer = await engine.rank("default", request("a"))
         await engine.reward("default", answer.event_id, 1.0)
-        await engine.create_loop("shop")
+        await engine.create_loop("shop", {"model": "adagrad"})
         answer = await engine.rank("shop", request("b"))
         await engine.reward("shop", answer.event_id, 1.0)
         await engine.settle()
@@ -101,20 +101,20 @@ def test_users_are_counted_after_a_restart_and_with_a_loop_that_goes(tmp_path):
     async def again(engine):
         assert engine.view().n_users == 1
 
-    playing(tmp_path, {}, play)
+    playing(tmp_path, {}, play, model="adagrad")
     playing(tmp_path, {}, again)
 
 
 def test_loops_weights_and_actions(tmp_path):
     async def play(engine):
-        assert await refused(engine.create_loop("large", {"bits": 20})) == (429, "too_many_weights")
-        await engine.create_loop("small", {"bits": 10})
-        assert await refused(engine.create_loop("third", {"bits": 10})) == (429, "too_many_loops")
+        assert await refused(engine.create_loop("large", {"model": "adagrad", "bits": 20})) == (429, "too_many_weights")
+        await engine.create_loop("small", {"model": "adagrad", "bits": 10})
+        assert await refused(engine.create_loop("third", {"model": "adagrad", "bits": 10})) == (429, "too_many_loops")
         await engine.put_actions("small", [Action("a"), Action("b")])
         assert await refused(engine.put_actions("small", [Action("c")])) == (429, "too_many_actions")
         await engine.put_actions("small", [Action("c")], retire=["a"])
         await engine.delete_loop("small")
-        await engine.create_loop("small", {"bits": 10})
+        await engine.create_loop("small", {"model": "adagrad", "bits": 10})
 
     playing(tmp_path, {"loops": 2, "weights": 2**18 + 2**11, "actions": 2}, play)
 
@@ -175,7 +175,7 @@ def test_what_is_used_of_the_quotas_is_shown(tmp_path):
         assert (loop["users"], loop["early_events"], loop["waiting_events"]) == (1, 1, 1)
         assert msgspec.json.encode(shown["quotas"])
 
-    playing(tmp_path, {"users": 7}, play)
+    playing(tmp_path, {"users": 7}, play, model="adagrad")
 
 
 def test_a_quota_is_a_whole_number():

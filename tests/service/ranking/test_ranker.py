@@ -6,8 +6,8 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from machine import running
-from playing import Disk, gauges, logged, play, rebuilt, refused, request
+from machine import Clock, running
+from playing import Disk, gauges, logged, play, raw, rebuilt, refused, request
 
 from fedres.draws import event_draw
 from fedres.event_ids import new_event_id
@@ -223,5 +223,48 @@ def test_a_taste_that_users_share_is_there_for_a_new_one(tmp_path):
             asked = [request(f"new{k}", {"kind": f"k{k % 2}"}, 4, event_id=f"n{k}") for k in range(100)]
             answers = await engine.rank_many("default", asked)
             assert np.mean([answer.action_id == f"a{1 + k % 2}" for k, answer in enumerate(answers)]) > 0.8
+
+    asyncio.run(story())
+
+
+def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
+    """A tenant's largest legal batch (50 requests, 250 context features, 500 actions) is no wall for others."""
+    context = raw({f"c{k}": k / 2 for k in range(250)})
+    large = RankRequest(user="u", context=context, actions=[Action(f"a{k}", raw({})) for k in range(500)])
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.create_loop("other")
+            batch = asyncio.ensure_future(engine.rank_many("default", [large] * 50))
+            n_served = 0
+            while not batch.done():
+                await engine.rank("other", request())
+                n_served += 1
+            assert len([one for one in await batch if not isinstance(one, ApiError)]) == 50
+            assert n_served > 25
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_is_sent_clicks_alone_says_what_is_pending_and_what_it_comes_to(tmp_path):
+    async def story():
+        clock = Clock()
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_settings("default", {"wait_time": 30})
+            for k in range(20):
+                await engine.rank("default", request(event_id=f"e{k}"))
+                if k % 5 == 0:
+                    await engine.reward("default", f"e{k}", 1.0)
+            await engine.settle()
+            seen = await gauges(engine)
+            assert (seen["policy_reward"], seen["waiting_events"], seen["provisional_reward"]) == (1.0, 16, 0.2)
+            clock.pass_seconds(31)
+            await engine.settle()
+            seen = await gauges(engine)
+            assert (seen["policy_reward"], seen["waiting_events"], seen["provisional_reward"]) == (0.2, 0, 0.2)
+            await engine.put_settings("default", {"default_reward": None})
+            await engine.rank("default", request(event_id="unknown"))
+            await engine.settle()
+            assert (await gauges(engine))["provisional_reward"] == 0.2
 
     asyncio.run(story())

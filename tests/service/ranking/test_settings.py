@@ -14,7 +14,7 @@ def test_settings_survive_json():
     settings = Settings(policy="squarecb", reward_range=(-2.0, 3.0), default_reward=None, wait_time=0.5)
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
     numbers = {"n_clients": 3, "step_size": 1.0, "levels": None}
-    dense = Settings(global_learner="ofediq", bits=4, hyperparameters=numbers)
+    dense = Settings(model="adagrad", global_learner="ofediq", bits=4, hyperparameters=numbers)
     again = msgspec.json.decode(msgspec.json.encode(dense), type=Settings)
     assert (again, type(again.hyperparameters["n_clients"])) == (dense, int)
 
@@ -22,8 +22,8 @@ def test_settings_survive_json():
 def test_learners_take_residuals_or_updates_of_numbered_clients():
     assert Settings().takes_residuals
     assert not Settings().is_dense
-    assert Settings(global_learner="fedres-sgd", bits=4).takes_residuals
-    dense = Settings(global_learner="fedsea", bits=4, hyperparameters={"n_clients": 7})
+    assert Settings(model="adagrad", global_learner="fedres-sgd", bits=4).takes_residuals
+    dense = Settings(model="adagrad", global_learner="fedsea", bits=4, hyperparameters={"n_clients": 7})
     assert (dense.takes_residuals, dense.is_dense, dense.n_clients) == (False, True, 7)
 
 
@@ -47,13 +47,17 @@ def test_learners_take_residuals_or_updates_of_numbered_clients():
         ({"aggregation": "mean"}, "aggregation", "aggregation: Invalid enum value 'mean'"),
         ({"policy": "best"}, "policy", "policy: Invalid enum value 'best'"),
         ({"update_interval": 0}, "update_interval", "update_interval must be in [0.001, 60], got 0"),
-        ({"global_learner": "fedres-erm"}, "global_learner", "global_learner: Invalid enum value 'fedres-erm'"),
+        (
+            {"model": "adagrad", "global_learner": "fedres-erm"},
+            "global_learner",
+            "global_learner: Invalid enum value 'fedres-erm'",
+        ),
         ({"bits": 0}, "bits", "bits must be in [1, 24], got 0"),
         ({"bits": 25}, "bits", "bits must be in [1, 24], got 25"),
-        ({"global_learner": "fedogd"}, "bits", "bits must be at most 14 for 'fedogd', got 18"),
+        ({"model": "adagrad", "global_learner": "fedogd"}, "bits", "bits must be at most 14 for 'fedogd', got 18"),
         ({"timing": "late"}, "timing", "timing: Invalid enum value 'late'"),
         (
-            {"global_learner": "fedogd", "bits": 4, "timing": "aligned"},
+            {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "timing": "aligned"},
             "timing",
             "timing must be 'on-arrival' for fedogd, got 'aligned'",
         ),
@@ -63,17 +67,17 @@ def test_learners_take_residuals_or_updates_of_numbered_clients():
             "hyperparameters must be none for fedres-adagrad, got learning_rate",
         ),
         (
-            {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"step_size": -1}},
+            {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"step_size": -1}},
             "hyperparameters",
             "hyperparameters: step_size must be positive",
         ),
         (
-            {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"learning_rate": 1}},
+            {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"learning_rate": 1}},
             "hyperparameters",
             "hyperparameters: learning_rate is not a hyperparameter of 'fedogd'",
         ),
         (
-            {"global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": None}},
+            {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": None}},
             "hyperparameters",
             "hyperparameters: n_clients must be an integer of at least 1, got None",
         ),

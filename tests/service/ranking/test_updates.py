@@ -51,9 +51,9 @@ async def upload(engine, name, client, rng, first, n=12):
 @pytest.mark.parametrize("combine", ["mean", "median", "trimmed-mean"])
 def test_updates_are_combined_as_the_defences_say(tmp_path, combine):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             numbers = {"n_clients": 6, "step_size": 1.0}
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": numbers}
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": numbers}
             await engine.create_loop("dense", made | {"defences": {**UNGUARDED, "combine": combine}})
             for k in range(6):
                 await engine.updates("dense", f"phone-{k}", [])
@@ -74,9 +74,15 @@ def test_updates_are_combined_as_the_defences_say(tmp_path, combine):
 
 def test_what_an_erased_client_has_waiting_for_others_is_gone_too(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             hyperparameters, defences = {"n_clients": 6, "step_size": 1.0}, {**UNGUARDED, "combine": "median"}
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": hyperparameters, "defences": defences}
+            made = {
+                "model": "adagrad",
+                "global_learner": "fedogd",
+                "bits": BITS,
+                "hyperparameters": hyperparameters,
+                "defences": defences,
+            }
             await engine.create_loop("dense", made)
             for client in ("a", "b", "c", "d"):  # half of them make a pool
                 await engine.updates("dense", client, [])
@@ -96,8 +102,8 @@ def test_what_an_erased_client_has_waiting_for_others_is_gone_too(tmp_path):
 def test_an_erasure_right_before_a_restart_leaves_nothing_waiting_in_the_files(tmp_path):
     async def story():
         secret = np.full(DIM, 100.0, "<f4")
-        async with running(tmp_path) as engine:
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 6}}
+        async with running(tmp_path, model="adagrad") as engine:
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 6}}
             await engine.create_loop("dense", {**made, "defences": {**UNGUARDED, "combine": "median"}})
             for client in ("a", "b", "c", "d"):
                 await engine.updates("dense", client, [])
@@ -108,7 +114,7 @@ def test_an_erasure_right_before_a_restart_leaves_nothing_waiting_in_the_files(t
             await engine.erase_user("dense", "a")
             live = engine.digest("dense")
         assert secret.astype("<f8").tobytes() not in (tmp_path / "store.db-models").read_bytes()
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             assert engine.digest("dense") == live == rebuilt(tmp_path, "dense")
 
     asyncio.run(story())
@@ -116,9 +122,9 @@ def test_an_erasure_right_before_a_restart_leaves_nothing_waiting_in_the_files(t
 
 def test_a_decision_at_weights_beyond_all_bounds_is_logged_with_numbers_and_learned(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             hyperparameters = {"n_clients": 1, "step_size": 1.0}
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": hyperparameters}
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": hyperparameters}
             await engine.create_loop("dense", made)
             await engine.updates("dense", "phone", [])
             body = np.full(DIM, 1e30, "<f4").tobytes()
@@ -136,9 +142,9 @@ def test_a_decision_at_weights_beyond_all_bounds_is_logged_with_numbers_and_lear
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_loop_is_the_same_live_rebuilt_and_after_restarts(tmp_path, name):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             rng, n = np.random.default_rng(0), 0
-            made = {"global_learner": name, "bits": BITS, "hyperparameters": DENSE[name]}
+            made = {"model": "adagrad", "global_learner": name, "bits": BITS, "hyperparameters": DENSE[name]}
             await engine.create_loop("dense", made)
             for k, client in enumerate(("phone", "tablet", "phone")):
                 n += await upload(engine, name, client, rng, 100 * k + 1)
@@ -160,7 +166,7 @@ def test_a_dense_loop_is_the_same_live_rebuilt_and_after_restarts(tmp_path, name
         for remove in (False, True):
             if remove:
                 (tmp_path / "store.db-models").unlink()
-            async with running(tmp_path) as engine:
+            async with running(tmp_path, model="adagrad") as engine:
                 assert engine.digest("dense") == live
                 assert head_of(engine, "dense") == head
                 assert engine.view("dense").newest == view.newest
@@ -170,8 +176,8 @@ def test_a_dense_loop_is_the_same_live_rebuilt_and_after_restarts(tmp_path, name
 
 def test_clients_are_numbered_as_they_join_and_an_erased_ones_number_is_not_given_again(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 3}}
+        async with running(tmp_path, model="adagrad") as engine:
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 3}}
             await engine.create_loop("dense", made)
             numbers = [(await engine.updates("dense", name, [])).number for name in ("a", "b", "a")]
             assert numbers == [0, 1, 0]
@@ -182,7 +188,7 @@ def test_clients_are_numbered_as_they_join_and_an_erased_ones_number_is_not_give
             assert await refused_for(engine.updates("dense", "d", [])) == (409, "loop_full", "client")
         with relearned(tmp_path) as learner:
             assert learner.loops["dense"].head.clients.numbers == {"b": 1, "a": 2}
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             assert (await engine.updates("dense", "a", [])).number == 2
 
     asyncio.run(story())
@@ -190,8 +196,8 @@ def test_clients_are_numbered_as_they_join_and_an_erased_ones_number_is_not_give
 
 def test_of_clients_that_join_at_once_no_more_get_a_number_than_there_are(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 2}}
+        async with running(tmp_path, model="adagrad") as engine:
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 2}}
             await engine.create_loop("dense", made)
             joins = [engine.updates("dense", name, []) for name in "abcd"]
             answers = await asyncio.gather(*joins, return_exceptions=True)
@@ -216,9 +222,10 @@ def test_of_clients_that_join_at_once_no_more_get_a_number_than_there_are(tmp_pa
 )
 def test_one_bad_update_refuses_the_batch_and_is_named(tmp_path, wrong, status, code, target):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             await engine.create_loop(
-                "dense", {"global_learner": "fedsea", "bits": BITS, "hyperparameters": {"period": 2}}
+                "dense",
+                {"model": "adagrad", "global_learner": "fedsea", "bits": BITS, "hyperparameters": {"period": 2}},
             )
             await engine.updates("dense", "phone", [])
             good = Update(1, 2, engine.view("dense").version, "delta", bytes(4 * DIM))
@@ -236,9 +243,9 @@ def test_one_bad_update_refuses_the_batch_and_is_named(tmp_path, wrong, status, 
 
 def test_a_loop_made_anew_knows_nothing_of_the_uploads_before(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             for _ in range(2):
-                since = await engine.create_loop("shop", {"global_learner": "fedogd", "bits": BITS})
+                since = await engine.create_loop("shop", {"model": "adagrad", "global_learner": "fedogd", "bits": BITS})
                 assert (await engine.updates("shop", "phone", [])).number == 0
                 version = engine.view("shop").version
                 up = await engine.updates("shop", "phone", [Update(1, 1, version, "gradient", bytes(4 * DIM))])
@@ -250,8 +257,8 @@ def test_a_loop_made_anew_knows_nothing_of_the_uploads_before(tmp_path):
 
 def test_the_rule_and_the_size_of_a_shared_model_stay_as_the_loop_was_made(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
-            made = {"global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 2}}
+        async with running(tmp_path, model="adagrad") as engine:
+            made = {"model": "adagrad", "global_learner": "fedogd", "bits": BITS, "hyperparameters": {"n_clients": 2}}
             await engine.create_loop("dense", made)
             for change in ({"global_learner": "fedsea"}, {"bits": 7}, {"hyperparameters": {"n_clients": 3}}):
                 [name] = change
@@ -270,7 +277,7 @@ def test_the_rule_and_the_size_of_a_shared_model_stay_as_the_loop_was_made(tmp_p
 
 def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
     async def story():
-        async with running(tmp_path) as engine:
+        async with running(tmp_path, model="adagrad") as engine:
             plain = engine.round("default", "phone", 3)
             assert plain.keys() == {
                 "global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon", "gamma",
@@ -278,7 +285,12 @@ def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
                 "senders", "takes_part",
             }  # fmt: skip
             assert [plain[name] for name in ("bits", "number", "senders", "takes_part")] == [18, None, None, True]
-            made = {"global_learner": "fedomd", "bits": BITS, "hyperparameters": {"n_clients": 2, "sync": 2}}
+            made = {
+                "model": "adagrad",
+                "global_learner": "fedomd",
+                "bits": BITS,
+                "hyperparameters": {"n_clients": 2, "sync": 2},
+            }
             await engine.create_loop("dense", made)
             assert engine.round("dense", "phone", 2)["takes_part"] is None
             await engine.updates("dense", "phone", [])

@@ -1,0 +1,110 @@
+"""Why ``residual-kalman`` expects a reward of an action: which pairs of features add what, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import FIRST_LOG_TAU
+from fedres.decisions.kalman_inputs import action_value, field_place, find_block, find_scale, key_of, scaled, tail_place
+from fedres.decisions.kalman_kernels import find_slot, numbers_at, predict
+from fedres.decisions.kalman_state import BASES, LENGTH, OWN, TAIL, Request, Shared
+from fedres.scoring.explaining import Contribution
+from fedres.scoring.features import Hashed
+from fedres.scoring.flattening import Feature, feature_hash
+
+
+class Explanation(NamedTuple):
+    shared: float  # the shared part of the mean, as a share of the rewards' range
+    personal: float  # the personal part
+    width: float  # the standard deviation of the mean
+    strongest: list[Contribution]
+
+
+class _Coordinate(NamedTuple):
+    name: str
+    key: int
+    place: int  # in the core, −1 in the tail
+    value: float
+
+
+def explain(
+    shared: Shared,
+    own: Array | None,
+    rows: tuple[Hashed, Hashed],
+    names: tuple[Sequence[Feature], Sequence[Feature]],
+    *,
+    top: int = 10,
+) -> Explanation:
+    """Return why an action is expected to earn what it is, the ``top`` strongest contributions first.
+
+    ``own`` is the user's model in the present basis, empty where there is none yet, None for nobody. ``rows`` are
+    context and action hashed, ``names`` the same features with their names.
+    """
+    request = Request(
+        np.frombuffer(rows[0].hashes + rows[1].hashes, np.uint32),
+        np.frombuffer(rows[0].values + rows[1].values, np.float32),
+        np.frombuffer(rows[0].fields + rows[1].fields, np.uint32),
+        np.array([rows[0].size, rows[0].size + rows[1].size], np.int64),
+    )
+    parts = np.empty((1, 3))
+    predict(shared, np.zeros(0, np.uint32) if own is None else own, own is not None, request, parts)
+    found = [*_contributions(shared, own, names)]
+    found.sort(key=lambda one: -abs(one.shared + one.personal))
+    return Explanation(float(parts[0, 0]), float(parts[0, 1]), float(max(parts[0, 2], 0.0) ** 0.5), found[:top])
+
+
+def _contributions(
+    shared: Shared, own: Array | None, names: tuple[Sequence[Feature], Sequence[Feature]]
+) -> Iterator[Contribution]:
+    context, action = names
+    coordinates = [_Coordinate("", 0, 0, 1 / shared.numbers[LENGTH]), *(_coordinate(shared, one) for one in context)]
+    yield from _of_block(shared, own, coordinates, "", 0, 0, 1.0)
+    for one in action:
+        word, field = np.uint32(feature_hash(one.name)), np.uint32(feature_hash(one.field))
+        x = float(action_value(shared, word, float(np.float32(one.value)), field, False))
+        yield from _of_block(shared, own, coordinates, one.name, int(key_of(word)), int(key_of(field)), x)
+
+
+def _coordinate(shared: Shared, feature: Feature) -> _Coordinate:
+    key, value = key_of(np.uint32(feature_hash(feature.name))), float(np.float32(feature.value))
+    slot = int(find_scale(shared.scale_keys, key))
+    place = int(shared.scale_core[slot]) if slot >= 0 else -1
+    x = float(scaled(shared, max(slot, -1), value, False)) / shared.numbers[LENGTH]
+    return _Coordinate(feature.name, int(key), place, x)
+
+
+def _of_block(
+    shared: Shared, own: Array | None, coordinates: Sequence[_Coordinate], name: str, key: int, field: int, x: float
+) -> Iterator[Contribution]:
+    """Yield what each coordinate adds through the block of an action's feature, or through block 0."""
+    block = int(find_block(shared, np.uint32(key)))
+    place = int(field_place(shared, np.uint32(field), False))
+    personal = _personal_weights(shared, own, key, place)
+    for one in coordinates:
+        if one.place >= 0:
+            weight, own_weight = shared.means[block, one.place] if block >= 0 else 0.0, personal[one.place]
+            yield Contribution(one.name, name, float(x * one.value * weight), float(x * one.value * own_weight))
+        else:
+            b, h = shared.tail[tail_place(np.uint32(key), np.uint32(one.key), len(shared.tail))].astype(float)
+            weight = b / (1 / _tau(shared, place, TAIL) + h)
+            yield Contribution(one.name, name, float(x * one.value * weight), 0.0)
+
+
+def _personal_weights(shared: Shared, own: Array | None, key: int, field: int) -> Array:
+    """Return the personal weights of a block by coordinate of the core: U w."""
+    basis = shared.bases[shared.counts[BASES] - 1]
+    k = basis.shape[1]
+    slot = -1 if own is None else int(find_slot(own, np.uint32(key), k))
+    if own is None or slot < 0:
+        return np.zeros(len(basis))
+    first = numbers_at(slot, k)
+    b, h = own[first : first + 2 * k].view(np.float32).astype(float).reshape(2, k)
+    return np.asarray(basis @ (b / (1 / _tau(shared, field, OWN) + h)))
+
+
+def _tau(shared: Shared, field: int, side: int) -> float:
+    return float(np.exp(shared.log_tau[field, side] if field >= 0 else FIRST_LOG_TAU))

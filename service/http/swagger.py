@@ -1,0 +1,40 @@
+"""The page that shows the API: Swagger UI from a package that is installed, so that it needs no internet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from fastapi import FastAPI, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+
+PACKAGE = "fastapi_offline"
+ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+PATHS = ("/docs", *(f"/docs/{name}" for name in ASSETS))
+CACHED = {"Cache-Control": "public, max-age=86400"}
+
+
+def add_docs(app: FastAPI) -> None:
+    """Add the page and its files; addresses are relative, so that it works below any path."""
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title=app.title,
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="data:,",
+    )
+
+    async def show() -> Response:
+        return Response(page.body, media_type="text/html")
+
+    app.add_api_route("/docs", show, include_in_schema=False)
+    for name, media_type in ASSETS.items():
+        app.add_api_route(f"/docs/{name}", _asset(name, media_type), include_in_schema=False)
+
+
+def _asset(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        content = (files(PACKAGE) / "static" / name).read_bytes()
+        return Response(content, media_type=media_type, headers=CACHED)
+
+    return send

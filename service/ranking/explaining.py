@@ -1,0 +1,69 @@
+"""Why actions score as they do, by either model."""
+
+from __future__ import annotations
+
+from fedres.checks import Array
+from fedres.decisions import explaining as kalman_explaining
+from fedres.decisions.residual_kalman import NO_MODEL, in_present_basis
+from fedres.scoring.explaining import Contribution, explain
+from fedres.scoring.flattening import Limits, action_features, flatten
+from fedres.scoring.model import PersonalModel
+from service.errors import ApiError
+from service.models.kalman import PublishedKalman
+from service.models.kalman_personal import PersonalKalman
+from service.models.personal import Personal, read_entry
+from service.models.published import Loop, Models
+from service.ranking.decide import Prepared, context_of, features_of
+from service.ranking.requests import Explained, Strongest
+
+MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
+
+
+def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
+    """Return why each action scores as it does; refuse where that takes a look at more than ``most`` pairs."""
+    rows, crosses = prepared.rows, loop.view.settings.crosses
+    n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
+    if n_pairs > most:
+        message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
+        raise ApiError(422, "too_much_to_explain", message, "explain")
+    personal = personal_model(prepared.request.user, loop, models)
+    if loop.kalman is not None:
+        return [_by_kalman(prepared, k, loop, loop.kalman, personal) for k in range(len(rows) - 1)]
+    return [_by_adagrad(prepared, k, loop, personal) for k in range(len(rows) - 1)]
+
+
+def personal_model(user: str | None, loop: Loop, models: Models) -> Personal | None:
+    """Return the model of a user that counts in decisions."""
+    if user is None or not loop.view.settings.personal or models.memory is None:
+        return None
+    found = read_entry(models.memory, loop.view.id, user)
+    installed = 0 if loop.kalman is None else loop.kalman.installed
+    return None if found is None or found[0] < installed else found[1]
+
+
+def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | None) -> Explained:
+    request, own = prepared.request, personal if isinstance(personal, PersonalModel) else None
+    action = request.actions[k]
+    named = action.id, features_of(action, loop.catalogue)
+    why = explain(context_of(request), named, loop.weights, own, crosses=loop.view.settings.crosses)
+    return Explained(action.id, why.shared, why.personal, _strongest(why.strongest, 1.0))
+
+
+def _by_kalman(prepared: Prepared, k: int, loop: Loop, kalman: PublishedKalman, personal: Personal | None) -> Explained:
+    request, low, span = prepared.request, kalman.low, kalman.span
+    action = request.actions[k]
+    if not kalman.settled:
+        return Explained(action.id, low, 0.0, [], span)
+    own: Array | None = None
+    if request.user is not None and loop.view.settings.personal:
+        own = in_present_basis(kalman.shared, personal.words) if isinstance(personal, PersonalKalman) else NO_MODEL
+    names = flatten(context_of(request), Limits()), action_features(
+        action.id, features_of(action, loop.catalogue), Limits()
+    )  # fmt: skip
+    why = kalman_explaining.explain(kalman.shared, own, (prepared.rows[0], prepared.rows[1 + k]), names)
+    strongest = _strongest(why.strongest, span)
+    return Explained(action.id, low + span * why.shared, span * why.personal, strongest, span * why.width)
+
+
+def _strongest(contributions: list[Contribution], span: float) -> list[Strongest]:
+    return [Strongest(one.context, one.action, span * one.shared, span * one.personal) for one in contributions]

@@ -1,0 +1,239 @@
+"""Loops with residual-kalman: the service decides and learns as the library does, and publishes all of it."""
+
+import asyncio
+import json
+import zlib
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from live import run_service
+from machine import running
+from playing import play, raw, refused, request
+
+from fedres.decisions.constants import OWN_BYTES, START_EVENTS
+from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
+from fedres.draws import event_draw as draw
+from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
+from fedres.scoring.sealing import sealed
+from service.learn.kalman import KalmanShared
+from service.learn.loop_state import read_settings_body
+from service.models.kalman import PUBLISHED
+from service.models.kalman_personal import PersonalKalman
+from service.ranking.requests import Action, RankRequest
+from service.settings import Settings
+
+
+def crc(name):
+    return zlib.crc32(name.encode())
+
+
+class Library:
+    """The library's model and policy, told what the service is told; ``predict`` sees what was published last."""
+
+    def __init__(self, low, high):
+        self.low, self.span = low, high - low
+        self.model, self.owns = ResidualKalman((low, high)), {}
+        self.shown, self.shown_owns = ResidualKalman((low, high)), {}
+
+    def publish(self):
+        self.shown.load_arrays(self.model.to_arrays())
+        self.shown_owns = dict(self.owns)
+
+    def decide(self, user, context, actions, event):
+        """Return the action taken, the probabilities and the scores."""
+        fields = [crc("_id"), crc("topic"), crc("price")]
+        rows = [([crc(f"_id={a}"), crc(f"topic={t}"), crc("price")], [1, 1, p], fields) for a, t, p in actions]
+        asked = request_of(([crc("hour"), crc(f"day={context['day']}")], [context["hour"], 1.0]), rows)
+        found = self.shown.predict(asked, self.shown_owns.get(user, NO_MODEL))
+        gamma, out, scores = GREED * self.shown.learned**0.5 / self.span, np.empty(len(rows)), found.means.copy()
+        optimistic_squarecb(found.means, found.widths, np.ones(len(rows), np.bool_), self.low, gamma, FLOOR, out)
+        return pick(out, draw(event)), out.tolist(), scores.tolist(), asked
+
+    def learn(self, user, asked, action, reward):
+        events = events_of([(asked, action, reward, 0)])
+        (self.owns[user],) = self.model.learn(events, [self.owns.get(user, NO_MODEL)])
+
+
+@pytest.mark.parametrize(("low", "high", "every"), [(0.0, 1.0, 1), (-2.0, 1.0, 7)])
+def test_decisions_over_http_are_those_of_the_library_for_the_same_draws_and_publications(tmp_path, low, high, every):
+    rng, library = np.random.default_rng(0), Library(low, high)
+    settings = {"reward_range": [low, high], "default_reward": 0.0, "update_interval": 0.001}
+    with run_service(tmp_path) as live, live.client() as client:
+        live.make_loop("shop", **settings)
+        live.engine.paused = True
+        for k in range(70):
+            user, context = f"u{rng.integers(4)}", {"hour": 1 + int(rng.integers(23)), "day": f"d{rng.integers(3)}"}
+            actions = [(f"a{j}", f"t{rng.integers(2)}", round(float(rng.lognormal()), 2)) for j in range(5)]
+            body = {"user": user, "context": context, "event_id": f"e{k}"}
+            body["actions"] = [{"id": a, "features": {"topic": t, "price": p}} for a, t, p in actions]
+            reply = client.post("/v1/loops/shop/rank", json=body).raise_for_status().json()
+            action, chances, scores, asked = library.decide(user, context, actions, f"e{k}")
+            ranked = {one["id"]: one for one in reply["ranking"]}
+            assert reply["action"] == f"a{action}"
+            assert [ranked[f"a{j}"]["probability"] for j in range(5)] == chances
+            assert [ranked[f"a{j}"]["score"] for j in range(5)] == scores
+            value = float(np.float32(low + (high - low) * rng.random() * (action == k % 5)))
+            client.post(f"/v1/loops/shop/events/e{k}/reward", json={"value": value}).raise_for_status()
+            library.learn(user, asked, action, value)
+            if k % every == every - 1:
+                live.settle("shop")
+                library.publish()
+    assert len(set(chances)) > 1
+
+
+def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
+    async def story():
+        rng = np.random.default_rng(1)
+        async with running(tmp_path) as engine:
+            seen = set()
+            for k in range(120):
+                actions = [Action(f"new-{k}-{j}", raw({"topic": f"t{rng.integers(20)}"})) for j in range(3)]
+                asked = RankRequest(user=f"u{k % 5}", context=raw({"hour": k % 24, f"c{k % 40}": 1}), actions=actions)
+                answer = await engine.rank("default", asked)
+                await engine.reward("default", answer.event_id, float(rng.random()))
+                if rng.random() < 0.4:
+                    await engine.settle()
+                    published = engine.machine.loop("default").kalman
+                    model = engine.learner.loops["default"].models.shared.model
+                    assert published.learned == model.learned
+                    if model.shared is not None:
+                        seen.add(model.shared.means.shape[0])
+                        for name in PUBLISHED:
+                            mine, theirs = getattr(published.shared, name), getattr(model.shared, name)
+                            assert (mine.shape, mine.tobytes()) == (theirs.shape, theirs.tobytes()), name
+            assert len(seen) >= 3
+
+    asyncio.run(story())
+
+
+def test_the_first_events_are_uniform_and_a_user_without_a_model_is_given_what_others_like(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            for k in range(60):
+                answer = await engine.rank("default", request(f"u{k % 6}", {"hour": k % 4}, event_id=f"e{k}"))
+                if k < START_EVENTS:
+                    assert {ranked.probability for ranked in answer.ranking} == {1 / 3}
+                await engine.reward("default", answer.event_id, float(answer.action_id == "a2"))
+                await engine.settle()
+            new = await engine.rank("default", request("nobody yet", {"hour": 1}, explain=True))
+            assert (new.ranking[0].id, new.ranking[0].probability > 0.9) == ("a2", True)
+            assert all(why.width > 0 == why.personal for why in new.explanations)
+            assert engine.view().n_users == 6
+            model = engine.user_model("default", "u1")
+            assert model["events"] + sum(k % 6 == 1 for k in range(START_EVENTS)) == 10
+            assert str(crc("_id=a2")) in model["blocks"]
+
+    asyncio.run(story())
+
+
+def test_a_personal_model_takes_four_kilobytes_at_most(tmp_path):
+    async def story():
+        rng = np.random.default_rng(2)
+        async with running(tmp_path) as engine:
+            for _ in range(80):
+                actions = [Action(f"a{j}", raw({"topic": f"t{j % 9}"})) for j in range(40)]
+                context = {f"f{j}": float(rng.normal()) for j in range(100)}
+                answer = await engine.rank("default", RankRequest(user="u", context=raw(context), actions=actions))
+                await engine.reward("default", answer.event_id, float(rng.random()))
+            await engine.settle()
+            data = engine.learner.personal.data(engine.view().id, "u")
+            assert 1_000 < len(data) <= OWN_BYTES
+
+    asyncio.run(story())
+
+
+def test_another_shared_model_begins_with_nobodys_personal_models(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.create_loop("other")
+            await play(engine, 80, loop="other")
+            for k in range(40):  # with fewer coordinates than the other has
+                answer = await engine.rank("default", RankRequest(user="user-1", actions=[Action("a", raw({}))]))
+                await engine.reward("default", answer.event_id, float(k % 2))
+            await engine.settle()
+            assert engine.user_model("default", "user-1")["blocks"]
+            await engine.put_model("default", await engine.model("other"))
+            assert await refused(missing(engine, "user-1")) == (404, "unknown_user")
+            learned = [engine.machine.loop(loop).n_learned for loop in ("default", "other")]
+            assert learned[0] == learned[1] > 0
+            nobody, somebody = [
+                await engine.rank("default", request(user, {"hour": 1}, event_id=f"{user} asks", explain=True))
+                for user in ("nobody", "user-1")
+            ]
+            assert nobody.explanations == somebody.explanations
+            await play(engine, 60, seed=1)
+            assert engine.user_model("default", "user-1")["blocks"]
+            assert engine.digest() == engine.rebuilt()
+
+    asyncio.run(story())
+
+
+async def missing(engine, user):
+    return engine.user_model("default", user)
+
+
+def damaged(state, change):
+    """Return a model's bytes with its arrays changed, under a good checksum."""
+    rows = msgspec.msgpack.decode(state[20:-4])
+    change(rows)
+    return sealed(state[:20] + msgspec.msgpack.encode(rows))
+
+
+def numbers(rows, name, values):
+    rows[name][2] = np.asarray(values, rows[name][0]).tobytes()
+
+
+CHANGES = {
+    "an array is missing": lambda rows: rows.pop("means"),
+    "a core that is elsewhere": lambda rows: numbers(rows, "scale_core", np.full(2048, 9)),
+    "more blocks than there are": lambda rows: numbers(rows, "counts", [50, 100, 1, 2, 3]),
+    "no basis": lambda rows: numbers(rows, "counts", [50, 4, 0, 2, 3]),
+    "no noise": lambda rows: numbers(rows, "numbers", [np.nan, 1.0]),
+    "no such type": lambda rows: rows["means"].__setitem__(0, "O"),
+    "too many bytes": lambda rows: rows["moment"].__setitem__(2, rows["moment"][2] + b"0" * 8),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_kernels_must_not_see_is_refused(tmp_path, change):
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 40)
+            state = await engine.model("default")
+            assert damaged(state, lambda rows: None) == state
+            assert await refused(engine.put_model("default", damaged(state, change))) == (422, "invalid_model")
+
+    asyncio.run(story())
+
+
+def test_a_model_is_the_same_after_its_bytes_before_and_after_the_start(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            for n in (10, 40):
+                await play(engine, n, seed=n)
+                state = await engine.model("default")
+                assert KalmanShared.from_bytes(state).to_bytes() == state
+            words = engine.learner.personal.entry(engine.view().id, "user-1")[1]
+            assert PersonalKalman.from_bytes(words.to_bytes()).words.tolist() == words.words.tolist()
+
+    asyncio.run(story())
+
+
+def test_devices_are_told_which_loops_they_can_use(tmp_path):
+    with run_service(tmp_path) as live, live.client() as client:
+        live.make_loop("phones", model="adagrad")
+        assert client.get("/v1/loops/phones/federated/round").json()["policy"] == "epsilon-greedy"
+        for reply in (client.get("/v1/federated/round"), client.get("/v1/federated/model")):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (409, "no_device_model")
+        body = {"client": "phone", "residuals": [{"seq": 1, "version": 1, "local": 0, "label": 1}]}
+        body["residuals"][0] |= {"context": {}, "action": {"id": "tea", "features": {}}}
+        assert client.post("/v1/federated/residuals", json=body).status_code == httpx.codes.CONFLICT
+
+
+def test_loops_logged_before_there_was_a_choice_of_models_keep_adagrad():
+    old = json.loads(msgspec.json.encode(Settings(model="adagrad", policy="squarecb", gamma=10.0)))
+    for name in ("model", "floor"):
+        del old[name]
+    assert read_settings_body(json.dumps(old).encode()).model == "adagrad"
