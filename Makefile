@@ -1,6 +1,7 @@
 # make serve   starts the service, with simulated readers to watch
 # make test    everything CI runs
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
+# make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
 # Each makes its own .venv and installs what it needs.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: serve test check lint kernels faults clean
+.PHONY: serve test check lint kernels faults hardening clean
 
 test: check
 
@@ -30,6 +31,9 @@ serve: .venv/installed
 
 faults: .venv/installed
 	$(BIN)/python tests/service/faults --kills 300 --pauses 50
+
+hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
+	$(BIN)/python tests/service/hardening $(HARDENING)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

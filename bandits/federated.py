@@ -66,7 +66,7 @@ class FederatedBandit:
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
         self.policy = make_policy(policy, **policy_options)
-        self._code, self._setting = self.policy.code
+        self._code, self._setting, self._floor = self.policy.code
         low, high = reward_range
         if not (np.isfinite([low, high, high - low]).all() and low < high):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range!r}")
@@ -136,7 +136,7 @@ class FederatedBandit:
             self.end_round()
         who.round = self._round
         who.decisions = n = who.decisions + 1
-        rule = self._code, self._setting, n, self._seed, who.member
+        rule = self._code, self._setting, self._floor, n, self._seed, who.member
         action, probability, scores = model.decide(who.slot, xg, xl, allowed, rule)
         kept = xg.keep(action)
         if len(self._waiting) >= self._max_waiting:

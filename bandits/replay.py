@@ -9,7 +9,7 @@ import numpy as np
 from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
 from bandits.models.choose import default_rates
 from bandits.models.compiled import AdaGradModel
-from bandits.models.least_squares import LeastSquaresModel, add_row, eliminate, fill, optimistic
+from bandits.models.least_squares import LeastSquaresModel, age, fill, learn_common, learn_own, optimistic
 from bandits.models.protocol import SCHEMES
 from bandits.policies import LinUCB, Policy
 from bandits.streams import Chunk, Stream
@@ -82,7 +82,7 @@ class _Player:
 
     def __init__(self, stream: Stream, policy: Policy, seed: int) -> None:
         self.n_actions, self.layouts = stream.n_actions, (stream.shared, stream.private)
-        self.code, self.seed, self.t = policy.code, seed, 0
+        (*self.code, self.floor), self.seed, self.t = policy.code, seed, 0
 
     def outputs(self, chunk: Chunk) -> tuple[Array, Array]:
         shape = chunk.rewards.shape[:2]
@@ -125,7 +125,7 @@ class _AdaGrad(_Player):
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
-            (*self.code, self.seed),
+            (*self.code, self.floor, self.seed),
             self.rates,
             (action, probability),
             self.room,
@@ -152,7 +152,7 @@ def _play_adagrad(
     """
     shared, personal, slow, kept, seen, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    (code, setting, seed), (chosen, probability) = policy, outputs
+    (code, setting, floor, seed), (chosen, probability) = policy, outputs
     allowed, scores, probabilities, parts, offset = room
     n_rounds, n_clients, _ = rewards.shape
     use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
@@ -166,7 +166,7 @@ def _play_adagrad(
                 for k in range(len(z)):
                     centre(its, l_values[r, p, k], z[k])
             predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
-            a = choose(code, setting, scores, allowed, n, seed, p, probabilities)
+            a = choose(code, setting, floor, scores, allowed, n, seed, p, probabilities)
             chosen[r, p], probability[r, p], offset[p] = a, probabilities[a], parts[a]
             if learns and not use_shared:  # nobody else is concerned
                 shift, row, reward = a * l_stride, z[min(a, len(z) - 1)], rewards[r, p, a]
@@ -209,11 +209,11 @@ class _LeastSquares(_Player):
         assert isinstance(policy, LinUCB)
         self.alpha = policy.alpha
         first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
-        model = LeastSquaresModel(scheme, first[0], first[1], policy.alpha, policy.ridge)
+        model = LeastSquaresModel(scheme, first[0], first[1], policy.alpha, policy.ridge, half_life=policy.half_life)
         for p in range(stream.n_clients):
             model.join(p)
-        self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(3))
-        self.shared = model.server_inverse, model.weights
+        self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(5))
+        self.shared, self.rule = model.server, model.rule
         self.ring = np.zeros((delay + 1, stream.n_clients, model.common + 3))
 
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
@@ -223,11 +223,11 @@ class _LeastSquares(_Player):
         _play_least_squares(
             t,
             self.personal,
-            (*self.shared, self.ring),
+            (*self.shared, self.ring, self.rule),
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
-            (self.alpha, self.seed),
+            (self.alpha, self.floor, self.seed),
             (action, probability),
         )
         return action, probability
@@ -238,9 +238,13 @@ def _play_least_squares(
     t0: int, personal: Group, shared: Group, xg: Group, xl: Group, rewards: Array, policy: Group, outputs: Group
 ) -> None:
     """Play the rounds of a chunk. The ring holds (whether there is one, block, target, row)."""
-    (inverse, coupling, fitted), (server_inverse, weights, ring) = personal, shared
+    (inverse, coupling, fitted, sums, clock), (server_inverse, weights, server_sums, server_clock, ring, rule) = (
+        personal,
+        shared,
+    )
+    ours = (server_inverse, weights, server_sums, server_clock)
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    (alpha, seed), (chosen, probability) = policy, outputs
+    (alpha, floor, seed), (chosen, probability) = policy, outputs
     n_rounds, n_clients, n_actions = rewards.shape
     scores, probabilities = np.empty(n_actions), np.empty(n_actions)
     allowed = np.ones(n_actions, dtype=np.bool_)
@@ -249,10 +253,10 @@ def _play_least_squares(
     for r in range(n_rounds):
         n = t0 + r + 1
         for p in range(n_clients):
-            mine, ours = (inverse[p], coupling[p], fitted[p]), (server_inverse, weights)
+            mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
             x, z = (g_indices, g_values[r, p], g_stride), (l_indices, l_values[r, p], l_stride)
-            optimistic(mine, ours, x, z, alpha, scores)
-            a = choose(GREEDY, 0.0, scores, allowed, n, seed, p, probabilities)
+            optimistic(mine, ours, rule, x, z, alpha, scores)
+            a = choose(GREEDY, 0.0, floor, scores, allowed, n, seed, p, probabilities)
             chosen[r, p], probability[r, p] = a, probabilities[a]
         sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
         for p in range(n_clients):
@@ -266,8 +270,10 @@ def _play_least_squares(
                 fill(l_indices[0], shift, l_values[r, p, min(a, l_values.shape[2] - 1)], row_l)
             sent[p, 0], sent[p, 1] = 1.0, b
             reward = rewards[r, p, a]
-            sent[p, 2] = eliminate(inverse[p, b], coupling[p, b], fitted[p, b], row_l, row_g, reward, sent[p, 3:])
+            mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
+            sent[p, 2] = learn_own(mine, b, row_l, row_g, reward, sent[p, 3:], rule)
+        if common and due[0, 0]:
+            age(server_clock, rule[0])
         for p in range(n_clients):
             if common and due[p, 0]:
-                b = int(due[p, 1])
-                add_row(server_inverse[b], weights[b], due[p, 3:], due[p, 2])
+                learn_common(ours, int(due[p, 1]), due[p, 3:], due[p, 2], rule)

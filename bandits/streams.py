@@ -68,6 +68,7 @@ class Multiclass:
     names: Array  # (P, K), which action stands for a class, client by client
     shared_columns: Array
     private_columns: Array
+    later_names: Array | None = None  # (P, K), the names from the second half of the rounds on
 
     @property
     def n_rounds(self) -> int:
@@ -91,9 +92,13 @@ class Multiclass:
 
     def __iter__(self) -> Iterator[Chunk]:
         shared, private = (self._table(columns) for columns in (self.shared_columns, self.private_columns))
-        clients = np.arange(self.n_clients)
+        clients, t = np.arange(self.n_clients), 0
+        later = self.names if self.later_names is None else self.later_names
         for rows in _parts(self.rows, self.n_clients):
-            target = self.names[clients, self.label[rows]]
+            second = (np.arange(t, t + len(rows)) >= self.n_rounds // 2)[:, None]
+            t += len(rows)
+            label = self.label[rows]
+            target = np.where(second, later[clients, label], self.names[clients, label])
             rewards = (target[..., None] == np.arange(self.n_actions)).astype(np.float64)
             yield Chunk(shared[rows][:, :, None], private[rows][:, :, None], rewards, rewards)
 

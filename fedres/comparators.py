@@ -1,7 +1,9 @@
 """The best models in hindsight that regret is measured against.
 
 [FedRes] Agarwal, Langford and Wei 2020, "Federated Residual Learning".
-Where several models are best, the one with the smallest weights is returned.
+Where several models are best, ``best_fixed`` returns the one with the smallest weights. ``joint_minimiser`` gives what
+shared and local features can both explain to the local models; of the models that are best then, it returns the one
+with the smallest w^g, and each w_i the smallest that goes with it.
 """
 
 from __future__ import annotations

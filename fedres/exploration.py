@@ -73,6 +73,18 @@ def squarecb(scores: Array, allowed: Array, gamma: float, out: Array) -> None:
 
 
 @bare_kernel
+def spread(allowed: Array, floor: float, out: Array) -> None:
+    """Take a share ``floor`` of all probability and spread it evenly over what is allowed."""
+    if floor > 0:
+        count = 0
+        for a in range(out.size):
+            count += allowed[a]
+        for a in range(out.size):
+            if allowed[a]:
+                out[a] = (1 - floor) * out[a] + floor / count
+
+
+@bare_kernel
 def optimistic_squarecb(
     means: Array, widths: Array, allowed: Array, low: float, gamma: float, floor: float, out: Array
 ) -> None:
@@ -82,14 +94,10 @@ def optimistic_squarecb(
     units of 1/reward: 300·√n over the range of the rewards has worked for all streams, n being the rewards learned.
     ``means`` are overwritten by the scores.
     """
-    count = 0
     for a in range(means.size):
         means[a] = max(means[a], low) + OPTIMISM * widths[a]
-        count += allowed[a]
     squarecb(means, allowed, gamma, out)
-    for a in range(means.size):
-        if allowed[a]:
-            out[a] = (1 - floor) * out[a] + floor / count
+    spread(allowed, floor, out)
 
 
 @bare_kernel
@@ -131,10 +139,20 @@ def check_seed(seed: int) -> None:
 
 
 @bare_kernel
-def choose(code: int, setting: float, scores: Array, allowed: Array, n: int, seed: int, client: int, out: Array) -> int:
+def choose(
+    code: int,
+    setting: float,
+    floor: float,
+    scores: Array,
+    allowed: Array,
+    n: int,
+    seed: int,
+    client: int,
+    out: Array,
+) -> int:
     """Write the probabilities of a client's n-th decision, counted from 1, and return the action drawn.
 
-    ``code`` and ``setting`` are a policy's (see ``policies``).
+    ``code``, ``setting`` and ``floor`` are a policy's (see ``policies``).
     """
     if code == EXPLORE_EVERY and n % setting < 1:  # a multiple of B in (n − 1, n]
         uniform(allowed, out)
@@ -142,4 +160,5 @@ def choose(code: int, setting: float, scores: Array, allowed: Array, n: int, see
         squarecb(scores, allowed, setting * np.sqrt(n), out)
     else:
         epsilon_greedy(scores, allowed, setting if code == EPSILON_GREEDY else 0.0, out)
+    spread(allowed, floor, out)
     return pick(out, draw(seed, client, n))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -144,7 +146,7 @@ class BanditReplay:
     results: list[Result]
 
     def to_json(self) -> dict[str, Any]:
-        head = {**asdict(self.setup), "samples_per_client": self.setup.rounds}
+        head = {**asdict(self.setup), "samples_per_client": self.setup.rounds, "machine": platform.machine()}
         return {**head, "results": [_row(result) for result in self.results]}
 
 
@@ -153,7 +155,7 @@ def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = {
         "scheme": scheme.scheme,
         "policy": scheme.policy_name,
-        "policy_options": asdict(scheme.policy),
+        "policy_options": {name: None if value == math.inf else value for name, value in asdict(scheme.policy).items()},
         "global_learner": scheme.global_learner,
         "local_learner": scheme.local_learner,
         "delay": scheme.delay,

@@ -10,7 +10,7 @@ from fedres.checks import Array
 from libsvm_tasks.data import Data
 from libsvm_tasks.streams import online_partition
 
-TASKS = ("same", "permuted", "shuffled", "subsets")
+TASKS = ("same", "permuted", "shuffled", "subsets", "drift")
 FEATURES = ("half", "all")
 PERMUTED = 0.3  # share of the classes that trade names in a "permuted" task
 
@@ -28,8 +28,9 @@ def bandit_task(
     """Return a stream in which the action that names a row's class earns 1, and all others nothing.
 
     ``same``: one task for all. ``permuted``: for each client three classes in ten trade names. ``shuffled``: all of
-    them do, which leaves nothing to share. ``subsets``: each client meets half of the classes. The shared model sees a
-    random half of the features or all; personal models see all, or the other half.
+    them do, which leaves nothing to share. ``subsets``: each client meets half of the classes. ``drift``: one task for
+    all, until after half of the rounds all classes trade names, so that no class keeps its action. The shared model
+    sees a random half of the features or all; personal models see all, or the other half.
     """
     checks.one_of("task", task, TASKS)
     checks.one_of("shared_features", shared_features, FEATURES)
@@ -44,7 +45,9 @@ def bandit_task(
     else:
         rows = online_partition(data, n_clients, n_rounds, int(dealing.integers(2**32))).T
     features = np.asarray(data.features, dtype=np.float64)
-    return Multiclass(features, data.label.astype(np.intp), np.ascontiguousarray(rows), names, shared, private)
+    later = np.roll(names, 1, axis=1) if task == "drift" else None
+    given = (np.ascontiguousarray(rows), names, shared, private, later)
+    return Multiclass(features, data.label.astype(np.intp), *given)
 
 
 def _split(n_features: int, shared: str, local: str, rng: np.random.Generator) -> tuple[Array, Array]:

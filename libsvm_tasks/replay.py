@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,6 +94,7 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         head = asdict(self.setup)
         head["samples_per_client"] = self.samples_per_client
+        head["machine"] = platform.machine()
         del head["samples"]
         return {**head, "results": [_row(result) for result in self.results]}
 
@@ -100,6 +102,7 @@ class Replay:
 def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = asdict(result.scheme)
     row |= {"accuracy_mean": result.accuracy_mean, "accuracy_se": result.accuracy_se}
+    row["accuracy"] = result.accuracy.tolist()  # of each rollout
     row |= {"bits_up": result.bits_up, "bits_down": result.bits_down, "seconds": result.seconds}
     if result.gain is not None:
         row |= {"gain_mean": float(result.gain.mean()), "gain_se": standard_error(result.gain)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 from rich.table import Table
 
+from fedres.checks import Array
 from libsvm_tasks.bandit_replay import BanditReplay
 from libsvm_tasks.data import Data
 from libsvm_tasks.replay import Replay, Result, standard_error
@@ -17,7 +20,8 @@ def replay_table(replay: Replay) -> Table:
     setup = replay.setup
     table = Table(
         title=f"{setup.dataset}: {setup.clients} clients with {replay.samples_per_client:.0f} + "
-        f"{replay.samples_per_client:.0f} examples, {setup.rounds} rounds, {setup.rollouts} rollouts",
+        f"{replay.samples_per_client:.0f} examples, {setup.rounds} rounds, {setup.rollouts} rollouts, "
+        f"{platform.machine()}",
         title_justify="left",
     )
     for column in ("scheme", "global learner", "local", "timing"):
@@ -35,18 +39,23 @@ def _cells(result: Result) -> list[str]:
     scheme, fedres = result.scheme, result.scheme.scheme == "fedres"
     gain = ""
     if result.gain is not None and scheme.scheme != "independent":
-        gain = f"{result.gain.mean():+.4f} ± {standard_error(result.gain):.4f}"
+        gain = f"{result.gain.mean():+.4f}{spread(result.gain)}"
     return [
         scheme.scheme,
         scheme.global_learner if fedres else "",
         f"{scheme.local_learner}, {scheme.local_features}" if fedres else "",
         scheme.timing if fedres else "",
         "" if scheme.scheme == "independent" else str(scheme.delay),
-        f"{result.accuracy_mean:.4f} ± {result.accuracy_se:.4f}",
+        f"{result.accuracy_mean:.4f}{spread(result.accuracy)}",
         gain,
         f"{result.bits_up / 1000:,.0f}",
         f"{result.bits_down / 1000:,.0f}",
     ]
+
+
+def spread(values: Array) -> str:
+    """Return the standard error as it is shown; nothing for a single rollout, which has none."""
+    return f" ± {standard_error(values):.4f}" if len(values) > 1 else ""
 
 
 def bar(value: float, low: float, high: float) -> str:
@@ -81,7 +90,7 @@ def bandit_table(replay: BanditReplay) -> Table:
     setup = replay.setup
     table = Table(
         title=f"{setup.dataset} ({setup.task} task), {replay.results[0].scheme.policy_name}: {setup.clients} clients, "
-        f"{setup.rounds} rounds, {setup.rollouts} rollouts",
+        f"{setup.rounds} rounds, {setup.rollouts} rollouts, {platform.machine()}",
         title_justify="left",
     )
     for column in ("scheme", "global learner", "local"):

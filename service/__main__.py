@@ -18,7 +18,7 @@ EXTRAS = {  # the extra that installs a module, as in pyproject.toml
     "matplotlib": "bench",
 }
 COMMAND_LINE = ("typer", "rich")  # in serve and in bench
-BENCH_COMMANDS = ("bandit", "bench", "datasets", "delays", "replay", "reproduce")
+BENCH_COMMANDS = ("bandit", "bench", "datasets", "delays", "fair", "replay", "reproduce")
 
 
 def main() -> None:

@@ -87,6 +87,8 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "apprentice_events": ("fedres_apprentice_events", True, "Decisions made as an apprentice."),
     "apprentice_agreement": ("fedres_apprentice_agreement", False, "Share of those where the policy agreed."),
     "learned_uploads": ("fedres_learned_uploads", True, "Uploads of devices learned from."),
+    "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
+    "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
     "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
     "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),

@@ -26,12 +26,13 @@ PAGE = """<!doctype html>
 <p id="legend"></p>
 <svg id="curve" viewBox="0 0 720 320" role="img" aria-label="mean reward by decisions"></svg>
 <p id="said">…</p>
+<p id="lift"></p>
 <div id="first" hidden>
 <p>Nothing to draw yet. A first decision and its reward:</p>
 <pre id="example"></pre>
 </div>
 <script>
-  const LAST = 200, MOST = 20000, seen = {}, $ = id => document.getElementById(id);
+  const LAST = 200, MOST = 20000, seen = {}, lifts = {}, $ = id => document.getElementById(id);
   const ROOT = location.pathname.replace(/[/]$/, "");  // where a proxy offers the service
   document.forms[0].onsubmit = () => false;
   $("example").textContent =
@@ -50,7 +51,7 @@ PAGE = """<!doctype html>
   async function before(name, gauges, position) {
     const path = `/v1/loops/${encodeURIComponent(name)}/events?after=${Math.max(0, position - MOST)}`;
     const lines = (await (await ask(path)).text()).split("\\n").filter(Boolean).map(JSON.parse);
-    const rewards = lines.map(line => line.reward).filter(reward => reward !== null);
+    const rewards = lines.filter(line => line.arm != "control" && line.reward !== null).map(line => line.reward);
     let n = gauges.learned_events - rewards.length, sum = gauges.reward_sum - rewards.reduce((a, b) => a + b, 0);
     if (n < 0) n = sum = 0;
     return [[n, sum], ...rewards.map(reward => [++n, sum += reward])];
@@ -126,6 +127,16 @@ PAGE = """<!doctype html>
     return select.value;
   }
 
+  // What the control group shows, asked twice a minute: the answer takes a look at the whole log.
+  async function lift(name, gauges) {
+    if (!gauges.control_events) return "";
+    if (!lifts[name] || lifts[name].until < Date.now()) {
+      const answer = await ask(`/v1/loops/${encodeURIComponent(name)}/lift`).catch(() => null);
+      lifts[name] = { until: Date.now() + 30000, text: answer ? (await answer.json()).sentence : "" };
+    }
+    return lifts[name].text;
+  }
+
   async function look() {
     try {
       const status = await (await ask("/v1/status")).json(), name = choose(Object.keys(status.loops));
@@ -133,6 +144,7 @@ PAGE = """<!doctype html>
       if (!seen[name] || n < seen[name].at(-1)[0]) seen[name] = await before(name, status.loops[name], status.position);
       else if (n > seen[name].at(-1)[0]) seen[name].push([n, sum]);
       show(status.loops, name);
+      $("lift").textContent = await lift(name, status.loops[name]);
     } catch (error) {
       $("said").textContent = error.message;
     }

@@ -11,6 +11,7 @@ from fedres import checks
 from fedres.exploration import FLOOR, GREED
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
+from service.control_group import Control
 from service.errors import ApiError
 from service.learn.guard import Defences
 
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     default_reward: float | None = 0.0  # learned where none came; None learns nothing then
     wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
     aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
+    control: Control = Control()  # a group that shows what the loop is worth
     apprentice: bool = False  # always answer with the first action, and learn
     crosses: bool = True  # context × action features
     personal: bool = True  # one model per user beside the shared one

@@ -22,9 +22,9 @@ def distribution(rule, scores, setting, allowed=None):
     return out
 
 
-def probabilities(code, setting, scores, allowed, n):
+def probabilities(code, setting, scores, allowed, n, floor=0.0):
     out = np.full(len(scores), np.nan)
-    choose(code, setting, np.array(scores), np.array(allowed), n, 0, 0, out)
+    choose(code, setting, floor, np.array(scores), np.array(allowed), n, 0, 0, out)
     return out
 
 
@@ -127,3 +127,12 @@ def test_draws_are_uniform_over_decisions_clients_and_seeds():
         counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
         assert ((counts - 200) ** 2 / 200).sum() < 55  # χ² with 19 degrees: beaten once in 40,000 seeds
         assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 4.5 / np.sqrt(4000)
+
+
+@given(scored, st.sampled_from([EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY]), st.floats(0, 1))
+def test_a_floor_is_spread_evenly_over_what_is_allowed(actions, code, floor):
+    scores, allowed = zip(*actions, strict=True)
+    setting = {EXPLORE_EVERY: 3.0, EPSILON_GREEDY: 0.2, SQUARECB: 10.0, GREEDY: 0.0}[code]
+    plain, floored = (probabilities(code, setting, scores, allowed, 4, floor=f) for f in (0.0, floor))
+    even = np.array(allowed) / np.sum(allowed)
+    assert floored == pytest.approx((1 - floor) * plain + floor * even)

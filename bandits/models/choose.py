@@ -73,7 +73,8 @@ class Choice:
         dims = (shared.dim, private.dim)
         delay = int(self.uplink_delay) + int(self.downlink_delay) if self._one_delay else 0  # type: ignore[arg-type]
         if isinstance(self.policy, LinUCB):
-            return LeastSquaresModel(self.scheme, shared, private, self.policy.alpha, self.policy.ridge, delay)
+            given = (self.policy.alpha, self.policy.ridge, delay, self.policy.half_life)
+            return LeastSquaresModel(self.scheme, shared, private, *given)
         rates = self.rates or default_rates(shared, private)
         plain = self.global_learner == "fedres-adagrad" and not self.hyperparameters and self._one_delay
         if plain and self.local_learner == "linear":

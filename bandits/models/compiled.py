@@ -113,6 +113,7 @@ def decide(
     some: bool,
     code: int,
     setting: float,
+    floor: float,
     n: int,
     seed: int,
     client: int,
@@ -128,7 +129,7 @@ def decide(
     for a in range(n_actions):
         allowed[a] = out[a] if some else 1.0
     scores(state, setup, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out, room)
-    action = choose(code, setting, out, allowed, n, seed, client, probabilities)
+    action = choose(code, setting, floor, out, allowed, n, seed, client, probabilities)
     return action, probabilities[action]
 
 
@@ -208,6 +209,7 @@ def learn_and_decide(
     stride: int,
     code: int,
     setting: float,
+    floor: float,
     n: int,
     seed: int,
     client: int,
@@ -217,7 +219,7 @@ def learn_and_decide(
     """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
     learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True, room)
     x = indices, next_values, stride
-    return decide(state, setup, next_slot, *x, None, None, 0, False, code, setting, n, seed, client, out, room)
+    return decide(state, setup, next_slot, *x, None, None, 0, False, code, setting, floor, n, seed, client, out, room)
 
 
 class AdaGradModel:
@@ -278,7 +280,7 @@ class AdaGradModel:
     def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
         """Do what ``Scored`` does, in one call of compiled code, which learns what is due as well."""
         n, _, indices, values, stride = shared
-        code, setting, number, seed, client = rule
+        code, setting, floor, number, seed, client = rule
         if n != self.n_actions:
             self._make_room(n)
         due, self.due = self.due, None
@@ -299,6 +301,7 @@ class AdaGradModel:
                     stride,
                     code,
                     setting,
+                    floor,
                     number,
                     seed,
                     client,
@@ -312,7 +315,7 @@ class AdaGradModel:
         l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
         who, x, z = (self.state, self.setup, slot), (indices, values, stride), (l_indices, l_values, l_stride)
         some = allowed is not None
-        action, probability = decide(*who, *x, *z, some, code, setting, number, seed, client, out, self.room)
+        action, probability = decide(*who, *x, *z, some, code, setting, floor, number, seed, client, out, self.room)
         return action, probability, out
 
     def play(self, samples: list[Sample]) -> None:

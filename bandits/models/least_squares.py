@@ -7,11 +7,18 @@ r = x^g − Bᵀx^l, e = y − m·x^l and q = 1 + x^l·V x^l; ridge on these row
 changes by rank one (Sherman–Morrison). An upload depends on no shared model, so delay changes when the server knows it,
 never what it knows.
 
+Rank-one updates lose digits where features are large, so the sums are kept beside the inverses, which are made from
+them again every ``EVERY`` samples. With a half-life the sums are discounted, so that old samples, whatever their
+action, count less and less [RVC19]; widths grow accordingly, up to those of a model that has seen nothing. A client's
+sums age by its own samples, the server's by rounds. The ridge is restored whenever an inverse is made.
+
+[RVC19] Y. Russac, C. Vernade, O. Cappé. Weighted Linear Bandits for Non-Stationary Environments. 2019.
 [FedRes] A. Agarwal, J. Langford, C.-Y. Wei. Federated Residual Learning. 2020.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -22,6 +29,7 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 
 MOST = 4_000  # weights of one block: a model keeps their square
+EVERY = 256  # samples of a block between two inversions, or as many as it has weights
 SHRINK = 5.0  # how much more ridge personal weights get where there are shared ones: they are what is left over
 
 
@@ -71,14 +79,21 @@ def rank_one(matrix: Array, column: Array, row: Array, scale: float) -> None:
 
 @kernel
 def predict(
-    inverse: Array, coupling: Array, fitted: Array, server_inverse: Array, weights: Array, xl: Array, xg: Array
+    personal: tuple[Array, Array, Array, float],
+    server: tuple[Array, Array, float],
+    ridges: tuple[float, float],
+    xl: Array,
+    xg: Array,
 ) -> tuple[float, float]:
-    """Return the mean and the variance of w^g·x^g + w_i·x^l."""
+    """Return the mean and the variance of w^g·x^g + w_i·x^l; a share ``left`` of each side's sums is left by now."""
+    (inverse, coupling, fitted, left), (server_inverse, weights, server_left) = personal, server
     vx, r, sr = np.empty(xl.size), np.empty(xg.size), np.empty(xg.size)
     multiply(inverse, xl, vx)
     reduce(coupling, xl, xg, r)
     multiply(server_inverse, r, sr)
-    return dot(fitted, xl) + dot(weights, r), dot(xl, vx) + dot(r, sr)
+    own = min(dot(xl, vx) / left, dot(xl, xl) / ridges[0])
+    common = min(dot(r, sr) / server_left, dot(r, r) / ridges[1])
+    return dot(fitted, xl) + dot(weights, r), own + common
 
 
 @kernel
@@ -110,18 +125,105 @@ def add_row(inverse: Array, weights: Array, row: Array, target: float) -> None:
 
 
 @kernel
+def age(clock: Array, discount: float) -> None:
+    """Let all blocks age by one step; ``clock`` has the share left of each one's sums, and its samples since EVERY."""
+    for b in range(len(clock)):
+        clock[b, 0] *= discount
+
+
+@kernel
+def _catch_up(clock: Array, inverse: Array, sums: Array) -> None:
+    """Discount a block's sums by what its clock says, and their inverse likewise."""
+    left = clock[0]
+    if left < 1:
+        for r in range(len(inverse)):
+            for c in range(len(inverse)):
+                inverse[r, c] /= left
+            for c in range(sums.shape[1]):
+                sums[r, c] *= left
+        clock[0] = 1.0
+
+
+@kernel
+def _invert(sums: Array, ridge: float, inverse: Array, coupling: Array, fitted: Array) -> None:
+    """Make a block anew from its sums, Σ x (x, x^g, y)ᵀ."""
+    n, common = coupling.shape
+    matrix = np.empty((n, n))
+    for r in range(n):
+        for c in range(n):
+            matrix[r, c] = sums[r, c] + (ridge if r == c else 0.0)
+    inverse[:] = np.linalg.inv(matrix)
+    for r in range(n):
+        fitted[r] = dot(inverse[r], sums[:, n + common])
+        for c in range(common):
+            coupling[r, c] = dot(inverse[r], sums[:, n + c])
+
+
+@kernel
+def _counted(clock: Array, size: int) -> bool:
+    """Count a sample; return whether the block is due to be made anew."""
+    clock[1] += 1
+    due: bool = clock[1] >= max(EVERY, size)
+    if due:
+        clock[1] = 0
+    return due
+
+
+@kernel
+def learn_own(
+    personal: tuple[Array, ...], b: int, xl: Array, xg: Array, label: float, row: Array, rule: Array
+) -> float:
+    """Let a client learn a sample of block ``b``; write the upload's row, return its target (``rule``: ``rule_of``)."""
+    inverse, coupling, fitted, sums, clock = personal
+    age(clock, rule[0])
+    _catch_up(clock[b], inverse[b], sums[b])
+    target = eliminate(inverse[b], coupling[b], fitted[b], xl, xg, label, row)
+    n, common = xl.size, xg.size
+    for r in range(n):
+        if xl[r] != 0:
+            for c in range(n):
+                sums[b, r, c] += xl[r] * xl[c]
+            for c in range(common):
+                sums[b, r, n + c] += xl[r] * xg[c]
+            sums[b, r, n + common] += xl[r] * label
+    if n and _counted(clock[b], n):
+        _invert(sums[b], rule[1], inverse[b], coupling[b], fitted[b])
+    return target
+
+
+@kernel
+def learn_common(server: tuple[Array, ...], b: int, row: Array, target: float, rule: Array) -> None:
+    """Let the server take in an upload for block ``b``."""
+    inverse, weights, sums, clock = server
+    _catch_up(clock[b], inverse[b], sums[b])
+    add_row(inverse[b], weights[b], row, target)
+    for r in range(row.size):
+        for c in range(row.size):
+            sums[b, r, c] += row[r] * row[c]
+        sums[b, r, row.size] += row[r] * target
+    if _counted(clock[b], row.size):
+        _invert(sums[b], rule[2], inverse[b], np.empty((row.size, 0)), weights[b])
+
+
+def rule_of(half_life: float, personal_ridge: float, ridge: float) -> Array:
+    """Return what kernels need to know of a setting: the discount of one step, and both ridges."""
+    return np.array([0.5 ** (1 / half_life), personal_ridge, ridge])
+
+
+@kernel
 def optimistic(
-    personal: tuple[Array, Array, Array],
-    shared: tuple[Array, Array],
+    personal: tuple[Array, ...],
+    shared: tuple[Array, ...],
+    rule: Array,
     xg: tuple[Array, Array, int],
     xl: tuple[Array, Array, int],
     alpha: float,
     out: Array,
 ) -> None:
     """Write mean + α·width of every action. ``personal`` and ``shared`` have one block for all actions, or one each."""
-    (inverse, coupling, fitted), (server_inverse, weights) = personal, shared
+    (inverse, coupling, fitted, _, clock), (server_inverse, weights, _, server_clock) = personal, shared
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    row_g, row_l = np.zeros(weights.shape[1]), np.zeros(fitted.shape[1])
+    row_g, row_l, ridges = np.zeros(weights.shape[1]), np.zeros(fitted.shape[1]), (rule[1], rule[2])
     blocks = len(weights)
     for a in range(out.size):
         b = a if blocks > 1 else 0
@@ -131,7 +233,9 @@ def optimistic(
         if row_l.size:
             shift = 0 if blocks > 1 else a * l_stride
             fill(l_indices[min(a, len(l_indices) - 1)], shift, l_values[min(a, len(l_values) - 1)], row_l)
-        mean, variance = predict(inverse[b], coupling[b], fitted[b], server_inverse[b], weights[b], row_l, row_g)
+        own = (inverse[b], coupling[b], fitted[b], clock[b, 0])
+        common = (server_inverse[b], weights[b], server_clock[b, 0])
+        mean, variance = predict(own, common, ridges, row_l, row_g)
         out[a] = mean + alpha * np.sqrt(max(variance, 0.0))
 
 
@@ -144,7 +248,14 @@ class LeastSquaresModel(Scored):
     reusable = True
 
     def __init__(
-        self, scheme: str, shared: Actions, private: Actions, alpha: float, ridge: float, delay: int = 0
+        self,
+        scheme: str,
+        shared: Actions,
+        private: Actions,
+        alpha: float,
+        ridge: float,
+        delay: int = 0,
+        half_life: float = math.inf,
     ) -> None:
         self.alpha, self.version = alpha, 0
         own = 0 if scheme == "central" else private.dim
@@ -155,15 +266,20 @@ class LeastSquaresModel(Scored):
         if max(self.own, self.common) > MOST:
             raise ValueError(f"linucb must have at most {MOST} weights a model, got {max(self.own, self.common)}")
         self.personal_ridge = ridge * SHRINK if common else ridge
+        self.rule = rule_of(half_life, self.personal_ridge, ridge)
         self.server_inverse = np.tile(np.eye(self.common) / ridge, (self.blocks, 1, 1))
         self.weights = np.zeros((self.blocks, self.common))
-        self.personal: dict[int, tuple[Array, Array, Array]] = {}
+        self.server_sums = np.zeros((self.blocks, self.common, self.common + 1))
+        self.server_clock = np.tile([1.0, 0.0], (self.blocks, 1))
+        self.personal: dict[int, tuple[Array, Array, Array, Array, Array]] = {}
         self.waiting: deque[list[tuple[int, Array, float]]] = deque([] for _ in range(delay))
 
     def join(self, slot: int) -> None:
         inverse = np.tile(np.eye(self.own) / self.personal_ridge, (self.blocks, 1, 1))
         coupling = np.zeros((self.blocks, self.own, self.common))
-        self.personal[slot] = inverse, coupling, np.zeros((self.blocks, self.own))
+        sums = np.zeros((self.blocks, self.own, self.own + self.common + 1))
+        clock = np.tile([1.0, 0.0], (self.blocks, 1))
+        self.personal[slot] = inverse, coupling, np.zeros((self.blocks, self.own)), sums, clock
 
     def leave(self, slot: int) -> None:
         del self.personal[slot]
@@ -172,15 +288,21 @@ class LeastSquaresModel(Scored):
         out = np.empty(shared.n)
         xg = shared.indices, shared.values, shared.stride
         xl = private.indices, private.values, private.stride
-        optimistic(self.personal[slot], (self.server_inverse, self.weights), xg, xl, self.alpha, out)
+        optimistic(self.personal[slot], self.server, self.rule, xg, xl, self.alpha, out)
         return out
+
+    @property
+    def server(self) -> tuple[Array, Array, Array, Array]:
+        """The server's inverses, weights, sums and clock."""
+        return self.server_inverse, self.weights, self.server_sums, self.server_clock
 
     def play(self, samples: list[Sample]) -> None:
         self.waiting.append([self._eliminate(sample) for sample in samples])
         arrived = self.waiting.popleft()
         if self.common and arrived:
+            age(self.server_clock, self.rule[0])
             for block, row, target in arrived:
-                add_row(self.server_inverse[block], self.weights[block], row, target)
+                learn_common(self.server, block, row, target, self.rule)
             self.version += 1
 
     def close(self) -> None:
@@ -192,9 +314,8 @@ class LeastSquaresModel(Scored):
         block, xg = self._dense(shared.take(action), self.common)
         own_block, xl = self._dense(private.take(action), self.own)
         block = block if self.common else own_block
-        inverse, coupling, fitted = (part[block] for part in self.personal[slot])
         row = np.empty(self.common)
-        target = eliminate(inverse, coupling, fitted, xl, xg, reward, row)
+        target = learn_own(self.personal[slot], block, xl, xg, reward, row, self.rule)
         return block, row, target
 
     def _dense(self, features: Features, width: int) -> tuple[int, Array]:

@@ -17,7 +17,7 @@ SCHEMES = ("independent", "central", "fedres")
 # A rewarded decision: the client's slot, the action, features that hold at least that action's, shared (x^g) and
 # private (x^l), and the reward in [0, 1]. A plain tuple, made in an eighth of the time: one a round is.
 Sample = tuple[int, int, Actions, Actions, float]
-Rule = tuple[int, float, int, int, int]  # a policy's code and setting; which decision of which client, and the seed
+Rule = tuple[int, float, float, int, int, int]  # a policy's code; which decision, the seed, and which client
 Choice = tuple[int, float, Array]  # the action, its probability, and all scores
 
 
@@ -62,6 +62,6 @@ class Scored(ABC):
         if not np.isfinite(scores).all():
             raise ValueError("predictions are no longer finite: the shared model diverged, give it a smaller step_size")
         allowed = np.ones(shared.n, dtype=np.bool_) if allowed is None else allowed
-        code, setting, n, seed, client = rule
-        action = choose(code, setting, scores, allowed, n, seed, client, probabilities)
+        code, setting, floor, n, seed, client = rule
+        action = choose(code, setting, floor, scores, allowed, n, seed, client, probabilities)
         return action, float(probabilities[action]), scores

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import struct
 import tempfile
 import zlib
@@ -34,6 +35,7 @@ _CONSTANT = 11650396  # VW's index of the constant feature, before the mask
 _HEADER = struct.Struct("<4sI")  # format and its version, checksum of the rest
 _LENGTH = struct.Struct("<I")  # of the settings, which come next; then VW's model
 _FORMAT = b"FRV1"
+CPU_INFO = Path("/proc/cpuinfo")
 
 Pairs = list[tuple[int, float]]
 
@@ -237,6 +239,9 @@ def bits_for(dim: int) -> int:
 
 def vowpal_wabbit() -> Any:
     """Import Vowpal Wabbit, which is an extra, when the first learner is made."""
+    if lacks_avx2(platform.machine(), CPU_INFO):
+        hint = 'use the learner "linear", which takes the same steps'
+        raise ImportError(f"Vowpal Wabbit's x86-64 wheel needs a processor with AVX2, and dies without one: {hint}")
     try:
         import vowpalwabbit
     except ModuleNotFoundError as error:
@@ -245,6 +250,14 @@ def vowpal_wabbit() -> Any:
         hint = "pip install 'fedres[vw]', or use the learner \"linear\", which takes the same steps"
         raise ModuleNotFoundError(f"Vowpal Wabbit is not installed: {hint}", name=error.name) from None
     return vowpalwabbit
+
+
+def lacks_avx2(machine: str, cpu_info: Path) -> bool:
+    """Return whether this is an x86-64 processor that is known to have no AVX2; importing VW would end the process."""
+    if machine.lower() not in {"x86_64", "amd64"} or not cpu_info.exists():
+        return False
+    flags = [line for line in cpu_info.read_text(encoding="utf-8").splitlines() if line.startswith("flags")]
+    return bool(flags) and "avx2" not in flags[0].split()
 
 
 def _exactly(number: float) -> str:

@@ -34,11 +34,18 @@ def bandit(
     epsilon: Annotated[
         float | None, typer.Option(help="Share of exploration: 0.02 unless given, 0.1 for explore-every.")
     ] = None,
+    half_life: Annotated[
+        float | None, typer.Option(help="Of linucb: rewards after which an old one counts half; never unless given.")
+    ] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Share of all probability spread evenly: 0.01 for squarecb, else 0 unless given."),
+    ] = None,
     task: Annotated[
         str,
         typer.Option(
             help="same: one task for all. permuted: each client has 3 classes in 10 trade names. shuffled: all of them."
-            " subsets: each client meets half of the classes."
+            " subsets: each client meets half of the classes. drift: same, but all classes trade names at half time."
         ),
     ] = "permuted",
     delay: Annotated[int, typer.Option(help="Round trip of messages in rounds.")] = 0,
@@ -75,7 +82,8 @@ def bandit(
     if plot is not None:
         check_path(plot)
     setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed)
-    options = {} if epsilon is None else {"epsilon": epsilon}
+    given = {"epsilon": epsilon, "half_life": half_life, "floor": floor}
+    options = {name: value for name, value in given.items() if value is not None}
     rows = [
         make_scheme(
             name.strip(), policy, options, global_learner=global_learner, local_learner=local_learner, delay=delay

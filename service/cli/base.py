@@ -62,7 +62,7 @@ def one_line_errors(command: Command) -> Command:
 
 def console() -> Console:
     """Return where tables are printed: as wide as the terminal, or wide enough for a file."""
-    return Console(width=None if os.isatty(1) else 150)
+    return Console(width=None if os.isatty(1) else 200)
 
 
 @contextmanager
@@ -74,6 +74,16 @@ def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(row, completed=done, total=total)
 
 
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work begins rather than after it."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"json must be a file in a folder that exists, got {path}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"json must be in a folder that can be written to, got {path}")
+
+
 def write_json(path: Path | None, content: object) -> None:
     """Write a JSON file so that a crash leaves the old one or the new one."""
     if path is None:
@@ -81,3 +91,11 @@ def write_json(path: Path | None, content: object) -> None:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return the numbers of an option that takes several."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None

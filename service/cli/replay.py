@@ -16,9 +16,11 @@ from service.cli.base import (
     PlotFile,
     Seed,
     app,
+    check_writable,
     console,
     one_line_errors,
     progress_bar,
+    whole_numbers,
     write_json,
 )
 
@@ -30,7 +32,10 @@ Clients = Annotated[int, typer.Option(help="Number P of clients.")]
 Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
 Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with a task of its own.")]
 Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, separated by commas.")]
-GlobalLearner = Annotated[str, typer.Option(help="Rule for the shared model of fedres, e.g. fedres-sgd or ofediq.")]
+GlobalLearners = Annotated[
+    list[str] | None,
+    typer.Option(help="Rule for the shared model of fedres, e.g. ofedavg; repeatable. Default: fedres-sgd."),
+]
 LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
 LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
 Samples = Annotated[int, typer.Option(help="At most this many examples of each of its two classes per client.")]
@@ -45,7 +50,7 @@ def replay(
     rollouts: Rollouts = 50,
     delay: Annotated[int, typer.Option(help="Round trip in rounds, half of it each way.")] = 0,
     schemes: Schemes = "independent,central,fedres",
-    global_learner: GlobalLearner = "fedres-sgd",
+    global_learner: GlobalLearners = None,
     local_learner: LocalLearner = "linear",
     local_features: LocalFeatures = "all",
     timing: Annotated[str, typer.Option(help="When late messages are learned: on-arrival, or aligned.")] = "on-arrival",
@@ -62,8 +67,8 @@ def replay(
 
     setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
     rows = [
-        Scheme(name.strip(), global_learner, local_learner, local_features, timing, delay)
-        for name in schemes.split(",")
+        Scheme(name, learner, local_learner, local_features, timing, delay)
+        for name, learner in contenders(schemes, global_learner)
     ]
     _replay(setup, rows, jobs, json_file, plot, plot_replay)
 
@@ -77,7 +82,7 @@ def delays(
     rounds: Rounds = 500,
     rollouts: Rollouts = 50,
     schemes: Schemes = "independent,central,fedres",
-    global_learner: GlobalLearner = "fedres-sgd",
+    global_learner: GlobalLearners = None,
     local_learner: LocalLearner = "linear",
     local_features: LocalFeatures = "all",
     timing: Annotated[
@@ -96,10 +101,17 @@ def delays(
 
     setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
     rows = []
-    for name in schemes.split(","):
-        timings = timing.split(",") if name.strip() == "fedres" else ["on-arrival"]
-        rows += [Scheme(name.strip(), global_learner, local_learner, local_features, rule.strip()) for rule in timings]
-    _replay(setup, at_delays(rows, _whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+    for name, learner in contenders(schemes, global_learner):
+        timings = timing.split(",") if name == "fedres" else ["on-arrival"]
+        rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
+    _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+
+
+def contenders(schemes: str, learners: list[str] | None) -> list[tuple[str, str]]:
+    """Return schemes with the learner of each; fedres comes once for every learner."""
+    chosen = list(dict.fromkeys(learners or ["fedres-sgd"]))
+    names = [name.strip() for name in schemes.split(",")]
+    return [(name, learner) for name in names for learner in (chosen if name == "fedres" else chosen[:1])]
 
 
 def _replay(
@@ -118,6 +130,7 @@ def _replay(
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_writable(json_file)
     if plot is not None:
         check_path(plot)
     name = hashlib.sha256(repr((setup, schemes)).encode()).hexdigest()[:16]
@@ -129,10 +142,3 @@ def _replay(
     if plot is not None:
         draw(result, plot)
     journal.unlink(missing_ok=True)
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None

@@ -16,6 +16,7 @@ from service.http.endpoints import encode, json_response, loop_of, read_json, us
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.page import PAGE
 from service.ranking.admin import Admin
+from service.ranking.experiments import LiftReport
 from service.ranking.requests import Action, Id
 from service.ranking.status import Status
 from service.settings import Settings
@@ -142,6 +143,10 @@ def loop_routes(admin: Admin) -> Routes:
     async def delete_user(loop: Loop, user: User) -> Response:
         await admin.erase_user(loop, user)
         return Response(status_code=204)
+
+    @routes.of_loop("GET", "/lift", READ, "Compare the policy with its control group.", reply=LiftReport)
+    async def get_lift(loop: Loop) -> Response:
+        return json_response(await admin.lift(loop))
 
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:

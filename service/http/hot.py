@@ -11,7 +11,7 @@ from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
-from service.http.strict import decode, decode_strictly, refuse_repeats
+from service.http.strict import decode, decode_aside, refuse_repeats
 from service.ranking.ranker import Ranker
 from service.ranking.requests import Id, RankRequest, RankResult
 from service.ranking.slots import SlotsRequest, SlotsResult
@@ -67,7 +67,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         hot=True,
     )
     async def rank_many(call: Call) -> Reply:
-        requests = decode_strictly(_batch, call.body).requests
+        requests = (await decode_aside(_batch, call.body)).requests
         at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
         for request in requests:
             _check(request, limits)
@@ -84,7 +84,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         hot=True,
     )
     async def rank_slots(call: Call) -> Reply:
-        request = decode_strictly(_slots, call.body)
+        request = await decode_aside(_slots, call.body)
         at_most("actions", "too_many_actions", len(request.actions), limits.actions)
         at_most("slots", "too_many_slots", len(request.slots), limits.slots)
         for place, slot in enumerate(request.slots):

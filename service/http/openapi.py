@@ -20,7 +20,7 @@ ANY = {
     400: "The path cannot be read.",
     401: "A key is needed.",
     403: "The key may not do this.",
-    404: "There is no such loop or user.",
+    404: "There is no such loop, user or experiment.",
     421: "This machine does not serve the loop, or not under this Host.",
     422: "The request breaks a rule.",
     429: "The key makes too many requests, or the device too many uploads; Retry-After says when to come back.",

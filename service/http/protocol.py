@@ -201,11 +201,12 @@ class Protocol(HttpToolsProtocol):
         self._refuse(ApiError(408, "request_timeout", f"the request must be complete within {seconds:g} s"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Say why, unless a reply is under way, and close."""
+        """Say why, unless a reply to the request is under way or was sent, and close."""
         if self.transport.is_closing():
             return
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if not (busy and self.cycle.response_started):
+        cycle, in_body = self.cycle, self._head_bytes is None
+        begun = cycle is not None and cycle.response_started and (in_body or not cycle.response_complete)
+        if not begun:
             self.transport.write(_raw(error))
         self.transport.close()
 

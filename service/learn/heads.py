@@ -24,13 +24,16 @@ class Statistics(msgspec.Struct):
     agreed: int = 0  # where the policy would have taken the same
     uploads: int = 0  # residuals and updates of devices that were learned from
     passed_over: int = 0  # those that were not
+    control_settled: int = 0  # events of control groups, which are in none of the sums above but ``ranks``
+    control_reward: float = 0.0
+    control_learned: int = 0  # those of them that were learned from
     late_rewards: int = 0  # rewards that came after their event's wait time
     unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
 
     @property
     def learned(self) -> int:
         """How many events and uploads the shared model has learned from."""
-        return self.settled + self.uploads
+        return self.settled + self.uploads + self.control_learned
 
 
 class CatalogueAction(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +89,7 @@ class LoopHead(msgspec.Struct):
     catalogue: dict[str, CatalogueAction] = {}
     catalogue_version: int = 0
     base: int = 0  # position of the newest base
+    control_since: int = 0  # position of the settings that began the experiment which is under way
     clients: Clients = msgspec.field(default_factory=Clients)
     guard: Guard = msgspec.field(default_factory=Guard)
     erasing: dict[str, str] = {}  # users on their way out, by the token of their erasure

@@ -41,6 +41,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     features: Example
     settings: int  # position of the settings it was made under
     baseline_weight: float
+    control: bool = False  # whether the control group's baseline decided
 
 
 class PendingEvent(msgspec.Struct, gc=False):

@@ -7,6 +7,7 @@ Events that settle are gathered and learned from together, by one compiled call 
 from __future__ import annotations
 
 import hashlib
+import platform
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -120,7 +121,7 @@ class LoopState:
             if decision.agreed is not None:
                 statistics.apprentice += 1
                 statistics.agreed += decision.agreed
-        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight)
+        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
         settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
         if settled is not None:
@@ -134,6 +135,11 @@ class LoopState:
         statistics = self.head.statistics
         learned: list[LearnedEvent] = []
         for (_, decided, reward, delay), position in settled:
+            if decided.control:
+                self._count_control(reward, settings.control.learns)
+                if reward is not None and settings.control.learns:
+                    learned.append(LearnedEvent(decided, reward, position))
+                continue
             if delay is not None:
                 statistics.rewarded += 1
                 statistics.delay += delay
@@ -147,6 +153,13 @@ class LoopState:
         if learned:
             self.head.version = learned[-1].position
             self.models.learn(learned, settings, self.head.installed)
+
+    def _count_control(self, reward: float | None, learns: bool) -> None:
+        if reward is not None:
+            statistics = self.head.statistics
+            statistics.control_settled += 1
+            statistics.control_reward += reward
+            statistics.control_learned += learns
 
     # settings and rules
 
@@ -175,7 +188,10 @@ class LoopState:
     def _take_settings(self, entry: Entry) -> None:
         head = self.head
         if entry.position > head.settings_version:
-            head.settings, head.settings_version = read_settings_body(entry.body), entry.position
+            settings = read_settings_body(entry.body)
+            if settings.control != head.settings.control:
+                head.control_since = entry.position
+            head.settings, head.settings_version = settings, entry.position
             head.history = {**head.history, entry.position: head.settings}
 
     def _take_actions(self, entry: Entry) -> None:
@@ -297,8 +313,11 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:
-    """Return the SHA-256 of a loop's models; the personal ones by rising user (UTF-8)."""
+    """Return the architecture and the SHA-256 of a loop's models; the personal ones by rising user (UTF-8).
+
+    The same log gives other bits on another architecture, whose multiply-and-add rounds otherwise.
+    """
     seen = hashlib.sha256(shared.to_bytes())
     for user, model in personal:
         seen.update(user.encode() + b"\0" + model)
-    return seen.hexdigest()
+    return f"{platform.machine()}:{seen.hexdigest()}"

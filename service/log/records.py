@@ -94,7 +94,7 @@ def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
 # Examples
 
 _DECISION = struct.Struct("<Bqd I")  # flags, version of the settings, baseline weight, features of the context
-_DEFERRED, _APPRENTICE, _AGREED, _FIELDS = 1, 2, 4, 8
+_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL = 1, 2, 4, 8, 16
 _REWARD = struct.Struct("<d")
 _RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
 _ALIGNED = 1
@@ -117,9 +117,10 @@ class DecisionExample(NamedTuple):
     baseline_weight: float  # 1/p where the action taken was the first one allowed, else 0
     deferred: bool
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
+    control: bool = False  # whether the control group's baseline decided
 
     def encode(self) -> bytes:
-        flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields)
+        flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields) | _CONTROL * self.control
         if self.agreed is not None:
             flags |= _APPRENTICE | _AGREED * self.agreed
         features = self.features
@@ -131,7 +132,7 @@ def read_decision(data: bytes) -> DecisionExample:
     flags, settings, weight, n_context = _DECISION.unpack_from(data)
     agreed = bool(flags & _AGREED) if flags & _APPRENTICE else None
     features = _features(data, _DECISION.size, n_context, with_fields=bool(flags & _FIELDS))
-    return DecisionExample(features, settings, weight, bool(flags & _DEFERRED), agreed)
+    return DecisionExample(features, settings, weight, bool(flags & _DEFERRED), agreed, bool(flags & _CONTROL))
 
 
 class ResidualExample(NamedTuple):
@@ -211,6 +212,7 @@ class RankBody(msgspec.Struct, gc=False):
     exclude: list[str] = []
     deferred: bool = False
     policy_action: int | None = None  # what the policy drew, where an apprentice took the first action
+    arm: str | None = None  # control or treatment, where the loop has a control group
 
 
 class LoggedRank(RankBody, gc=False):

@@ -65,7 +65,7 @@ def _flat(features: Any) -> list[tuple[str, Any]]:
     except FeatureError:  # logged under other limits
         return []
     pairs: list[tuple[str, Any]] = []
-    for name, value in named:
+    for name, value, _ in named:
         before, sign, text = name.partition("=")
         pairs.append((before, text) if sign else (name, value))
     return pairs

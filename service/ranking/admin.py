@@ -29,7 +29,7 @@ from service.log.records import (
     encode,
 )
 from service.models.kalman_personal import PersonalKalman
-from service.ranking import reports
+from service.ranking import experiments, reports
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import exceeded
@@ -211,6 +211,15 @@ class Admin:
         self._machine.loop(loop)
         rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
         return reports.unmatched(rewards)
+
+    async def lift(self, loop: str) -> experiments.LiftReport:
+        """Return what the loop's control group shows."""
+        view = self._machine.loop(loop).view
+        if not view.settings.control.share:
+            message = "the loop must have a control group: set control.share in its settings"
+            raise ApiError(404, "no_experiment", message, "control")
+        begin, settings = view.control_since, view.settings
+        return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
 
     async def evaluate(
         self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")

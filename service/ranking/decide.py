@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from fedres.draws import event_draws
+from fedres.draws import event_draw, event_draws
 from fedres.event_ids import new_event_ids
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
+from service.control_group import Control
 from service.errors import ApiError
 from service.learn.heads import CatalogueAction
 from service.log.records import (
@@ -29,6 +30,8 @@ from service.models.personal import personal_key
 from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
 from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
+
+CONTROL, TREATMENT = "control", "treatment"  # arms
 
 
 class Prepared(NamedTuple):
@@ -49,11 +52,14 @@ class Decision(NamedTuple):
     policy_action: int | None  # what the policy drew, where an apprentice took the first action
     version: int
     settings: int
+    arm: str | None = None  # control or treatment, where the loop has a control group
 
     def result(self) -> RankResult:
         """Return the answer."""
         ids = [action.id for action in self.prepared.request.actions]
-        return answer(self.prepared.event_id, ids, self.action, self.probabilities, self.scores, self.version)
+        result = answer(self.prepared.event_id, ids, self.action, self.probabilities, self.scores, self.version)
+        result.arm = self.arm
+        return result
 
     def record(self, loop: Loop) -> Record:
         """Return what is logged."""
@@ -72,6 +78,7 @@ class Decision(NamedTuple):
             request.exclude,
             request.defer,
             self.policy_action,
+            self.arm,
         )
         return Record(loop.view.name, RANK, self.prepared.event_id, request.user, self._example(), encode(body))
 
@@ -82,7 +89,8 @@ class Decision(NamedTuple):
         baseline = _allowed(request).index(True) if request.exclude else 0
         weight = 1 / self.probabilities[action] if action == baseline else 0.0
         agreed = None if self.policy_action is None else self.policy_action == action
-        return DecisionExample(features, self.settings, weight, request.defer, agreed).encode()
+        is_control = self.arm == CONTROL
+        return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control).encode()
 
 
 def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer) -> list[Prepared | ApiError]:
@@ -148,15 +156,36 @@ def decide(
             decisions.append(one)
             continue
         action, probabilities, scores = next(choices)
-        policy_action = None
+        decision = Decision(one, action, probabilities, scores, None, view.version, view.settings_version)
         if settings.apprentice:
-            allowed = _allowed(one.request)
-            policy_action, action = action, allowed.index(True) if allowed else 0
-            probabilities = [float(k == action) for k in range(len(scores))]
-        decisions.append(
-            Decision(one, action, probabilities, scores, policy_action, view.version, view.settings_version)
-        )
+            decision = _with_first(decision)._replace(policy_action=action)
+        elif settings.control.share:
+            decision = _in_its_arm(decision, settings.control)
+        decisions.append(decision)
     return decisions
+
+
+def _in_its_arm(decision: Decision, control: Control) -> Decision:
+    """Return what the baseline decides where the user is in the control group."""
+    request, event_id = decision.prepared.request, decision.prepared.event_id
+    if not control.has(event_id if request.user is None else request.user):
+        return decision._replace(arm=TREATMENT)
+    decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
+    return decided._replace(arm=CONTROL)
+
+
+def _with_first(decision: Decision) -> Decision:
+    allowed = _allowed(decision.prepared.request)
+    action = allowed.index(True) if allowed else 0
+    return decision._replace(action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
+
+
+def _with_any(decision: Decision) -> Decision:
+    """Return a draw from all allowed actions, by the event's number."""
+    allowed = _allowed(decision.prepared.request) or [True] * len(decision.scores)
+    chosen = [k for k, one in enumerate(allowed) if one]
+    action = chosen[int(event_draw(decision.prepared.event_id) * len(chosen))]
+    return decision._replace(action=action, probabilities=[one / len(chosen) for one in allowed])
 
 
 def _checked(prepared: Prepared | ApiError, preparer: Preparer) -> Prepared | ApiError:
@@ -232,4 +261,6 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
         raise ApiError(409, "event_exists", message, "event_id")
     assert entry.event is not None
     ids = [action.id for action in logged.actions]
-    return answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
+    result = answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
+    result.arm = logged.arm
+    return result

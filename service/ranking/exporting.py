@@ -87,6 +87,7 @@ class Exporter:
             "probability": body.probabilities[body.action],
             "probabilities": [body.probabilities[k] for k in allowed],
             "model_version": body.version,
+            "arm": body.arm,
             "reward": reward,
             "status": status,
             "position": entry.position,

@@ -7,7 +7,7 @@ answered once its record is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
@@ -27,6 +27,7 @@ from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
+ACTIONS_PER_PIECE = 250  # of a batch that are decided before others have their turn, a few milliseconds
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
@@ -184,6 +185,21 @@ class _Asked:
         self.decision: Decision | None = None
 
 
+async def _pieces(asked: Sequence[_Asked]) -> AsyncIterator[list[_Asked]]:
+    """Yield requests in pieces with few actions each, and let others have their turn in between."""
+    piece: list[_Asked] = []
+    n_actions = 0
+    for one in asked:
+        piece.append(one)
+        n_actions += len(one.request.actions)
+        if n_actions >= ACTIONS_PER_PIECE:
+            yield piece
+            await asyncio.sleep(0)
+            piece, n_actions = [], 0
+    if piece:
+        yield piece
+
+
 class Ranker:
     """Decides, and takes rewards."""
 
@@ -200,12 +216,19 @@ class Ranker:
         return await self._answered(asked)
 
     async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
-        """Return the same for each of many requests, or why that one was refused; one commit for all."""
+        """Return the same for each of many requests, or why that one was refused.
+
+        Other callers are served between pieces of a large batch.
+        """
         asked = [_Asked(loop, request) for request in requests]
-        self._decide(asked)
+        async for piece in _pieces(asked):
+            self._decide(piece)
         n_explained = sum(request.explain for request in requests)
         most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
-        return await asyncio.gather(*[self._answered_or_refused(one, most) for one in asked])
+        results: list[RankResult | ApiError] = []
+        async for piece in _pieces(asked):
+            results += [await self._answered_or_refused(one, most) for one in piece]
+        return results
 
     async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
         """Return an action for each slot of a page, none of them twice; all are stored together or none is."""

@@ -48,7 +48,7 @@ def reference(chosen, scores, n):
         return np.full(k, 1 / k) if n % round(1 / setting) == 0 else best / best.sum()
     if name == "SquareCB":
         p = np.where(best, 0.0, 1 / (k + chosen.scale * np.sqrt(n) * (scores.max() - scores)))
-        return p + best * (1 - p.sum()) / best.sum()
+        return (1 - chosen.floor) * (p + best * (1 - p.sum()) / best.sum()) + chosen.floor / k
     return setting / k + (1 - setting) * best / best.sum()
 
 

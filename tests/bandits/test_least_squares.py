@@ -1,12 +1,14 @@
 """Running sums against the block system solved at once."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandits.actions import arms, none, rows
-from bandits.models.least_squares import SHRINK, LeastSquaresModel
+from bandits.models.least_squares import EVERY, SHRINK, LeastSquaresModel
 from bandits.models.protocol import SCHEMES
 
 K, G, L, RIDGE = 3, 3, 2, 0.7
@@ -51,7 +53,7 @@ def model_of(scheme="fedres", delay=0, alpha=0.5):
 
 def weights_of(model):
     """Return (w^g, w_1, ..., w_K): w_i = m − B w^g."""
-    own = [fitted[0] - coupling[0] @ model.weights[0] for _, coupling, fitted in model.personal.values()]
+    own = [fitted[0] - coupling[0] @ model.weights[0] for _, coupling, fitted, _, _ in model.personal.values()]
     return np.concatenate([model.weights[0], *own])
 
 
@@ -119,3 +121,68 @@ def test_a_client_without_features_of_its_own_uploads_its_samples_as_they_are():
     for slot, xg, _, y in data:
         model.play([(slot, 0, rows(xg[None]), none(1), y)])
     assert model.weights[0] == pytest.approx(brute_force(data, G, 0)[0], abs=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ["independent", "central"])
+def test_old_samples_count_by_halves_and_the_ridge_stays(scheme):
+    """Made anew, a model is ridge regression on samples weighted 2^(−age/half-life), age in a client's own samples."""
+    half_life, n = 20.0, EVERY
+    model = LeastSquaresModel(scheme, rows(np.ones((1, G))), rows(np.ones((1, L))), 0.5, RIDGE, half_life=half_life)
+    model.join(0)
+    data = samples(n, 7)
+    for _, xg, xl, y in data:
+        model.play([(0, 0, rows(xg[None]), rows(xl[None]), y)])
+    x = np.array([sample[2 if scheme == "independent" else 1] for sample in data])
+    y = np.array([sample[3] for sample in data])
+    weight = 0.5 ** (np.arange(n)[::-1] / half_life)
+    expected = np.linalg.solve(x.T @ (weight[:, None] * x) + RIDGE * np.eye(x.shape[1]), x.T @ (weight * y))
+    found = model.personal[0][2][0] if scheme == "independent" else model.weights[0]
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_arm_that_is_not_chosen_grows_wide_again_up_to_where_it_began():
+    first = arms(np.ones(2), 2)
+    model = LeastSquaresModel("independent", none(2), first, 1.0, RIDGE, half_life=5.0)
+    model.join(0)
+    wide = []
+    for t in range(80):
+        context = arms(np.array([1.0, 0.5]), 2)
+        model.play([(0, 0 if t < 20 else 1, none(2), context, 0.0)])  # rewards of 0: scores are widths
+        wide.append(model.scores(0, none(2), context)[0])
+    start = np.sqrt((1 + 0.25 + 1) / RIDGE)  # arms add a constant
+    assert wide[19] < 0.5 * start
+    assert (np.diff(wide[19:]) >= 0).all()
+    assert wide[-1] == pytest.approx(start)
+
+
+def test_a_half_life_finds_weights_that_flipped_and_none_does_not():
+    """Regret is half of the gap between the two arms' rewards while a model believes the old weights."""
+    rng, errors = np.random.default_rng(0), {}
+    for half_life in (math.inf, 100.0):
+        model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), 0.0, RIDGE, half_life=half_life)
+        model.join(0)
+        rng = np.random.default_rng(0)
+        for t in range(2000):
+            x = rng.normal(size=G)
+            model.play([(0, 0, rows(x[None]), none(1), (1 if t < 1500 else -1) * x[0])])
+        errors[half_life] = abs(model.weights[0][0] + 1)
+    assert errors[100.0] < 0.1
+    assert errors[math.inf] > 1
+
+
+def test_large_features_cost_no_digits():
+    """Features 10⁴ times as large, 5,000 samples: rank-one updates alone were off by far more than what is left."""
+    rng, size, n = np.random.default_rng(3), 1e4, 5000
+    model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), 0.5, RIDGE)
+    model.join(0)
+    x = size * (rng.normal(size=(n, 1)) + 1e-3 * rng.normal(size=(n, G)))  # nearly one direction
+    y = x @ np.array([1.0, -2.0, 0.5]) / size + 0.1 * rng.normal(size=n)
+    worst = 0.0
+    for k in range(n):
+        model.play([(0, 0, rows(x[k : k + 1]), none(1), y[k])])
+        if k % EVERY == EVERY - 1:
+            exact = np.linalg.lstsq(
+                np.vstack([x[: k + 1], np.sqrt(RIDGE) * np.eye(G)]), np.append(y[: k + 1], np.zeros(G)), rcond=None
+            )[0]
+            worst = max(worst, np.abs((model.weights[0] - exact) * size).max())
+    assert worst < 1e-5

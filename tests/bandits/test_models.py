@@ -68,7 +68,7 @@ def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme)
         for model in (late, prompt):
             if t < K:
                 model.join(t)
-            made.append(model.decide(t % K, x, z, allowed, (1, 0.1, t, 0, 0)))
+            made.append(model.decide(t % K, x, z, allowed, (1, 0.1, 0.0, t, 0, 0)))
             model.play([(t % K, made[0][0], x, z, t % 2)])
         prompt.scores(0, x, z)
         (one, p, scores), (two, q, others) = made

@@ -71,6 +71,17 @@ def test_a_replay_makes_the_decisions_of_the_bandit(stream, name, scheme, delay)
         assert probability == pytest.approx(outcome.probability, abs=1e-6)
 
 
+@pytest.mark.parametrize("stream", ["realizable", "classes"])
+def test_a_replay_forgets_and_spreads_as_the_bandit_does(stream):
+    chosen = policy("linucb", half_life=7.0, floor=0.3)
+    outcome = replay(STREAMS[stream], chosen, "fedres", delay=2, seed=1)
+    action, probability = step(STREAMS[stream], chosen, "fedres", 2, capacity=STREAMS[stream].n_clients)
+    assert action.tolist() == outcome.action.tolist()
+    assert probability == pytest.approx(outcome.probability, abs=1e-12)
+    assert probability.min() == pytest.approx(0.3 / STREAMS[stream].n_actions)
+    assert (replay(STREAMS[stream], policy("linucb", floor=0.3), delay=2, seed=1).action != outcome.action).any()
+
+
 def test_up_and_down_delays_add_up():
     stream, chosen = STREAMS["realizable"], policy("squarecb")
     outcome = replay(stream, chosen, delay=3, seed=1)

@@ -36,6 +36,16 @@ def test_same_tasks_keep_the_names_and_permuted_ones_move_at_most_three(digits):
         assert sorted(names) == list(range(10))
 
 
+def test_under_drift_no_class_keeps_its_action_from_half_time_on(digits):
+    stream = bandit_task(digits, 3, 101, task="drift", seed=2)
+    named = np.concatenate([chunk.rewards for chunk in stream]).argmax(axis=2)
+    label = digits.label[stream.rows].astype(int)
+    assert (named[:50] == label[:50]).all()
+    assert (named[50:] != label[50:]).all()
+    for name in range(10):
+        assert len(set(named[50:][label[50:] == name])) == 1  # for all clients alike
+
+
 def test_shuffled_clients_agree_no_more_than_by_chance(digits):
     names = bandit_task(digits, 400, 2, task="shuffled").names
     agreement = (names[::2] == names[1::2]).mean()  # 2,000 pairs of chance 1/10: s.e. .007

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from vowpalwabbit import Workspace
 
+from fedres.local_learners import vw
 from fedres.local_learners.vw import VWLearner
 
 X = [1.0, 2.0]
@@ -242,3 +243,27 @@ def test_examples_and_workspaces_are_freed():
     """In a process of its own, whose peak no other test has raised; 200 workspaces take 150 MB."""
     growth = subprocess.run([sys.executable, "-c", WORK], capture_output=True, check=True, text=True).stdout
     assert float(growth) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "lacks"),
+    [
+        ("x86_64", "flags\t\t: fpu sse2 avx avx2 bmi2", False),
+        ("x86_64", "flags\t\t: fpu sse2 avx", True),
+        ("AMD64", "flags\t\t: fpu sse2 avx", True),
+        ("aarch64", "Features\t: fp asimd", False),
+        ("x86_64", "model name: unknown", False),
+    ],
+)
+def test_an_x86_processor_without_avx2_is_told_before_vw_is_imported(tmp_path, monkeypatch, machine, flags, lacks):
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\n{flags}\n")
+    assert vw.lacks_avx2(machine, info) is lacks
+    assert not vw.lacks_avx2(machine, tmp_path / "missing")
+    monkeypatch.setattr(vw, "CPU_INFO", info)
+    monkeypatch.setattr(vw.platform, "machine", lambda: machine)
+    if lacks:
+        with pytest.raises(ImportError, match="needs a processor with AVX2"):
+            VWLearner()
+    else:
+        VWLearner().close()

@@ -37,10 +37,24 @@ def test_replay_prints_a_table_and_writes_the_documented_json(tmp_path):
     row = content["results"][-1]
     assert set(row) == {
         *("scheme", "global_learner", "local_learner", "local_features", "timing", "delay"),
-        *("accuracy_mean", "accuracy_se", "bits_up", "bits_down", "seconds", "gain_mean", "gain_se"),
+        *("accuracy", "accuracy_mean", "accuracy_se", "bits_up", "bits_down", "seconds", "gain_mean", "gain_se"),
     }
     assert 0.5 < row["accuracy_mean"] <= 1
+    assert len(row["accuracy"]) == 3
+    assert sum(row["accuracy"]) / 3 == pytest.approx(row["accuracy_mean"])
     assert imread(tmp_path / "out.png").std() > 0.05
+
+
+def test_several_learners_are_compared_in_one_run_and_one_rollout_has_no_spread():
+    learners = ["--global-learner", "fedres-sgd", "--global-learner", "fedogd"]
+    words = ["--clients", 4, "--rounds", 20, "--rollouts", 1, *learners]
+    result = fedres("replay", "digits", *words)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    rows = [line.strip("│ ").split("│")[:2] for line in lines if line.startswith("│")]
+    found = [tuple(cell.strip() for cell in row) for row in rows]
+    assert found == [("independent", ""), ("central", ""), ("fedres", "fedres-sgd"), ("fedres", "fedogd")]
+    assert "±" not in result.output
 
 
 def test_delays_shows_both_timing_rules_at_every_delay(tmp_path):
@@ -107,6 +121,8 @@ ONE_CLASS = "".join(f"1 1:{i} 2:{i * i}\n" for i in range(40))
         (["replay", "digits", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["replay", "digits", "--plot", "x.bmp"], "plot must end in .png, .svg, .pdf, got x.bmp"),
         (["replay", "digits", "--plot", "nowhere/x.png"], "plot must be in a folder that exists"),
+        (["replay", "digits", "--json", "nowhere/x.json"], "json must be a file in a folder that exists"),
+        (["replay", "digits", "--json", "."], "json must be a file in a folder that exists, got ."),
         (["delays", "digits", "--delays", "0,x"], "delays must be whole numbers separated by commas, got '0,x'"),
         (["delays", "digits", "--delays", "0,-5"], "delay must be an integer of at least 0, got -5"),
         (["reproduce", "fedres-99"], "figure must be one of"),

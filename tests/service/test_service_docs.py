@@ -17,7 +17,12 @@ from service.http.limits import Limits
 from service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs"
-PAGES = ("service.md", "api.md", "operations.md")  # the last one ends with keys, which close the service to all others
+PAGES = (
+    "service.md",
+    "api.md",
+    "lift.md",
+    "operations.md",
+)  # the last one ends with keys, which close the service
 DOCS = "".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGES)
 DEVICES = (FOLDER / "devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS, flags=re.DOTALL)

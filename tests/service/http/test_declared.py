@@ -5,11 +5,16 @@ from collections import Counter
 import pytest
 
 from service.app import declared_routes, fastapi_routes
+from service.http.keys import ROLES
 from service.http.limits import Limits
-from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK
+from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
 
 ROUTES = declared_routes(None, None, Limits())
-BODIES = {"POST", "PUT"}
+BODIES = {"POST", "PUT", "PATCH"}
+OF_ALL_LOOPS = {
+    "DELETE /v1/users/{user}",
+    "GET /v1/users/{user}/events",
+}  # of all loops where none is named
 
 
 def name(route):
@@ -25,7 +30,7 @@ def document(client):
 def keyed(tmp_path_factory, live_service):
     """A client, and a key of each role for all loops."""
     with live_service(tmp_path_factory.mktemp("declared")) as live:
-        keys = {role: live.keys.add(role) for role in ("rank", "device", "admin")}
+        keys = {role: live.keys.add(role) for role in ROLES}
         with live.client() as client:
             yield client, keys
 
@@ -39,7 +44,8 @@ def test_what_is_a_loops_is_there_for_the_default_loop_and_for_any():
         [name(route) for route in ROUTES if route.of_loop and rest_of(route, prefix)] for prefix in PREFIXES
     )
     assert len(second) > 20
-    assert [one.replace(PREFIXES[1], PREFIXES[0]) for one in second] == [one for one in first if "{loop}" not in one]
+    both = [one for one in first if "{loop}" not in one]
+    assert set(both) == {one.replace(PREFIXES[1], PREFIXES[0]) for one in second} - OF_ALL_LOOPS
 
 
 def rest_of(route, prefix):
@@ -76,7 +82,7 @@ def test_the_document_says_of_a_route_what_was_declared(document, route):
 @pytest.mark.parametrize("route", ROUTES, ids=name)
 def test_a_role_gets_403_unless_it_was_declared(keyed, route):
     client, keys = keyed
-    assert route.roles in (OPEN, RANK, DEVICE, ADMIN)
+    assert route.roles in (OPEN, RANK, DEVICE, READ, ADMIN)
     path = route.path.replace("{loop}", "none").replace("{event_id}", "e").replace("{user}", "u")
     for role, key in keys.items():
         reply = client.request(route.method, path, headers={"Authorization": f"Bearer {key}"})

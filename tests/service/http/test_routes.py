@@ -192,7 +192,7 @@ def test_a_query_parameter_that_is_not_known_is_refused(client, path, name):
 
 
 def test_a_change_of_some_settings_leaves_the_others(client):
-    client.post("/v1/loops", json={"name": "patched", "settings": {"epsilon": 0.3, "bits": 10}})
+    client.post("/v1/loops", json={"name": "patched", "settings": {"model": "adagrad", "epsilon": 0.3, "bits": 10}})
     path = "/v1/loops/patched/settings"
     changed = client.patch(path, json={"wait_time": 5}).json()["settings"]
     assert (changed["epsilon"], changed["wait_time"], changed["bits"]) == (0.3, 5, 10)

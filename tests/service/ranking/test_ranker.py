@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from machine import Clock, running
-from playing import Disk, gauges, logged, play, rebuilt, refused, request
+from playing import Disk, gauges, logged, play, raw, rebuilt, refused, request
 
 from fedres.draws import event_draw
 from fedres.event_ids import new_event_id
@@ -223,6 +223,25 @@ def test_a_taste_that_users_share_is_there_for_a_new_one(tmp_path):
             asked = [request(f"new{k}", {"kind": f"k{k % 2}"}, 4, event_id=f"n{k}") for k in range(100)]
             answers = await engine.rank_many("default", asked)
             assert np.mean([answer.action_id == f"a{1 + k % 2}" for k, answer in enumerate(answers)]) > 0.8
+
+    asyncio.run(story())
+
+
+def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
+    """A tenant's largest legal batch (50 requests, 250 context features, 500 actions) is no wall for others."""
+    context = raw({f"c{k}": k / 2 for k in range(250)})
+    large = RankRequest(user="u", context=context, actions=[Action(f"a{k}", raw({})) for k in range(500)])
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.create_loop("other")
+            batch = asyncio.ensure_future(engine.rank_many("default", [large] * 50))
+            n_served = 0
+            while not batch.done():
+                await engine.rank("other", request())
+                n_served += 1
+            assert len([one for one in await batch if not isinstance(one, ApiError)]) == 50
+            assert n_served > 25
 
     asyncio.run(story())
 

@@ -1,0 +1,158 @@
+"""How much more a treatment earns than its control group, with intervals that hold whenever one looks.
+
+[WS24]  I. Waudby-Smith, D. Arbour, R. Sinha, E. Kennedy, A. Ramdas. *Time-Uniform Central Limit Theory and Asymptotic
+        Confidence Sequences*. Annals of Statistics 52(6), 2024.
+[DXKW13] A. Deng, Y. Xu, R. Kohavi, T. Walker. *Improving the Sensitivity of Online Controlled Experiments by Utilizing
+        Pre-Experiment Data*. WSDM 2013. (CUPED)
+[LM22]  M. Lindon, A. Malek. *Anytime-Valid Inference for Multinomial Count Data*. NeurIPS 2022.
+[F54]   E. Fieller. *Some Problems in Interval Estimation*. Journal of the Royal Statistical Society B 16(2), 1954.
+
+A user is one observation: the sum of the user's rewards and the number of the user's events. Means are rewards per
+event, so their errors are those of ratios, linearised. Intervals are asymptotic: below ``LEAST_USERS`` users or
+``LEAST_REWARDED`` rewarded events in an arm there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betaln, ndtr, stdtrit
+
+from bandits.evaluation.intervals import Interval
+from fedres.checks import Array
+
+LEAST_USERS = 20  # in each arm
+LEAST_REWARDED = 20  # events in each arm whose reward was not the most common one
+TIGHTEST = 10_000  # events at which the interval is tightest, relative to one for a single look
+RATIO_ALARM = 1e-3  # how often a sample-ratio alarm is false, over all looks together
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the two groups: an entry for each user."""
+
+    rewards: Array  # sums over the user's events
+    events: Array  # how many there were
+    n_rewarded: int  # events whose reward was not the most common one
+    before: Array | None = None  # the user's mean reward before the experiment, nan where there was none
+
+    @property
+    def n_users(self) -> int:
+        return self.events.size
+
+    @property
+    def n_events(self) -> int:
+        return int(self.events.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """Treatment against control."""
+
+    control: float  # mean reward per event
+    treatment: float
+    absolute: Interval | None  # treatment − control; None where there is not enough data
+    relative: Interval | None  # (treatment − control) / control; None too where control may be 0 or less
+    missing: str | None  # what there is not enough of
+    n_users: int
+    variance_left: float  # share of the variance that earlier rewards do not explain; 1 without any
+
+    def more_users(self, half_width: float) -> int | None:
+        """Return about how many more users it takes until the absolute interval is ± ``half_width``."""
+        if self.absolute is None:
+            return None
+        now = (self.absolute.high - self.absolute.low) / 2
+        return max(0, math.ceil(self.n_users * ((now / half_width) ** 2 - 1)))
+
+
+def lift(control: Arm, treatment: Arm, level: float = 0.95) -> Lift:
+    """Return how much more the treatment earns, with an interval that holds at all looks together."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    n_users = control.n_users + treatment.n_users
+    means = _mean(control.rewards, control.events), _mean(treatment.rewards, treatment.events)
+    missing = _missing(control, "control") or _missing(treatment, "treatment")
+    if missing:
+        return Lift(*means, None, None, missing, n_users, 1.0)
+    plain = sum(_variance(arm.rewards, arm.events) for arm in (control, treatment))
+    adjusted = _adjusted(control, treatment)
+    (mean0, variance0), (mean1, variance1) = [
+        (_mean(rewards, arm.events), _variance(rewards, arm.events))
+        for rewards, arm in zip(adjusted, (control, treatment), strict=True)
+    ]
+    factor = _factor(control.n_events + treatment.n_events, 1 - level)
+    factor = float(-stdtrit(min(control.n_users, treatment.n_users) - 1, ndtr(-factor)))  # variances are estimates
+    width = factor * math.sqrt(variance0 + variance1)
+    difference = mean1 - mean0
+    absolute = Interval(difference, difference - width, difference + width)
+    relative = _relative(mean0, mean1, variance0, variance1, factor)
+    left = (variance0 + variance1) / plain if plain > 0 else 1.0
+    return Lift(*means, absolute, relative, None, n_users, left)
+
+
+def sample_ratio_is_wrong(n_control: int, n_treatment: int, share: float) -> bool:
+    """Return whether users were not assigned with the probability ``share``; a false alarm is 1 in 1,000 at most,
+    however often one looks [LM22]."""
+    k, n = n_control, n_control + n_treatment
+    prior = 10 * share, 10 * (1 - share)
+    evidence = betaln(prior[0] + k, prior[1] + n - k) - betaln(*prior)
+    return bool(evidence - k * math.log(share) - (n - k) * math.log1p(-share) > -math.log(RATIO_ALARM))
+
+
+def _missing(arm: Arm, name: str) -> str | None:
+    if arm.n_users < LEAST_USERS:
+        return f"{name} has {arm.n_users} users, and needs {LEAST_USERS}"
+    if arm.n_rewarded < LEAST_REWARDED:
+        return f"{name} has {arm.n_rewarded} rewarded events, and needs {LEAST_REWARDED}"
+    return None
+
+
+def _mean(rewards: Array, events: Array) -> float:
+    n = float(events.sum())
+    return float(rewards.sum()) / n if n else math.nan
+
+
+def _variance(rewards: Array, events: Array) -> float:
+    """Return the variance of the mean reward per event, one observation a user."""
+    n, mean = events.size, _mean(rewards, events)
+    return n / (n - 1) * float(((rewards - mean * events) ** 2).sum()) / float(events.sum()) ** 2
+
+
+def _factor(n_events: int, alpha: float) -> float:
+    """Return how many standard errors hold at all looks together [WS24, theorem 2.2, with events as its clock].
+
+    Variances are those of users, whose events count together: information then grows no faster than events do, so that
+    the clock runs ahead of it, which is the safe side.
+    """
+    scaled = n_events / TIGHTEST * (-2 * math.log(alpha) + math.log(1 - 2 * math.log(alpha)))
+    return math.sqrt((1 + 1 / scaled) * math.log((1 + scaled) / alpha**2))
+
+
+def _adjusted(control: Arm, treatment: Arm) -> list[Array]:
+    """Return the rewards of both arms less what users' earlier rewards foretell [DXKW13]."""
+    arms = (control, treatment)
+    if control.before is None or treatment.before is None:
+        return [arm.rewards for arm in arms]
+    before = np.concatenate([control.before, treatment.before])
+    events = np.concatenate([arm.events for arm in arms]).astype(float)
+    known = np.isfinite(before)
+    if not known.any():
+        return [arm.rewards for arm in arms]
+    middle = float(events[known] @ before[known]) / float(events[known].sum())
+    x = np.where(known, before - middle, 0.0) * events
+    y = np.concatenate([arm.rewards - _mean(arm.rewards, arm.events) * arm.events for arm in arms])
+    squares = float(x @ x)
+    slope = float(x @ y) / squares if squares > 0 else 0.0
+    return [arm.rewards - slope * part for arm, part in zip(arms, np.split(x, [control.n_users]), strict=True)]
+
+
+def _relative(mean0: float, mean1: float, variance0: float, variance1: float, factor: float) -> Interval | None:
+    """Return the δ for which mean1 − (1 + δ) mean0 may be 0 [F54]."""
+    a = mean0**2 - factor**2 * variance0
+    if a <= 0 or mean0 <= 0:  # control's mean may be 0
+        return None
+    root = math.sqrt(max(0.0, (mean0 * mean1) ** 2 - a * (mean1**2 - factor**2 * variance1)))
+    low, high = ((mean0 * mean1 + sign * root) / a - 1 for sign in (-1, 1))
+    return Interval(mean1 / mean0 - 1, low, high)

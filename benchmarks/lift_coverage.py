@@ -1,0 +1,124 @@
+"""How often lift intervals hold the truth, and how soon they find a lift: simulated experiments, looked at all along.
+
+    python benchmarks/lift_coverage.py [--experiments 2000]
+
+In each experiment users arrive one after the other and come back at random; a share of them is the control group.
+Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Printed for each kind of
+experiment, with no lift and with one of 10%:
+
+- false alarms: share of experiments in which any interval, at any look, leaves out the truth; 5% are allowed
+- worst look: largest share of experiments whose interval leaves out the truth at one look
+- found: share of experiments whose interval is above 0 at some look, and the median number of events until then
+- fixed: events after which a test planned for one look finds the same lift in 80% of experiments
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy.special import ndtri
+
+from bandits.evaluation.lift import Arm, lift
+from fedres.checks import Array
+
+EVERY = 100
+
+
+class Experiment(NamedTuple):
+    """A kind of experiments."""
+
+    name: str
+    share: float = 0.5  # of control
+    rate: float = 0.3  # mean click rate of control
+    alike: float = 50.0  # how alike users are: a + b of their beta distribution
+    n_users: int = 2_000
+    n_events: int = 10_000
+    before: bool = False  # 20 earlier events are known of 7 in 10 users
+
+
+KINDS = (
+    Experiment("halves"),
+    Experiment("control 10%", share=0.1),
+    Experiment("users differ", alike=5.0),
+    Experiment("users differ, earlier rewards known", alike=5.0, before=True),
+    Experiment("rare clicks", rate=0.03),
+    Experiment("200 users", n_users=200, alike=5.0),
+)
+
+
+class Look(NamedTuple):
+    missed: Array  # whether the interval leaves out the truth, for each look
+    above: Array  # whether it is above 0
+
+
+def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:
+    """Return what one experiment's looks see; ``effect`` is the relative lift."""
+    n, m = kind.n_events, kind.n_users
+    rates = rng.beta(kind.rate * kind.alike, (1 - kind.rate) * kind.alike, m) / (1 + effect)  # stays below 1
+    is_control = rng.random(m) < kind.share
+    user = rng.integers(0, 1 + np.arange(n) * m // n)
+    clicked = rng.random(n) < np.where(is_control, rates, rates * (1 + effect))[user]
+    known = rng.random(m) < 0.7
+    before = np.where(known, rng.binomial(20, rates) / 20, np.nan) if kind.before else None
+    truth = kind.rate / (1 + effect) * effect
+    rewards, events = np.zeros(m), np.zeros(m)
+    missed, above = [], []
+    for start in range(0, n, EVERY):
+        some = slice(start, start + EVERY)
+        np.add.at(rewards, user[some], clicked[some])
+        np.add.at(events, user[some], 1)
+        arms = [_arm((is_control == control) & (events > 0), rewards, events, before) for control in (True, False)]
+        found = lift(*arms).absolute
+        missed.append(found is not None and not found.low <= truth <= found.high)
+        above.append(found is not None and found.low > 0)
+    return Look(np.array(missed), np.array(above))
+
+
+def _arm(chosen: Array, rewards: Array, events: Array, before: Array | None) -> Arm:
+    mine = rewards[chosen]
+    return Arm(mine, events[chosen], int(mine.sum()), None if before is None else before[chosen])
+
+
+def fixed_horizon(kind: Experiment, effect: float) -> float:
+    """Return the events that a test for one look, 5% two-sided, is planned with for a power of 80%, users all alike."""
+    low, high = kind.rate / (1 + effect), kind.rate
+    variance = low * (1 - low) / kind.share + high * (1 - high) / (1 - kind.share)
+    return float((ndtri(0.975) + ndtri(0.8)) ** 2 * variance / (high - low) ** 2)
+
+
+def row(kind: Experiment, n_experiments: int, seed: int) -> list[str]:
+    cells = [kind.name]
+    for effect in (0.0, 0.1):
+        rng = np.random.default_rng([seed, KINDS.index(kind), round(effect * 100)])
+        looks = [play(kind, effect, rng) for _ in range(n_experiments)]
+        missed = np.array([look.missed for look in looks])
+        cells += [f"{missed.any(1).mean():.3f}", f"{missed.mean(0).max():.3f}"]
+        if effect:
+            above = np.array([look.above for look in looks])
+            when = np.where(above.any(1), EVERY * (1 + above.argmax(1)), np.inf)
+            median = f"{np.median(when):,.0f}" if np.isfinite(np.median(when)) else f"> {kind.n_events:,}"
+            cells += [f"{above.any(1).mean():.2f}", median, f"{fixed_horizon(kind, effect):,.0f}"]
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Coverage of lift intervals; see the head of this file.")
+    parser.add_argument("--experiments", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options: Any = parser.parse_args()
+    headings = ("experiment", "no lift:\nfalse alarms", "worst\nlook", "lift of 10%:\nmissed", "worst\nlook")
+    table = Table(
+        *headings, "found", "median\nevents", "fixed", title=f"{options.experiments} experiments of each kind"
+    )
+    for kind in track(KINDS, "experiments"):
+        table.add_row(*row(kind, options.experiments, options.seed))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

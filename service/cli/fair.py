@@ -1,0 +1,39 @@
+"""``fedres fair``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.base import Jobs, app, console, one_line_errors, progress_bar, whole_numbers
+
+
+@app.command()
+@one_line_errors
+def fair(
+    datasets: Annotated[str, typer.Option(help="Datasets, separated by commas; all eight by default.")] = "",
+    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "10,50",
+    delays: Annotated[str, typer.Option(help="Round trips in rounds, separated by commas.")] = "0,80,200",
+    rollouts: Annotated[int, typer.Option(help="Rollouts that a cell is judged by.")] = 25,
+    out: Annotated[Path, typer.Option(help="Folder for fair.md, its CSVs and the journal.")] = Path("results"),
+    jobs: Jobs = 1,
+) -> None:
+    """Compare FedRes with peers that are equipped alike, every hyperparameter chosen by one rule off the test rows.
+
+    After an interruption, run the same command again to resume.
+    """
+    from libsvm_tasks.fair import table
+
+    wanted = table.Design(
+        datasets=tuple(name.strip() for name in datasets.split(",")) if datasets else table.Design().datasets,
+        clients=tuple(whole_numbers("clients", clients)),
+        delays=tuple(whole_numbers("delays", delays)),
+        rollouts=rollouts,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    with progress_bar("comparing") as progress:
+        cells = table.run(wanted, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress)
+    table.write(cells, wanted, out)
+    console().print((out / "fair.md").read_text(encoding="utf-8"), markup=False)

@@ -1,0 +1,37 @@
+"""Runs the long campaign: ``python tests/service/hardening``. Stop it at any time; the same command goes on.
+
+One line for each part says what came of it. A failing seed is named, and plays the same way again.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "log"), str(HERE.parent / "simulation")]
+
+from campaign import State, go_on, verdict  # noqa: E402
+from parts import PARTS  # noqa: E402
+
+
+def main():
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(prog="hardening", description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the full size of each part (default 1)")
+    parser.add_argument("--part", action="append", choices=names, help="run only this part; repeatable")
+    parser.add_argument("--state", type=Path, default=Path(".hardening.json"), help="what is done so far")
+    options = parser.parse_args()
+    state, failed = State(options.state), False
+    for part in PARTS:
+        if options.part and part.name not in options.part:
+            continue
+        began = time.monotonic()
+        known = go_on(part, state, max(1, round(part.goal * min(1.0, options.share))), print)
+        failed |= known["n_failures"] > 0
+        print(f"{verdict(part, known)} ({time.monotonic() - began:.0f} s in this run)", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The parts of ``make hardening``: each does a little at a time and says what it found, so that it can be resumed."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_LISTED = 20  # failures that are kept in the state
+
+
+class Part(NamedTuple):
+    """One part: ``run`` does ``unit`` things from a number on and returns failures and figures to be added up."""
+
+    name: str
+    what: str  # is counted
+    goal: int
+    unit: int
+    run: Callable[[int, int], tuple[list[str], dict[str, float]]]
+
+
+class State:
+    """What is done so far, in a file that is replaced after each unit."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.parts = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def of(self, name):
+        return self.parts.setdefault(name, {"done": 0, "n_failures": 0, "failures": [], "figures": {}})
+
+    def save(self):
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(json.dumps(self.parts, indent=1))
+        os.replace(part, self.path)
+
+
+def go_on(part, state, goal, say):
+    """Do what is left of a part."""
+    known = state.of(part.name)
+    while known["done"] < goal:
+        n = min(part.unit, goal - known["done"])
+        failures, figures = part.run(known["done"], n)
+        known["done"] += n
+        known["n_failures"] += len(failures)
+        known["failures"] = [*known["failures"], *failures][:MOST_LISTED]
+        for name, value in figures.items():
+            merged = max if name.startswith("most") else float.__add__
+            known["figures"][name] = merged(float(known["figures"].get(name, 0.0)), float(value))
+        state.save()
+        for failure in failures:
+            say(f"  {part.name}: {failure}")
+    return known
+
+
+def verdict(part, known):
+    """Return the line that says what came of a part."""
+    figures = "".join(f", {name} {value:,.10g}" for name, value in known["figures"].items())
+    word = "ok" if not known["n_failures"] else f"{known['n_failures']} FAILURES"
+    return f"{part.name}: {known['done']:,} {part.what}{figures}: {word}"

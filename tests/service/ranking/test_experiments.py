@@ -1,0 +1,173 @@
+"""Control groups: who is in one, who decides for it, what is learned from it, and what it shows."""
+
+import asyncio
+import math
+from collections import Counter
+
+import pytest
+from machine import Clock, running
+from playing import refused, request
+
+from service.control_group import Control
+
+HALF = {"control": {"share": 0.5}}
+
+
+async def ranked(engine, user, **fields):
+    return await engine.rank("default", request(user=user, **fields))
+
+
+def test_a_group_is_the_share_it_should_be_and_another_experiment_has_another():
+    first, second = Control(share=0.3), Control(share=0.3, experiment="experiment 2")
+    users = [f"u{k}" for k in range(10_000)]
+    groups = [{user for user in users if one.has(user)} for one in (first, second)]
+    for group in groups:
+        assert abs(len(group) / 10_000 - 0.3) < 4 * math.sqrt(0.21 / 10_000)
+    assert abs(len(groups[0] & groups[1]) / 10_000 - 0.09) < 4 * math.sqrt(0.0819 / 10_000)
+    wider = Control(share=0.5)
+    assert groups[0] <= {user for user in users if wider.has(user)}  # who was in the group stays in it
+    assert not any(Control().has(user) for user in users)
+
+
+@pytest.mark.parametrize(
+    "control",
+    [{"share": 1.0}, {"share": -0.1}, {"experiment": ""}, {"baseline": "best"}, {"learn": True}, {"salt": "x"}],
+)
+def test_control_groups_that_make_no_sense_are_refused(tmp_path, control):
+    async def story():
+        async with running(tmp_path) as engine:
+            assert (await refused(engine.put_settings("default", {"control": control})))[0] == 422
+
+    asyncio.run(story())
+
+
+def test_a_user_stays_in_one_arm_and_the_first_allowed_action_is_controls(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", HALF)
+            arms = {}
+            for turn in range(2):
+                for k in range(40):
+                    exclude = ["a0"] if turn else []
+                    result = await ranked(engine, f"u{k}", exclude=exclude)
+                    assert arms.setdefault(f"u{k}", result.arm) == result.arm
+                    if result.arm == "control":
+                        assert (result.action_id, result.probability) == ("a1" if turn else "a0", 1.0)
+            assert set(arms.values()) == {"control", "treatment"}
+            for event in await engine.events("default"):
+                assert event["arm"] == arms[event["user"]]
+
+    asyncio.run(story())
+
+
+def test_without_an_experiment_there_are_no_arms(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            assert (await ranked(engine, "u")).arm is None
+            [event] = await engine.events("default")
+            assert event["arm"] is None
+            assert await refused(engine.lift("default")) == (404, "no_experiment")
+
+    asyncio.run(story())
+
+
+def test_a_repeated_request_has_the_arm_it_had(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", HALF)
+            first = [await ranked(engine, None, event_id=f"e{k}") for k in range(10)]
+            await engine.put_settings("default", {"control": {"share": 0.5, "experiment": "another"}})
+            again = [await ranked(engine, None, event_id=f"e{k}") for k in range(10)]
+            assert first == again
+            assert {one.arm for one in first} == {"control", "treatment"}  # events without users are spread too
+
+    asyncio.run(story())
+
+
+def test_a_uniform_baseline_draws_all_allowed_actions_alike(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", {"control": {"share": 0.9, "baseline": "uniform"}})
+            results = await engine.rank_many("default", [request(user=f"u{k}", exclude=["a1"]) for k in range(900)])
+            drawn = Counter(result.action_id for result in results if result.arm == "control")
+            assert {result.probability for result in results if result.arm == "control"} == {0.5}
+            n = drawn.total()
+            assert drawn.keys() == {"a0", "a2"}
+            assert abs(drawn["a0"] - n / 2) < 4 * math.sqrt(n / 4)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("baseline", "learn", "learns"), [("first", None, 0), ("uniform", None, 1), ("uniform", False, 0)]
+)
+def test_control_is_counted_apart_and_learned_from_only_where_actions_are_drawn(tmp_path, baseline, learn, learns):
+    async def story():
+        async with running(tmp_path) as engine:
+            control = {"share": 0.5, "baseline": baseline, "learn": learn}
+            await engine.put_settings("default", {"control": control})
+            n = Counter()
+            for k in range(60):
+                result = await ranked(engine, f"u{k}")
+                n[result.arm] += 1
+                await engine.reward("default", result.event_id, 1.0 if result.arm == "control" else 0.0)
+            await engine.settle()
+            sums = engine.view().statistics
+            assert (sums.settled, sums.reward) == (n["treatment"], 0.0)
+            assert (sums.control_settled, sums.control_reward) == (n["control"], n["control"])
+            assert sums.learned == engine.machine.loop("default").n_learned == n["treatment"] + learns * n["control"]
+            assert engine.digest() == engine.rebuilt()
+
+    asyncio.run(story())
+
+
+def test_the_report_sums_up_each_arm_since_the_experiment_began(tmp_path):
+    clock = Clock()
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            for k in range(40):  # before it
+                result = await ranked(engine, f"u{k}")
+                await engine.reward("default", result.event_id, k % 2)
+            await engine.put_settings("default", {**HALF, "default_reward": 0.0})
+            sums = {"control": [], "treatment": []}
+            for k in range(200):
+                result = await ranked(engine, f"u{k % 100}")
+                reward = float(k % 2 if result.arm == "treatment" else k % 5 == 0)
+                if reward:
+                    await engine.reward("default", result.event_id, reward)
+                sums[result.arm].append((f"u{k % 100}", reward))
+            clock.pass_seconds(1_000)
+            await engine.settle()
+            found = await engine.lift("default")
+            for arm in ("control", "treatment"):
+                shown = getattr(found, arm)
+                assert (shown.users, shown.events) == (len(dict(sums[arm])), len(sums[arm]))
+                assert shown.reward == pytest.approx(sum(reward for _, reward in sums[arm]) / len(sums[arm]))
+            assert found.absolute.value == pytest.approx(found.treatment.reward - found.control.reward, abs=0.1)
+            assert found.absolute.low < found.absolute.value < found.absolute.high
+            assert found.variance_left < 1.0
+            assert not found.sample_ratio_is_wrong
+            assert "95% interval" in found.sentence
+
+            await engine.put_settings("default", {"control": {"share": 0.4}})  # another experiment
+            fresh = await engine.lift("default")
+            assert (fresh.control.events, fresh.treatment.events, fresh.absolute) == (0, 0, None)
+            assert fresh.sentence.startswith("Not enough data yet: control has 0 users")
+            assert fresh.began > found.began
+            await engine.put_settings("default", {"control": {"share": 0.4}, "epsilon": 0.2})  # the same one goes on
+            assert (await engine.lift("default")).began == fresh.began
+
+    asyncio.run(story())
+
+
+def test_the_experiment_goes_on_after_a_restart(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_settings("default", HALF)
+            began = (await engine.lift("default")).began
+            await ranked(engine, "u")
+        async with running(tmp_path, clock=engine.clock) as engine:
+            assert (await engine.lift("default")).began == began
+
+    asyncio.run(story())

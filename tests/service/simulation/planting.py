@@ -1,0 +1,89 @@
+"""Six bugs, planted into the product one at a time: the simulation must find each."""
+
+import contextlib
+
+from service.learn import learner as learner_module
+from service.learn import publishing, restoring
+from service.learn.join import Join
+from service.log import sqlite, sqlite_schema
+
+
+@contextlib.contextmanager
+def replaced(place, name, value):
+    before = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+def acknowledge_before_sync():
+    return contextlib.nullcontext({"synchronous": "OFF"})
+
+
+@contextlib.contextmanager
+def no_dedup():
+    schema = tuple(line.replace("UNIQUE INDEX log_by_event", "INDEX log_by_event") for line in sqlite_schema.SCHEMA)
+    with replaced(sqlite_schema, "SCHEMA", schema):
+        yield {}
+
+
+@contextlib.contextmanager
+def publish_before_learn():
+    """Publish the end of the log as learned, whatever was learned."""
+    publish = publishing.publish_loop
+
+    def early(publisher, state, cleaned):
+        position, state.position = state.position, state.position + 2
+        try:
+            publish(publisher, state, cleaned)
+        finally:
+            state.position = position
+
+    with replaced(learner_module, "publish_loop", early):
+        yield {}
+
+
+@contextlib.contextmanager
+def skip_a_record_on_restart():
+    restore = restoring.restore
+
+    def skip(learner, name, head, saved):
+        restore(learner, name, head, saved)
+        if head.last > saved.position:
+            learner.positions[name] += 1
+
+    with replaced(restoring, "restore", skip):
+        yield {}
+
+
+@contextlib.contextmanager
+def erase_only_the_newest_copy():
+    newest = "DELETE FROM log WHERE rowid IN (SELECT max(rowid) FROM log WHERE loop = ?1 AND user = ?2)"
+    with replaced(sqlite, "ERASE", newest):
+        yield {"erasures": True}
+
+
+@contextlib.contextmanager
+def double_tick():
+    """Let every event that expires expire twice."""
+    expiring = Join._expiring
+
+    def twice(join, time):
+        for settled in expiring(join, time):
+            yield settled
+            yield settled
+
+    with replaced(Join, "_expiring", twice):
+        yield {"erasures": False}
+
+
+BUGS = [
+    acknowledge_before_sync,
+    no_dedup,
+    publish_before_learn,
+    skip_a_record_on_restart,
+    erase_only_the_newest_copy,
+    double_tick,
+]
