@@ -170,20 +170,56 @@ def export(
 @log.command("import")
 @one_line_errors
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log export` has made.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="A file of `fedres log export`, or files in dsjson.")
+    ],
+    loop: Annotated[str, typer.Option(help="dsjson: the loop it goes to, made if it is not there.")] = "default",
+    skip_wrong: Annotated[bool, typer.Option(help="dsjson: name wrong lines and pass over them.")] = False,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Make a new store of an exported log: same positions, times and checksums, and so the same models.
 
     Each record is checked. If anything is wrong, or the command is interrupted, there is no store.
+
+    Files that end in .dsjson or .dsjson.gz are logs of Azure Personalizer, rlclientlib or Vowpal Wabbit. Their
+    decisions are appended to a loop of a store, new or not, with their probabilities. A wrong line ends the import
+    unless --skip-wrong is given. Run the command again to go on after an interruption.
     """
     from service.log import transfer
 
+    is_dsjson = [file.name.endswith((".dsjson", ".dsjson.gz")) for file in files]
+    if all(is_dsjson):
+        _import_dsjson(files, loop, store, folder, skip_wrong=skip_wrong)
+        return
+    if len(files) > 1:
+        raise ValueError(f"FILE must be one file, or all must end in .dsjson or .dsjson.gz, got {len(files)}")
     path = _sqlite_path("import", store, folder)
-    with store_errors(), progress_bar(f"importing {file}") as progress:
-        n_records = transfer.import_log(file, path, progress)
+    with store_errors(), progress_bar(f"importing {files[0]}") as progress:
+        n_records = transfer.import_log(files[0], path, progress)
     typer.echo(f"{path} has {n_records} records")
+
+
+def _import_dsjson(files: list[Path], loop: str, store: str, folder: Path, *, skip_wrong: bool) -> None:
+    from fedres.lease import Lease
+    from service.log.opening import Store, open_log
+    from service.personalizer.importing import import_dsjson
+
+    for file in files:
+        if not file.exists():
+            raise ValueError(f"FILE must be there, got {file}")
+    path = store_path(store, folder)
+    database = store if is_postgresql(store) else None
+    lease = contextlib.nullcontext() if database else Lease(path)  # a database has its own order
+    report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
+    with (
+        store_errors(),
+        lease,
+        contextlib.closing(open_log(Store(path, database))) as opened,
+        progress_bar(f"importing {len(files)} files") as progress,
+    ):
+        found = import_dsjson(opened, loop, files, progress=progress, wrong=report)
+    typer.echo(f"loop {loop!r} has {found.stored} more events; {found.known} were there, {found.wrong} lines wrong")
 
 
 @log.command()

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -281,6 +282,13 @@ class Learner:
 
 def replay(log: Log, folder: Path) -> dict[str, str]:
     """Return the digest of each loop's models, learned anew from the log; ``folder`` is for what that takes."""
+    with relearned(log, folder) as learner:
+        return {name: learner.digest(name) for name in learner.loops}
+
+
+@contextlib.contextmanager
+def relearned(log: Log, folder: Path) -> Iterator[Learner]:
+    """Lend a learner that has learned all loops anew from the log; it publishes to nobody."""
     snapshots = Snapshots(folder / f"replay-{time.monotonic_ns()}")
     publisher = Publisher(folder, time.monotonic_ns())
     learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
@@ -289,7 +297,7 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
             rebuild(learner, name)
         while learner.step_log():
             pass
-        return {name: learner.digest(name) for name in learner.loops}
+        yield learner
     finally:
         snapshots.close()
         publisher.close()

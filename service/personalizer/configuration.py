@@ -25,6 +25,7 @@ from service.personalizer.arguments import (
 from service.personalizer.durations import read_duration, read_time, show_duration, show_time
 from service.personalizer.errors import Refusal
 from service.personalizer.messages import PolicyContract, ServiceConfiguration
+from service.personalizer.retraining import Retrainer
 from service.ranking.admin import Admin
 from service.settings import LONGEST_WAIT, Settings
 
@@ -33,6 +34,7 @@ SHORTEST_WAIT = 5.0  # seconds
 DAY = 86_400.0
 INVALID = "InvalidServiceConfiguration"
 MODES = ("Online", "Apprentice", "LoggingOnly")
+RETRAIN = ("wait_time", "default_reward", "aggregation", "epsilon")  # a change of these trains the model again
 AGGREGATIONS = ("earliest", "sum", "average")
 
 
@@ -76,11 +78,28 @@ def arguments_of(settings: Settings) -> PolicyArguments:
     return _read_arguments(kept_of(settings).arguments)
 
 
+def azure_settings(settings: Settings | None = None) -> Settings:
+    """Return Azure's defaults, but for what the owner of a loop has chosen."""
+    given = settings or Settings()
+    low, high = given.reward_range
+    changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
+    kept = Kept(learning_mode="Apprentice" if given.apprentice else "Online")
+    if given == Settings():
+        changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
+    elif given.policy == "epsilon-greedy":
+        kept.arguments = with_epsilon(kept.arguments, given.epsilon)
+    return msgspec.structs.replace(given, **changes, annotations=_annotated(given, kept))
+
+
+def _annotated(settings: Settings, kept: Kept) -> dict[str, str]:
+    return {**settings.annotations, ANNOTATION: msgspec.json.encode(kept).decode()}
+
+
 class Configurations:
     """Reads and changes the configuration of loops."""
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, admin: Admin, retrainer: Retrainer | None = None) -> None:
+        self._admin, self._retrainer = admin, retrainer
         self._changing = asyncio.Lock()
 
     async def settings(self, loop: str) -> Settings:
@@ -98,20 +117,13 @@ class Configurations:
             return self._admin.settings(loop)[1]
 
     async def _adopt(self, loop: str, settings: Settings) -> None:
-        low, high = settings.reward_range
-        changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
-        kept = Kept(learning_mode="Apprentice" if settings.apprentice else "Online")
-        if settings == Settings():
-            changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
-        elif settings.policy == "epsilon-greedy":
-            kept.arguments = with_epsilon(kept.arguments, settings.epsilon)
-        await self._put(loop, settings, kept, **changes)
+        await self._admin.put_settings(loop, msgspec.to_builtins(azure_settings(settings)))
         fresh = new_model(self._admin.settings(loop)[1]).to_bytes()
         if fresh != new_model(settings).to_bytes() and self._admin.has_learned_nothing(loop):
             await self._admin.put_model(loop, fresh)  # it depends on the range of the rewards
 
     async def _put(self, loop: str, settings: Settings, kept: Kept, **changes: Any) -> None:
-        annotations = {**settings.annotations, ANNOTATION: msgspec.json.encode(kept).decode()}
+        annotations = _annotated(settings, kept)
         await self._admin.put_settings(loop, {**msgspec.to_builtins(settings), **changes, "annotations": annotations})
 
     async def keep(self, loop: str, **changes: Any) -> None:
@@ -157,7 +169,14 @@ class Configurations:
             message = "isAutoOptimizationEnabled must be false for a multi-slot policy"
             raise Refusal("ProblemTypeIncompatibleWithAutoOptimization", message, "isAutoOptimizationEnabled")
         await self._put(loop, settings, kept, **changes)
+        if any(getattr(settings, name) != changes.get(name, getattr(settings, name)) for name in RETRAIN):
+            self._retrain(loop, kept)
         return await self.configuration(loop)
+
+    def _retrain(self, loop: str, kept: Kept) -> None:
+        """Learn recent events again, now that they count differently."""
+        if self._retrainer is not None and kept.model_retrain_days and not self._admin.has_learned_nothing(loop):
+            self._retrainer.start(loop, kept.model_retrain_days, kept.logs_after)
 
     # the policy
 
@@ -172,11 +191,14 @@ class Configurations:
         changes: dict[str, Any] = {}
         if meaning.epsilon is not None:
             changes |= {"policy": "epsilon-greedy", "epsilon": meaning.epsilon}
-        if settings.model == "adagrad":  # the other model has crosses anyway, and no rate
-            rate = meaning.learning_rate
-            if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
-                rate = Settings().learning_rate
+        rate = meaning.learning_rate
+        if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
+            rate = Settings().learning_rate
+        if settings.model == "adagrad":
             changes |= {"crosses": meaning.crosses, "learning_rate": rate}
+        elif rate != Settings().learning_rate:
+            message = f"-l must be {AZURE_RATE} or left out: {settings.model} has no learning rate, got {rate:g}"
+            raise Refusal("InvalidPolicyConfiguration", message, "arguments")
         kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
         try:
             await self._put(loop, settings, kept, **changes)

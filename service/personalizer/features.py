@@ -42,6 +42,15 @@ def merged(
     return msgspec.Raw(msgspec.json.encode(whole))
 
 
+def merge(given: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one object with what all have, as ``merged`` does it."""
+    whole: dict[str, Any] = {}
+    for features in given:
+        for name, value in features.items():
+            _put(whole, name, value)
+    return whole
+
+
 def _put(into: dict[str, Any], name: str, value: Any) -> None:
     known = into.get(name)
     if isinstance(known, dict) and isinstance(value, dict):

@@ -64,11 +64,7 @@ def _flat(features: Any) -> list[tuple[str, Any]]:
         named = flatten(encode(features), Limits())
     except FeatureError:  # logged under other limits
         return []
-    pairs: list[tuple[str, Any]] = []
-    for name, value, _ in named:
-        before, sign, text = name.partition("=")
-        pairs.append((before, text) if sign else (name, value))
-    return pairs
+    return [(one.field, one.value if one.name == one.field else one.name[len(one.field) + 1 :]) for one in named]
 
 
 def _codes(values: list[Any]) -> Array:

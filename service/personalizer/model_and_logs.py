@@ -44,6 +44,7 @@ class ModelAndLogs:
 
     async def delete_logs(self, loop: str) -> None:
         """Leave events so far out of properties, evaluations and retraining; what was learned from them stays."""
+        self._machine.loop(loop)  # one that there is
         last = await self._machine.look_up(lambda log: log.heads()[loop].last)
         await self._configurations.keep(loop, logs_after=last)
 

@@ -19,6 +19,7 @@ from service.personalizer.messages import (
     ServiceConfiguration,
 )
 from service.personalizer.model_and_logs import ModelAndLogs
+from service.personalizer.retraining import Retrainer
 from service.personalizer.routing import PersonalizerRoutes, answered, id_in, reader
 from service.ranking.admin import Admin
 from service.ranking.ranker import Machine, Ranker
@@ -26,7 +27,7 @@ from service.ranking.ranker import Machine, Ranker
 
 def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin) -> Routes:
     """Return all routes of Azure's API."""
-    routes, configurations = PersonalizerRoutes(), Configurations(admin)
+    routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(machine, admin))
     _decision_routes(routes, Decisions(machine, ranker, configurations))
     _configuration_routes(routes, configurations)
     model_and_log_routes(routes, ModelAndLogs(machine, admin, configurations))

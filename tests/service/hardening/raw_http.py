@@ -107,9 +107,9 @@ def broken(rng):
     """Return a request of the corpus, or several, with bytes changed, left out, repeated or cut into parts."""
     data = bytearray(b"".join(sent for sent, _ in rng.choices(list(CORPUS.values()), k=rng.choice([1, 1, 2, 3]))))
     for _ in range(rng.randint(0, 4)):
-        at = rng.randrange(len(data))
+        at = rng.randrange(len(data) + 1)
         kind = rng.randrange(4)
-        if kind == 0:
+        if kind == 0 and at < len(data):
             data[at] = rng.randrange(256)
         elif kind == 1:
             del data[at : at + rng.randint(1, 8)]
@@ -117,7 +117,7 @@ def broken(rng):
             data[at:at] = rng.choice([b"\r\n", b"\0", b" ", b"\r", b"\n", b":", b"0\r\n\r\n", LAST])
         else:
             data[at:at] = data[at : at + 40]
-    at = rng.randrange(len(data))
+    at = rng.randrange(len(data) + 1)
     return [bytes(data[:at]), bytes(data[at:])] if rng.random() < 0.3 else [bytes(data)]
 
 

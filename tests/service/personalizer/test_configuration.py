@@ -2,6 +2,8 @@
 
 import pytest
 
+from service.settings import Settings
+
 DEFAULT = "--cb_explore_adf --epsilon 0.2 --power_t 0 -l 0.001 --cb_type mtr -q ::"
 OF_THE_SPECIFICATION = (
     "--cb_explore_adf --quadratic GT --quadratic MR --quadratic GR --quadratic ME --quadratic OT --quadratic OE"
@@ -143,6 +145,7 @@ def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
                 "--cb_explore_adf -q abc",
                 "--cb_explore_adf --l2 0.1",
                 "--cb_explore_adf --bag 5",
+                "--cb_explore_adf -l 0.5",
                 "--cb_explore_adf rm -rf",
                 "--cb_explore_adf 'x",
             )
@@ -153,6 +156,21 @@ def test_what_a_policy_cannot_mean_here_is_refused(http, loop, wanted, code):
     path = f"{loop}/personalizer/configurations/policy"
     refused(http.put(path, json=wanted), code)
     assert http.get(path).json()["arguments"] == DEFAULT
+
+
+def test_a_loop_of_adagrad_learns_at_the_policys_rate_with_its_interactions(http, live):
+    key = {"Authorization": f"Bearer {live.key}"}
+    made = {"name": "adagrad", "settings": {"model": "adagrad"}}
+    assert http.post("/v1/loops", json=made, headers=key).status_code == 201
+    path = "/loops/adagrad/personalizer/v1.0/configurations/policy"
+    for arguments, rate, crosses in (
+        (DEFAULT, Settings().learning_rate, True),
+        (DEFAULT.replace("-l 0.001", "-l 0.5"), 0.5, True),
+        ("--cb_explore_adf --learning_rate 0.25", 0.25, False),
+    ):
+        assert http.put(path, json={"name": "x", "arguments": arguments}).status_code == 200
+        settings = native(live, "/loops/adagrad")
+        assert (settings.learning_rate, settings.crosses) == (rate, crosses)
 
 
 def test_ignored_namespaces_are_no_features(http, live, loop):

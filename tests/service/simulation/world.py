@@ -33,6 +33,7 @@ from service.settings import Settings
 LOOP_NAME = "default"
 WAIT = 600.0  # seconds
 BATCH = 4  # records that the learner takes at once: it is often behind
+ADAGRAD = {"model": "adagrad", "policy": "epsilon-greedy", "bits": 8}
 USERS = [f"user-{k}" for k in range(5)]
 ACTIONS = [Action(f"a{k}", msgspec.Raw(b'{"topic":"t%d"}' % k)) for k in range(3)]
 
@@ -69,7 +70,8 @@ class World:
         self.disk = Disk()
         self.log = None
         self.start()
-        self.log.append([[Record(LOOP_NAME, LOOP, "loop after 0", body=encode(Settings(bits=8, wait_time=WAIT)))]])
+        settings = self.rng.choice([Settings(wait_time=WAIT), Settings(wait_time=WAIT, **ADAGRAD)])
+        self.log.append([[Record(LOOP_NAME, LOOP, "loop after 0", body=encode(settings))]])
         self.learner.step()
 
     # the machine

@@ -1,0 +1,69 @@
+import type { Explained, Ranked } from "./schema.js";
+
+export type * from "./schema.js";
+
+export type Features = Record<string, unknown>;
+
+export interface Request {
+  /** Features by id, or ids: those of the catalogue, or actions without features. */
+  actions: Record<string, Features> | string[];
+  context?: Features;
+  user?: string;
+  exclude?: string[];
+  /** Made by the client where there is none. */
+  eventId?: string;
+  defer?: boolean;
+  explain?: boolean;
+}
+
+/** With `fallback`, the service did not decide (`error` says why), and rewards are not sent. */
+export interface Decision {
+  eventId: string;
+  action: string;
+  probability: number;
+  ranking: Ranked[];
+  modelVersion: number;
+  slot?: string;
+  explanations?: Explained[] | null;
+  fallback: boolean;
+  error: ServiceError | null;
+  reward(value: number, options?: { id?: string }): void;
+  activate(): void;
+}
+
+export type Fallback = "first" | ((request: Request) => string) | null;
+
+export interface Options {
+  loop?: string;
+  key?: string;
+  /** Milliseconds that a decision may take with all its tries; 1000 by default. */
+  deadline?: number;
+  /** Who decides while the service does not; with null, a `ServiceError` is thrown. */
+  fallback?: Fallback;
+  queueLimit?: number;
+  fetch?: typeof fetch;
+  random?: () => number;
+}
+
+export class ServiceError extends Error {
+  status: number;
+  code: string;
+  target: string | null;
+}
+
+export function newEventId(): string;
+
+export class Client {
+  constructor(url: string, options?: Options);
+  rank(request: Request & { deadline?: number }): Promise<Decision>;
+  rankMany(requests: Request[], options?: { deadline?: number }): Promise<Decision[]>;
+  slots(
+    slots: (string | { id: string; features?: Features; exclude?: string[] })[],
+    request: Request & { deadline?: number },
+  ): Promise<Decision[]>;
+  reward(eventId: string, value: number, options?: { id?: string }): void;
+  activate(eventId: string): void;
+  rewards(): { queued: number; sent: number; refused: number; dropped: number };
+  flush(milliseconds?: number): Promise<boolean>;
+  close(milliseconds?: number): Promise<void>;
+}

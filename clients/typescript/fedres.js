@@ -1,0 +1,270 @@
+// A client of a fedres service: fetch only, no dependency. Node 20 and later, Deno, browsers.
+
+const PASSING = new Set([408, 429, 500, 502, 503, 504]);
+const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
+const LONGEST_WAIT = 30_000;
+const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
+export class ServiceError extends Error {
+  constructor(status, code, message, target = null) {
+    super(message);
+    this.name = "ServiceError";
+    Object.assign(this, { status, code, target });
+  }
+}
+
+/** Return an id that nobody had before: the time in milliseconds and 84 random bits. */
+export function newEventId() {
+  let time = Date.now();
+  let head = "";
+  for (let k = 0; k < 8; k++) {
+    head = ALPHABET[time % 64] + head;
+    time = Math.floor(time / 64);
+  }
+  return head + Array.from(crypto.getRandomValues(new Uint8Array(14)), (byte) => ALPHABET[byte % 64]).join("");
+}
+
+export class Client {
+  #url; #loop; #headers; #deadline; #fallback; #limit; #fetch; #random;
+  #queue = []; #sending = null; #woken = null; #closed = false;
+  #counts = { sent: 0, refused: 0, dropped: 0 };
+
+  constructor(url, options = {}) {
+    const { loop = "default", key, deadline = 1000, fallback = "first", queueLimit = 10_000 } = options;
+    if (!/^https?:\/\//.test(url)) throw new TypeError(`url must begin with http:// or https://, got ${url}`);
+    if (!(deadline > 0 && deadline < Infinity)) throw new RangeError(`deadline must be positive, got ${deadline}`);
+    if (!(queueLimit >= 1)) throw new RangeError(`queueLimit must be at least 1, got ${queueLimit}`);
+    if (fallback !== "first" && fallback !== null && typeof fallback !== "function") {
+      throw new TypeError(`fallback must be "first", a function or null, got ${fallback}`);
+    }
+    this.#url = url.replace(/\/$/, "");
+    this.#loop = `/v1/loops/${encodeURIComponent(loop)}`;
+    this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
+    this.#deadline = deadline;
+    this.#fallback = fallback;
+    this.#limit = queueLimit;
+    this.#fetch = options.fetch ?? ((...words) => fetch(...words));
+    this.#random = options.random ?? Math.random;
+  }
+
+  /** Return which action to take; `actions` maps ids to features, or is a list of ids. */
+  async rank(request) {
+    const asked = named(request);
+    allowed(asked);
+    try {
+      return this.#decision(await this.#decide("/rank", body(asked), request.deadline));
+    } catch (error) {
+      return this.#fallBack(asked, error);
+    }
+  }
+
+  /** Return a decision for each of at most 100 requests, in one call. */
+  async rankMany(requests, { deadline } = {}) {
+    const asked = requests.map(named);
+    asked.forEach(allowed);
+    let results;
+    try {
+      ({ results } = await this.#decide("/rank/batch", { requests: asked.map(body) }, deadline));
+      if (results.length !== asked.length) throw new ServiceError(0, "unreadable_answer", "results are missing");
+    } catch (error) {
+      return asked.map((one) => this.#fallBack(one, error));
+    }
+    return results.map((result, k) => {
+      if (!result.error) return this.#decision(result);
+      const { code, message, target } = result.error;
+      return this.#fallBack(asked[k], new ServiceError(422, code, message, target));
+    });
+  }
+
+  /** Return a decision for each slot of a page, no action twice. */
+  async slots(slots, request) {
+    const asked = named(request);
+    const places = slots.map((slot) => (typeof slot === "string" ? { id: slot } : slot));
+    this.#fillFirst(asked, places, "first"); // refuses a page that cannot be filled
+    const { exclude: _, explain: __, ...fields } = body(asked);
+    try {
+      const page = await this.#decide("/rank/slots", { ...fields, slots: places }, request.deadline);
+      return page.slots.map(({ id, ...slot }) =>
+        this.#decision({ ...slot, model_version: page.model_version }, { slot: id }));
+    } catch (error) {
+      if (this.#fallback === null) throw failure(error);
+      return this.#fillFirst(asked, places, this.#fallback).map((action, k) =>
+        this.#fallen(action, failure(error), places[k].id));
+    }
+  }
+
+  /** Send a reward in the background; two rewards with one id count once. */
+  reward(eventId, value, { id } = {}) {
+    this.#put(`/events/${encodeURIComponent(eventId)}/reward`, { value, id: id ?? newEventId() });
+  }
+
+  /** Say that the decision of a deferred event was shown, in the background. */
+  activate(eventId) {
+    this.#put(`/events/${encodeURIComponent(eventId)}/activate`, undefined);
+  }
+
+  /** How many rewards wait, and what became of the others. */
+  rewards() {
+    return { queued: this.#queue.length, ...this.#counts };
+  }
+
+  /** Wait until the service has all rewards, at most so many milliseconds; return whether it has. */
+  async flush(milliseconds = 5000) {
+    let timer;
+    const late = new Promise((resolve) => (timer = setTimeout(resolve, milliseconds)));
+    await Promise.race([this.#sending ?? Promise.resolve(), late]);
+    clearTimeout(timer);
+    return this.#queue.length === 0;
+  }
+
+  /** Send what is left of the rewards for so long; what then remains is dropped. */
+  async close(milliseconds = 5000) {
+    this.#woken?.();
+    await this.flush(milliseconds);
+    this.#closed = true;
+    this.#counts.dropped += this.#queue.length;
+    this.#queue = [];
+    this.#woken?.();
+  }
+
+  #put(path, sent) {
+    if (this.#closed) throw new Error("the client is closed");
+    this.#queue.push({ path, sent });
+    if (this.#queue.length > this.#limit) {
+      this.#queue.splice(this.#sending ? 1 : 0, 1); // the first one may be under way
+      this.#counts.dropped += 1;
+    }
+    this.#sending ??= this.#send().finally(() => (this.#sending = null));
+  }
+
+  async #send() {
+    for (let failures = 0; this.#queue.length > 0 && !this.#closed;) {
+      const [{ path, sent }] = this.#queue;
+      const answer = await this.#try("POST", this.#loop + path, sent, 10_000);
+      if (this.#closed) return;
+      if (passes(answer)) {
+        await this.#wait(this.#backOff(failures++, answer));
+        continue;
+      }
+      failures = 0;
+      this.#queue.shift();
+      this.#counts[answer.status < 300 ? "sent" : "refused"] += 1;
+    }
+  }
+
+  async #decide(path, sent, deadline = this.#deadline) {
+    const end = Date.now() + deadline;
+    for (let failures = 0; ; failures++) {
+      const answer = await this.#try("POST", this.#loop + path, sent, Math.min(deadline / 2, end - Date.now()));
+      if (answer.status >= 200 && answer.status < 300) return answer.content;
+      const wait = this.#backOff(failures, answer);
+      if (!passes(answer) || Date.now() + wait >= end) throw answer.error;
+      await new Promise((resolve) => setTimeout(resolve, wait));
+    }
+  }
+
+  /** Return the status and the content of an answer, or the error it is; this never throws. */
+  async #try(method, path, sent, milliseconds) {
+    const control = new AbortController(), requestId = newEventId();
+    const timer = setTimeout(() => control.abort(), Math.max(1, milliseconds));
+    try {
+      const headers = { ...this.#headers, "X-Request-Id": requestId };
+      if (sent !== undefined) headers["Content-Type"] = "application/json";
+      const content = sent === undefined ? undefined : JSON.stringify(sent);
+      const reply = await this.#fetch(this.#url + path, { method, headers, body: content, signal: control.signal });
+      if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Error("a reply to another request");
+      const text = await reply.text();
+      if (reply.ok) return { status: reply.status, content: text === "" ? null : JSON.parse(text) };
+      const after = Number(reply.headers.get("retry-after")) * 1000 || 0;
+      return { status: reply.status, after, error: refusal(reply.status, text) };
+    } catch (error) {
+      return { status: 0, after: 0, error: new ServiceError(0, "no_answer", String(error.message ?? error)) };
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  #backOff(failures, answer) {
+    return Math.max(answer.after ?? 0, this.#random() * Math.min(LONGEST_WAIT, FIRST_WAIT * 2 ** failures));
+  }
+
+  #wait(milliseconds) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, milliseconds);
+      this.#woken = () => (clearTimeout(timer), resolve());
+    });
+  }
+
+  #decision(result, more = {}) {
+    const { event_id: eventId, model_version: modelVersion, ...rest } = result;
+    return {
+      ...rest, ...more, eventId, modelVersion, fallback: false, error: null,
+      reward: (value, options) => this.reward(eventId, value, options),
+      activate: () => this.activate(eventId),
+    };
+  }
+
+  #fallBack(request, error) {
+    if (this.#fallback === null) throw failure(error);
+    return this.#fallen(choose(request, this.#fallback), failure(error));
+  }
+
+  // Under an id of its own: the service may have stored another action under the first.
+  #fallen(action, error, slot) {
+    return {
+      action, error, eventId: newEventId(), probability: NaN, ranking: [], modelVersion: 0, fallback: true,
+      ...(slot === undefined ? {} : { slot }), reward() {}, activate() {},
+    };
+  }
+
+  #fillFirst(request, slots, fallback) {
+    if (slots.length === 0) throw new RangeError("slots must hold at least one slot, got none");
+    const taken = [];
+    for (const slot of slots) {
+      taken.push(choose({ ...request, exclude: [...(request.exclude ?? []), ...(slot.exclude ?? []), ...taken] }, fallback));
+    }
+    return taken;
+  }
+}
+
+function named(request) {
+  return { ...request, eventId: request.eventId ?? newEventId() };
+}
+
+function body({ actions, context = {}, user = null, exclude = [], eventId, defer = false, explain = false }) {
+  const offered = Array.isArray(actions)
+    ? actions.map((id) => ({ id }))
+    : Object.entries(actions).map(([id, features]) => ({ id, features }));
+  return { event_id: eventId, user, context, actions: offered, exclude, defer, explain };
+}
+
+function allowed({ actions, exclude = [] }) {
+  const ids = (Array.isArray(actions) ? actions : Object.keys(actions)).filter((id) => !exclude.includes(id));
+  if (ids.length === 0) throw new RangeError("exclude must leave at least one action, got none left");
+  return ids;
+}
+
+function choose(request, fallback) {
+  const ids = allowed(request);
+  if (fallback === "first") return ids[0];
+  try {
+    const chosen = fallback(request);
+    return ids.includes(chosen) ? chosen : ids[0];
+  } catch {
+    return ids[0];
+  }
+}
+
+const passes = ({ status }) => status === 0 || PASSING.has(status);
+const failure = (error) =>
+  error instanceof ServiceError ? error : new ServiceError(0, "unreadable_answer", String(error));
+
+function refusal(status, text) {
+  try {
+    const { code, message, target } = JSON.parse(text).error;
+    return new ServiceError(status, code, message, target);
+  } catch {
+    return new ServiceError(status, "unknown", text.slice(0, 200));
+  }
+}

@@ -1,0 +1,85 @@
+// Run by tests/client/test_typescript.py, which starts a real service (FEDRES_URL) and a faulty proxy before it.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Client, ServiceError, newEventId } from "../fedres.js";
+
+const { FEDRES_URL: url, FEDRES_FAULTY_URL: faulty, FEDRES_LOOP: loop } = process.env;
+const MENU = { tea: { hot: true }, juice: { hot: false }, milk: {} };
+const nobody = "http://127.0.0.1:1";
+
+test("decides, and sends the reward", async () => {
+  const client = new Client(url, { deadline: 60_000, fallback: null });
+  const decision = await client.rank({ user: "anna", context: { weather: "cold" }, actions: MENU, explain: true });
+  assert.ok(decision.action in MENU);
+  assert.equal(decision.ranking.length, 3);
+  assert.equal(decision.explanations.length, 3);
+  decision.reward(1);
+  assert.ok(await client.flush(60_000));
+  assert.deepEqual(client.rewards(), { queued: 0, sent: 1, refused: 0, dropped: 0 });
+  await client.close();
+  assert.throws(() => client.reward("e", 1), /closed/);
+});
+
+test("decides on many requests, and on slots", async () => {
+  const client = new Client(url, { deadline: 60_000 });
+  const taken = (await client.rank({ actions: MENU })).eventId;
+  const [good, refused] = await client.rankMany([
+    { actions: ["a", "b"], exclude: ["a"] },
+    { actions: MENU, user: "ben", eventId: taken },
+  ]);
+  assert.deepEqual([good.action, good.fallback], ["b", false]);
+  assert.deepEqual([refused.fallback, refused.error.code], [true, "event_exists"]);
+  const [top, side] = await client.slots(["top", { id: "side", exclude: ["milk"] }], { actions: MENU });
+  assert.deepEqual([top.slot, side.slot, side.fallback], ["top", "side", false]);
+  assert.notEqual(top.action, side.action);
+  await client.close();
+});
+
+test("through a faulty network nothing is lost and nothing doubled", async () => {
+  const client = new Client(faulty, { loop, deadline: 60_000, fallback: null });
+  const decided = [];
+  for (let k = 0; k < 40; k++) {
+    const decision = await client.rank({ context: { k }, actions: MENU });
+    decision.reward(1);
+    decided.push([decision.eventId, decision.action]);
+  }
+  assert.ok(await client.flush(60_000));
+  assert.equal(client.rewards().sent, 40);
+  await client.close();
+  console.log(`decided ${JSON.stringify(decided)}`);
+});
+
+test("falls back while the service is away, and says so", async () => {
+  const client = new Client(nobody, { deadline: 100 });
+  const decision = await client.rank({ actions: MENU, exclude: ["tea"] });
+  decision.reward(1);
+  assert.deepEqual([decision.action, decision.fallback, decision.error.status], ["juice", true, 0]);
+  assert.equal(client.rewards().queued, 0);
+  assert.deepEqual((await client.slots(["a", "b"], { actions: MENU })).map((one) => one.action), ["tea", "juice"]);
+  for (const [fallback, action] of [[() => "milk", "milk"], [() => "wine", "tea"], [() => { throw Error(); }, "tea"]]) {
+    assert.equal((await new Client(nobody, { deadline: 50, fallback }).rank({ actions: MENU })).action, action);
+  }
+  await assert.rejects(new Client(nobody, { deadline: 50, fallback: null }).rank({ actions: MENU }), ServiceError);
+  await assert.rejects(client.rank({ actions: [] }), RangeError);
+});
+
+test("a reply that never comes keeps nobody waiting", async () => {
+  const never = (_, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", () => reject(Error("gone"))));
+  assert.ok((await new Client(url, { deadline: 50, fetch: never }).rank({ actions: MENU })).fallback);
+});
+
+test("drops the oldest rewards when there are too many", async () => {
+  const client = new Client(nobody, { queueLimit: 10 });
+  for (let k = 0; k < 100; k++) client.reward(`e${k}`, 1);
+  assert.deepEqual(client.rewards(), { queued: 10, sent: 0, refused: 0, dropped: 90 });
+  await client.close(0);
+  assert.equal(client.rewards().dropped, 100);
+});
+
+test("ids are new and need no quoting", () => {
+  const ids = new Set(Array.from({ length: 1000 }, newEventId));
+  assert.equal(ids.size, 1000);
+  for (const id of ids) assert.match(id, /^[\w-]{22}$/);
+});
