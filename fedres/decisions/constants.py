@@ -10,6 +10,7 @@ OWN_SIZE = 32  # coordinates of a personal block: the leading directions of the 
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
 LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
+CORE_TAU_START = 256  # events after which τ of shared core weights is learned: before, its slopes are noise
 REBASE = 0.5  # how far log τ of a field moves before a shared block, when learned next, takes it as its prior
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 NUMBER_LIMIT = 5.0  # of scaled numbers

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    CORE_TAU_START,
     FIRST_LOG_TAU,
     FIRST_SHARED_LOG_TAU,
     HEAD,
@@ -362,7 +363,8 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
         for f in range(m):
             step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
-            step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
+            if shared.counts[LEARNED] >= CORE_TAU_START:
+                step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
         shared.counts[LEARNED] += 1
         noise_square = (noise / q * error) ** 2 + noise * variance / q
         rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)

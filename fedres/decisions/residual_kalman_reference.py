@@ -361,7 +361,7 @@ class ResidualKalman:
             if mine:
                 mine.weights.learn(x * r, priors[0].tau, error, q)
         for _, x, priors, _, _, parts in used:  # after the weights: all of them used the old τ
-            for prior, slope in zip(priors, parts[2, [2, 1, 0]], strict=True):
+            for prior, slope in zip(priors[: 3 if n >= the.CORE_TAU_START else 2], parts[2, ::-1], strict=False):
                 prior.step(error * x * slope)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1

@@ -157,7 +157,7 @@ class Scaled:
     def scaled(self, features: Features) -> Features:
         for name, value in features.items():
             self.largest[name] = max(self.largest.get(name, 0.0), abs(value))
-        return {name: value / self.largest[name] for name, value in features.items()}
+        return {name: value / self.largest[name] for name, value in features.items() if value}
 
     def dense(self, features: Features) -> Array:
         for name in features:

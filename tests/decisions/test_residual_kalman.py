@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedres.decisions.constants import CORE_SIZE, OWN_SIZE, START_EVENTS, own_slots
+from fedres.decisions.constants import CORE_SIZE, CORE_TAU_START, OWN_SIZE, START_EVENTS, own_slots
 from fedres.decisions.kalman_inputs import eigenvectors, rebase
 from fedres.decisions.kalman_state import CORE, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
@@ -60,7 +60,8 @@ SETTINGS = [
 @pytest.mark.parametrize(("settings", "shape"), SETTINGS)
 def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
     model, readable, owns = ResidualKalman(**settings), Readable(**settings), {}
-    for number, (user, context, actions, taken, reward) in enumerate(stream(seed, 150, **shape)):
+    n = CORE_TAU_START + 60 if seed == 0 and not shape else 150  # the twin is slow where there are many coordinates
+    for number, (user, context, actions, taken, reward) in enumerate(stream(seed, n, **shape)):
         own = None if user is None else owns.get(user, NO_MODEL)
         found, (means, widths) = (
             model.predict(request_of(context, actions), own),
@@ -72,6 +73,7 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
         readable.learn(Event(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
     assert len(readable.bases) == model.shared.counts[2]
+    assert (model.shared.log_tau[0, CORE] != 0) == (n > CORE_TAU_START)
 
 
 def same(one, other):
@@ -212,15 +214,14 @@ def test_how_much_contexts_matter_is_learned():
     found = []
     for noisy in (True, False):
         rng, rounds = np.random.default_rng(14), []
-        for _ in range(600):
+        for _ in range(1000):
             context = rng.normal(size=6)
             reward = float(rng.random() < 0.3 if noisy else context[0] > 0)
             rounds.append((None, (np.arange(1, 7), context), [([20], [1.0], [9])], 0, reward))
         model = ResidualKalman()
-        learn_all(model, {}, rounds, [600])
+        learn_all(model, {}, rounds, [1000])
         found.append(model.shared.log_tau[0, CORE])
-    assert found[0] < -2
-    assert found[1] > -2
+    assert found[0] < -1 < found[1]
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():

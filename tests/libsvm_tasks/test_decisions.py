@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import report, speed
 from libsvm_tasks.decisions.players import PLAYERS, Kalman
-from libsvm_tasks.decisions.rounds import Stream
+from libsvm_tasks.decisions.rounds import Round, Stream
 from libsvm_tasks.decisions.suite import STREAMS, Piece, play, play_piece, run
 from libsvm_tasks.decisions.worlds import News
 from libsvm_tasks.load import available
@@ -103,6 +103,14 @@ def test_every_player_plays_and_repeats_itself(stream, player):
     figures = [play(STREAMS[stream], entry.make(STREAMS[stream]), 5, 60) for _ in range(2)]
     assert figures[0] == figures[1]
     assert -1 <= figures[0] <= 1
+
+
+def test_linucb_takes_a_number_that_is_0_from_the_start():
+    player = PLAYERS["linucb"].make(STREAMS["raw"])
+    now = Round("u", {"hour": 0.0}, [{"_id=a": 1.0, "price": 0.0}, {"_id=b": 1.0, "price": 2.0}], np.ones(2))
+    action, token = player.decide(now, 0.0)
+    player.learn(token, 1.0)
+    assert player.decide(now, 0.0)[0] == action
 
 
 def test_the_best_choices_have_the_figure_1():
