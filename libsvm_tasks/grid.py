@@ -68,6 +68,12 @@ def _piece(work: Callable[[Item], Any], key: str, item: Item) -> tuple[str, Any]
     return key, work(item)
 
 
+def finished(work: Callable[[Item], Any], items: Sequence[Item], journal: Path) -> bool:
+    """Return whether the journal has the results of all items."""
+    done = read_journal(journal)
+    return all(_key(work, item) in done for item in items)
+
+
 def _tell(progress: Progress | None, done: int, total: int) -> None:
     if progress is not None:
         progress(done, total)

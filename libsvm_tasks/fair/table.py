@@ -75,9 +75,21 @@ class Comparison:
     verdict: str  # ahead, level or behind, after Holm's correction over all cells and peers of the method
 
 
-def run(design: Design, *, jobs: int | None, journal: Path | None, progress: grid.Progress | None) -> list[Cell]:
-    """Return all cells; with a ``journal`` an interrupted call goes on where it was."""
+def run(
+    design: Design,
+    *,
+    jobs: int | None,
+    journal: Path | None,
+    progress: grid.Progress | None,
+    finished: bool = False,
+) -> list[Cell]:
+    """Return all cells; with a ``journal`` an interrupted call goes on where it was.
+
+    ``finished`` leaves out what the journal does not have.
+    """
     pairs = [(name, clients) for name in design.datasets for clients in design.clients]
+    if finished and journal is not None:
+        pairs = [pair for pair in pairs if _finished(design, pair, journal)]
     tuning = {pair: _tuning(design, *pair) for pair in pairs}
     total = sum(map(len, tuning.values())) + len(pairs) * design.rollouts
     done, cells = 0, []
@@ -86,11 +98,23 @@ def run(design: Design, *, jobs: int | None, journal: Path | None, progress: gri
         pieces = grid.run(tune, tuning[pair], jobs=jobs, journal=journal, progress=tell)
         done += len(tuning[pair])
         chosen = choose(pieces, design.delays)
-        work = [Judging(*pair, chosen, JUDGING_SEED + n, fingerprint(pair[0])) for n in range(design.rollouts)]
+        work = _judging(design, pair, chosen)
         judged = grid.run(judge, work, jobs=jobs, journal=journal, progress=_part(progress, done, total))
         done += len(work)
         cells += [_cell(pair, delay, chosen, judged) for delay in design.delays]
     return cells
+
+
+def _judging(design: Design, pair: tuple[str, int], chosen: tuple[Chosen, ...]) -> list[Judging]:
+    return [Judging(*pair, chosen, JUDGING_SEED + n, fingerprint(pair[0])) for n in range(design.rollouts)]
+
+
+def _finished(design: Design, pair: tuple[str, int], journal: Path) -> bool:
+    tuning = _tuning(design, *pair)
+    if not grid.finished(tune, tuning, journal):
+        return False
+    chosen = choose(grid.run(tune, tuning, journal=journal), design.delays)
+    return grid.finished(judge, _judging(design, pair, chosen), journal)
 
 
 def _part(progress: grid.Progress | None, before: int, total: int) -> grid.Progress | None:
@@ -209,7 +233,8 @@ def everywhere_ahead(comparisons: Sequence[Comparison]) -> int:
 
 def _page(cells: Sequence[Cell], comparisons: Sequence[Comparison], design: Design) -> str:
     groups = {"development": DEVELOPMENT, "untouched": UNTOUCHED}
-    shown = {name: [d for d in group if d in design.datasets] for name, group in groups.items()}
+    run = {cell.dataset for cell in cells}
+    shown = {name: [d for d in group if d in run] for name, group in groups.items()}
     head = " | ".join(f"{name}: {', '.join(group)}" for name, group in shown.items() if group)
     lines = [
         f"{len(cells)} cells, {design.rollouts} rollouts each, {platform.machine()}. {head}.",

@@ -18,6 +18,7 @@ def fair(
     delays: Annotated[str, typer.Option(help="Round trips in rounds, separated by commas.")] = "0,80,200",
     rollouts: Annotated[int, typer.Option(help="Rollouts that a cell is judged by.")] = 25,
     out: Annotated[Path, typer.Option(help="Folder for fair.md, its CSVs and the journal.")] = Path("results"),
+    finished: Annotated[bool, typer.Option(help="Make the table of what is finished, and run nothing.")] = False,
     jobs: Jobs = 1,
 ) -> None:
     """Compare FedRes with peers that are equipped alike, every hyperparameter chosen by one rule off the test rows.
@@ -34,6 +35,8 @@ def fair(
     )
     out.mkdir(parents=True, exist_ok=True)
     with progress_bar("comparing") as progress:
-        cells = table.run(wanted, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress)
+        cells = table.run(wanted, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress, finished=finished)
+    if not cells:
+        raise ValueError(f"nothing is finished in {out}")
     table.write(cells, wanted, out)
     console().print((out / "fair.md").read_text(encoding="utf-8"), markup=False)

@@ -206,6 +206,9 @@ def test_the_whole_table_on_digits_resumes_and_is_written(tmp_path, monkeypatch)
     assert told[-1] == (4, 4)
     again = table.run(design, jobs=1, journal=tmp_path / "j", progress=None)
     assert [cell.accuracy["ditto"].tolist() for cell in cells] == [cell.accuracy["ditto"].tolist() for cell in again]
+    both = replace(design, clients=(3, 4))  # of which 4 were never run
+    some = table.run(both, jobs=1, journal=tmp_path / "j", progress=None, finished=True)
+    assert [(cell.clients, cell.delay) for cell in some] == [(3, 0), (3, 40)]
     comparisons = table.write(cells, design, tmp_path)
     assert {one.verdict for one in comparisons} <= {"ahead", "level", "behind"}
     with (tmp_path / "fair-cells.csv").open() as file:
