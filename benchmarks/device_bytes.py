@@ -109,6 +109,7 @@ def play(case: Case, task: Deal, url: str, target: float, folder: Path) -> Itera
     """Yield how far a learner is after every examination, until it has reached the target."""
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in case.name)
     settings = {
+        "model": "adagrad",
         "global_learner": case.learner,
         "hyperparameters": case.hyperparameters,
         "bits": BITS,

@@ -37,6 +37,7 @@ from libsvm_tasks.tasks import Task, paper_task
 
 RATE = 10.0  # η of both sides, VW's own
 SETTINGS = {
+    "model": "adagrad",
     "reward_range": [-1, 1],
     "learning_rate": RATE,
     "crosses": False,

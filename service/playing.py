@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
-from service.demo import Client
+import httpx
 
 Features = Mapping[str, float]  # by name: "topic=sport" for a string, "price" for a number
 
@@ -27,26 +27,27 @@ class HttpPlayer:
     """Asks the service at ``url``, in a loop of its own with these settings; rewards are sent as they arrive."""
 
     def __init__(self, url: str, settings: Mapping[str, Any] | None = None) -> None:
-        self._client, self._loop = Client(url), f"played-{uuid4().hex[:12]}"
-        self._client.ask("POST", "/v1/loops", {"name": self._loop, "settings": {**(settings or {})}})
+        self._client, name = httpx.Client(base_url=url, timeout=60, trust_env=False), f"played-{uuid4().hex[:12]}"
+        self._path = f"/v1/loops/{name}"
+        self._send("POST", "/v1/loops", {"name": name, "settings": {**(settings or {})}})
+
+    def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        return self._client.request(method, path, json=body).raise_for_status()
 
     def decide(self, now: Round, draw: float) -> tuple[int, str]:
         """Return the action and its event; the service draws by the event's id, and has no use for ``draw``."""
         actions = json_actions(now.actions)
         asked = {"user": now.user, "context": json_features(now.context), "actions": actions}
-        answer = self._client.ask("POST", f"/v1/loops/{self._loop}/rank", asked)
+        answer = self._send("POST", f"{self._path}/rank", asked).json()
         return [action["id"] for action in actions].index(answer["action"]), answer["event_id"]
 
     def learn(self, token: str, reward: float) -> None:
-        self._client.ask("POST", f"/v1/loops/{self._loop}/events/{quote(token, safe='')}/reward", {"value": reward})
-
-    def wait(self) -> None:
-        """Return once all that was rewarded is learned and published."""
-        self._client.ask("GET", f"/v1/loops/{self._loop}/rewards/unmatched")
+        self._send("POST", f"{self._path}/events/{quote(token, safe='')}/reward", {"value": reward})
 
     def close(self) -> None:
         """Delete the loop."""
-        self._client.ask("DELETE", f"/v1/loops/{self._loop}")
+        self._send("DELETE", self._path)
+        self._client.close()
 
 
 def json_features(named: Features) -> dict[str, Any]:

@@ -39,6 +39,9 @@ def bench(
         str, typer.Option(help="Decisions: the default is for judging; tune with others, such as 11,12,13.")
     ] = "301,302,303",
     events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
+    http: Annotated[
+        str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")
+    ] = None,
     jobs: Jobs = 1,
     json_file: JsonFile = None,
 ) -> None:
@@ -59,7 +62,11 @@ def bench(
     if soak < 0 or (soak and what != "service"):
         raise ValueError(f"soak must be 0, or a number of seconds with `fedres bench service`, got {soak}")
     results: dict[str, Any] = {}
-    if what == "decisions":
+    if http is not None and what != "decisions":
+        raise ValueError(f"http must come with `fedres bench decisions`, got it with {what!r}")
+    if what == "decisions" and http is not None:
+        results = _over_http(http, streams, whole_numbers("seeds", seeds), events)
+    elif what == "decisions":
         results = _decisions(streams, players, whole_numbers("seeds", seeds), events, jobs)
     for name in MODULES:
         if what in (name, "all"):
@@ -99,6 +106,23 @@ def _decisions(streams: str, players: str, seeds: list[int], events: int | None,
     console().print(report.table(figures, seeds))
     journal.unlink(missing_ok=True)
     return {"seeds": seeds, "figures": figures, "speed": speed.measure()}
+
+
+def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> dict[str, Any]:
+    from fedres import checks
+    from libsvm_tasks.decisions import report, suite
+    from service.playing import HttpPlayer
+
+    figures: dict[str, dict[str, list[float]]] = {}
+    for name in [*suite.STREAMS] if streams == "all" else streams.split(","):
+        checks.one_of("streams", name, tuple(suite.STREAMS))
+        figures[name] = {url: []}
+        for seed in seeds:
+            player = HttpPlayer(url)
+            figures[name][url].append(suite.play(suite.STREAMS[name], player, seed, events))
+            player.close()
+    console().print(report.table(figures, seeds))
+    return {"seeds": seeds, "figures": figures}
 
 
 def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
