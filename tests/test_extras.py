@@ -113,5 +113,13 @@ def test_every_command_of_bench_exists():
     assert set(BENCH_COMMANDS) | {"serve", "evaluate", "keys", "log"} == groups | commands
 
 
+def test_a_wheel_has_every_package():
+    root = Path(__file__).parents[1]
+    listed = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    tops = ("fedres", "bandits", "libsvm_tasks", "service")
+    found = [file.parent.relative_to(root) for top in tops for file in (root / top).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
+
+
 def distributions(extra):
     return {re.match(r"[\w-]+", line)[0] for line in PROJECT["optional-dependencies"][extra]}

@@ -11,20 +11,19 @@ from urllib.parse import quote
 
 import msgspec
 
+from fedres.client.hosted.answers import Batch, BatchResult, Filled, Page, Result, checked, decoded, unreadable
 from fedres.client.hosted.fallbacks import Fallback, allowed_ids, fall_back, fall_back_slots
 from fedres.client.hosted.types import (
     Decision,
     Event,
-    Explanation,
     Features,
     Feedback,
     Observed,
-    Ranked,
     RankRequest,
     ServiceError,
     Slot,
 )
-from fedres.client.wire import Answer, Failure, Request, refusal
+from fedres.client.wire import Answer, Failure, Request
 from fedres.event_ids import new_event_id
 
 log = logging.getLogger("fedres.client")
@@ -47,51 +46,6 @@ class Call(Generic[T]):
     seconds: float
     read: Callable[[Answer | Failure], T]
     hot: bool = False
-
-
-class _Result(msgspec.Struct):
-    event_id: str
-    action: str
-    probability: float
-    model_version: int
-    ranking: list[Ranked]
-    explanations: list[Explanation] | None = None
-
-
-class _Refused(msgspec.Struct):
-    code: str
-    message: str
-    target: str | None = None
-
-
-class _BatchResult(msgspec.Struct):
-    """A decision, or an error."""
-
-    event_id: str = ""
-    action: str = ""
-    probability: float = math.nan
-    model_version: int = 0
-    ranking: list[Ranked] = []
-    explanations: list[Explanation] | None = None
-    error: _Refused | None = None
-
-
-class _Batch(msgspec.Struct):
-    results: list[_BatchResult]
-
-
-class _Filled(msgspec.Struct):
-    id: str
-    event_id: str
-    action: str
-    probability: float
-    ranking: list[Ranked]
-
-
-class _Page(msgspec.Struct):
-    event_id: str
-    model_version: int
-    slots: list[_Filled]
 
 
 def _plain(value: Any) -> Any:
@@ -136,7 +90,7 @@ class Calls:
 
         def read(answer: Answer | Failure) -> Decision:
             try:
-                return self._decision(self._read(answer, _Result))
+                return self._decision(self._read(answer, Result))
             except ServiceError as error:
                 return self._fall_back(asked, error)
 
@@ -149,9 +103,9 @@ class Calls:
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
-                results = self._read(answer, _Batch).results
+                results = self._read(answer, Batch).results
                 if len(results) != len(asked):
-                    raise _unreadable(f"{len(results)} results for {len(asked)} requests")
+                    raise unreadable(f"{len(results)} results for {len(asked)} requests")
             except ServiceError as error:
                 return [self._fall_back(one, error) for one in asked]
             return [self._result_of(one, result) for one, result in zip(asked, results, strict=True)]
@@ -168,9 +122,9 @@ class Calls:
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
-                page = self._read(answer, _Page)
+                page = self._read(answer, Page)
                 if [slot.id for slot in page.slots] != [slot.id for slot in places]:
-                    raise _unreadable("other slots than those of the request")
+                    raise unreadable("other slots than those of the request")
             except ServiceError as error:
                 chosen = fall_back_slots(asked, places, self._fallback_or_raise(error))
                 return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
@@ -223,7 +177,7 @@ class Calls:
         path = f"{self._base}/events?after={after}&limit={limit}"
 
         def read(answer: Answer | Failure) -> list[Event]:
-            lines = _checked(answer).body.splitlines()
+            lines = checked(answer).body.splitlines()
             return [msgspec.json.decode(line, type=Event) for line in lines]
 
         return Call("events", self._request("GET", path), self._admin_deadline, read)
@@ -235,7 +189,7 @@ class Calls:
         path = f"/v1/users/{quote(user, safe='')}"
         seconds = max(ERASE_SECONDS, self._admin_deadline)
         return Call(
-            "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(_checked(answer))
+            "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(checked(answer))
         )
 
     def status(self) -> Call[dict[str, Any]]:
@@ -288,7 +242,7 @@ class Calls:
     def _read(self, answer: Answer | Failure, kind: type[T]) -> T:
         """Return the answer, and note whether the service is there."""
         try:
-            result = _decoded(_checked(answer).body, kind)
+            result = decoded(checked(answer).body, kind)
         except ServiceError as error:
             if error.status == 0 or error.status >= 500 or error.status == 429:
                 if not self.away:
@@ -302,7 +256,7 @@ class Calls:
         self.away = False
         return result
 
-    def _decision(self, result: _Result | _BatchResult) -> Decision:
+    def _decision(self, result: Result | BatchResult) -> Decision:
         return Decision(
             event_id=result.event_id,
             action=result.action,
@@ -313,14 +267,14 @@ class Calls:
             feedback=self._feedback,
         )
 
-    def _result_of(self, request: RankRequest, result: _BatchResult) -> Decision:
+    def _result_of(self, request: RankRequest, result: BatchResult) -> Decision:
         if result.error is None:
             return self._decision(result)
         error = ServiceError(422, result.error.code, result.error.message, result.error.target)
         log.error("the service refused a request of a batch: %s", error)
         return self._fall_back(request, error)
 
-    def _filled(self, slot: _Filled, version: int) -> Decision:
+    def _filled(self, slot: Filled, version: int) -> Decision:
         return Decision(
             event_id=slot.event_id,
             action=slot.action,
@@ -359,7 +313,7 @@ def observed(observe: Callable[[Observed], None] | None, name: str, seconds: flo
     if observe is None:
         return
     try:
-        _checked(answer)
+        checked(answer)
         error = None
     except ServiceError as failed:
         error = failed
@@ -392,30 +346,9 @@ def _body(request: RankRequest) -> dict[str, Any]:
     }
 
 
-def _checked(answer: Answer | Failure) -> Answer:
-    """Return a success; raise what anything else means."""
-    if isinstance(answer, Failure):
-        raise ServiceError(0, "no_answer", answer.reason)
-    if answer.status >= 300:
-        said = refusal(answer)
-        raise ServiceError(answer.status, said.code or "unknown", said.message, said.target)
-    return answer
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise _unreadable(str(error)) from None
-
-
-def _unreadable(why: str) -> ServiceError:
-    return ServiceError(0, "unreadable_answer", f"the service's answer cannot be read: {why}")
-
-
 def _json(answer: Answer | Failure) -> Any:
-    body = _checked(answer).body
-    return _decoded(body, Any) if body else None
+    body = checked(answer).body
+    return decoded(body, Any) if body else None
 
 
 def _settings(found: Any) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""The service's answers: their shapes, and what one that is no success means."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import msgspec
+
+from fedres.client.hosted.types import Explanation, Ranked, ServiceError
+from fedres.client.wire import Answer, Failure, refusal
+
+T = TypeVar("T")
+
+
+class Result(msgspec.Struct):
+    event_id: str
+    action: str
+    probability: float
+    model_version: int
+    ranking: list[Ranked]
+    explanations: list[Explanation] | None = None
+
+
+class Refused(msgspec.Struct):
+    code: str
+    message: str
+    target: str | None = None
+
+
+class BatchResult(msgspec.Struct):
+    """A decision, or an error."""
+
+    event_id: str = ""
+    action: str = ""
+    probability: float = math.nan
+    model_version: int = 0
+    ranking: list[Ranked] = []
+    explanations: list[Explanation] | None = None
+    error: Refused | None = None
+
+
+class Batch(msgspec.Struct):
+    results: list[BatchResult]
+
+
+class Filled(msgspec.Struct):
+    id: str
+    event_id: str
+    action: str
+    probability: float
+    ranking: list[Ranked]
+
+
+class Page(msgspec.Struct):
+    event_id: str
+    model_version: int
+    slots: list[Filled]
+
+
+def checked(answer: Answer | Failure) -> Answer:
+    """Return a success; raise what anything else means."""
+    if isinstance(answer, Failure):
+        raise ServiceError(0, "no_answer", answer.reason)
+    if answer.status >= 300:
+        said = refusal(answer)
+        raise ServiceError(answer.status, said.code or "unknown", said.message, said.target)
+    return answer
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise unreadable(str(error)) from None
+
+
+def unreadable(why: str) -> ServiceError:
+    return ServiceError(0, "unreadable_answer", f"the service's answer cannot be read: {why}")
