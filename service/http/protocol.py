@@ -48,6 +48,8 @@ class JoinedTransport:
             self._send(held + data if held else data)
 
     def _send(self, data: bytes) -> None:
+        if self.is_closing():  # the client has gone; a closed transport would raise
+            return
         self._written += len(data)
         self._transport.write(data)
 

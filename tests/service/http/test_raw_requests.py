@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from service.http.limits import Limits
-from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES
+from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES, JoinedTransport
 
 BODY = b'{"actions": [{"id": "a", "features": {}}]}'
 PAGE = b"GET / HTTP/1.1\r\n\r\n"
@@ -164,3 +164,19 @@ def test_a_refusal_is_the_same_however_often_the_actions_were_seen(live):
     for _ in range(3):
         exchange(live, rank(body=b'{"actions": [{"id": "a", "features": {"x": 1}}]}') + CLOSE)
         assert [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)] == wanted
+
+
+def test_nothing_is_written_to_a_client_that_has_gone():
+    class Closed:
+        """A transport as uvloop's after its end."""
+
+        def is_closing(self):
+            return True
+
+        def write(self, data):
+            raise RuntimeError("the handler is closed")
+
+    transport = JoinedTransport(Closed())
+    transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    transport.write(b"body")
+    transport.flush()
