@@ -132,7 +132,8 @@ class Learner:
             if head.last > position and self._follows(name):
                 entries = self._read(name, position)
                 self._take(name, entries)
-                more |= len(entries) == BATCH
+                began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
+                more |= len(entries) == BATCH or began_again
                 if name in self.loops and self.positions[name] < head.last:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6

@@ -6,19 +6,19 @@ import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from bandits.evaluation import Log, LoggedEvent, evaluate, load_log
-from bandits.evaluation.compare import LEAST_EVENTS
-from bandits.evaluation.policies import Policy, target_probabilities
-from bandits.evaluation.reward_model import crossfit_rewards
 from fedres.checks import Array
 from service.log.records import encode
 from service.personalizer.arguments import DEFAULT_ARGUMENTS, DEFAULT_EPSILON, with_epsilon
 from service.personalizer.durations import microseconds, read_time, show_time
+
+if TYPE_CHECKING:  # loaded with SciPy by the first evaluation: a ranker starts without them
+    from bandits.evaluation import Log, LoggedEvent
+    from bandits.evaluation.policies import Policy
 
 BIN = 5 * 60 * 1_000_000  # microseconds
 EXPERIMENTS = (0.0, 0.05, 0.1)  # shares of exploration that an optimisation tries
@@ -75,6 +75,9 @@ def evaluate_policies(
     events: Iterable[dict[str, Any]], online: str, custom: Sequence[dict[str, str]], *, optimise: bool
 ) -> list[PolicyValue]:
     """Return the online policy, the baseline, uniform draws, custom policies, and others if they are to be found."""
+    from bandits.evaluation import load_log
+    from bandits.evaluation.reward_model import crossfit_rewards
+
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         for event in events:
             file.write(encode(event) + b"\n")
@@ -107,6 +110,10 @@ def _policy(arguments: str) -> str:
 def _valued(
     log: Log, times: Array, rewards: Any, name: str, arguments: str, source: str, policy: str | Policy
 ) -> PolicyValue:
+    from bandits.evaluation import evaluate
+    from bandits.evaluation.compare import LEAST_EVENTS
+    from bandits.evaluation.policies import target_probabilities
+
     if policy == "logging":
         weight = np.ones(len(log))
     else:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from bandits.evaluation.intervals import Interval
-from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
 from service.learn.join import Decided, Join, Rules, Settled
 from service.learn.loop_state import read_settings_body, rules_of
 from service.log.protocol import Log
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, SETTINGS, Entry, Example, read_decision, read_reward
 from service.settings import Settings
+
+if TYPE_CHECKING:  # SciPy is loaded by the first report: a ranker starts without it
+    from bandits.evaluation.intervals import Interval
+    from bandits.evaluation.lift import Arm, Lift
 
 CHUNK = 5_000  # records read at once
 _NO_FEATURES = Example(b"", b"", 0)
@@ -111,6 +114,8 @@ class _Reader:
         mine[1] += 1
 
     def arm(self, sums: Sums, n_rewarded: int) -> Arm:
+        from bandits.evaluation.lift import Arm
+
         numbers = np.array([*sums.values()], float).reshape(-1, 2)
         before = np.array([_mean(self.before.get(user)) for user in sums], float)
         return Arm(numbers[:, 0], numbers[:, 1], n_rewarded, before)
@@ -118,6 +123,8 @@ class _Reader:
 
 def report(log: Log, loop: str, since: int, begin: int, settings: Settings) -> LiftReport:
     """Return what the experiment shows that began at position ``begin``, in a loop made at ``since``."""
+    from bandits.evaluation.lift import lift, sample_ratio_is_wrong
+
     reader, began = _Reader(begin), 0
     for entry in _entries(log, loop, since - 1):
         reader.take(entry)

@@ -97,7 +97,7 @@ def fedres(*words):
         (["serve", "--loops", "shop"], "loops must come with a store in PostgreSQL, got 'shop'"),
         (["serve", "--host", "0.0.0.0"], "host must be a loopback address"),
         (["serve", "--tls-key", "key.pem"], "tls-key must come with --tls-cert"),
-        (["keys", "add", "king"], "role must be one of admin, device, rank, got 'king'"),
+        (["keys", "add", "king"], "role must be one of admin, device, rank, read, got 'king'"),
         (["keys", "revoke", "nobody"], "id must be that of a key, got 'nobody'"),
     ],
 )

@@ -37,6 +37,7 @@ CHECKS = [
 TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a request
 RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
+    "/lift",  # a control group
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
     *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there

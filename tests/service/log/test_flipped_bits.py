@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -112,6 +113,9 @@ def test_a_flipped_bit_of_a_snapshot_is_found_or_changes_nothing_and_is_never_le
     for k in range(N_SNAPSHOT_FLIPS[name]):
         (tmp_path / str(k)).mkdir()
         store = copied(killed, tmp_path / str(k)) / "store.db"
+        if not name.endswith("-wal"):  # else its pages are those in the write-ahead log, whatever the file says
+            with closing(sqlite3.connect(store.with_name(name))) as snapshot:
+                snapshot.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         at = flip(store.with_name(name), rng)
         found = snapshot_damage(store.with_name("store.db-models"))
         n_found += bool(found)
