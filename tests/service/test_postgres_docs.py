@@ -87,7 +87,8 @@ def test_its_commands_run_and_its_questions_are_answered(tmp_path, database):
         for user in USERS:
             asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
             assert machine.ask("POST", "/v1/rank", json=asked).status_code == 200
-        key = subprocess.run([FEDRES, "keys", "add", "admin", "--store", database], capture_output=True, check=True)
+        command = [FEDRES, "keys", "add", "admin", "--store", database]
+        key = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
         bearer = {"Authorization": f"Bearer {key.stdout.decode().strip()}"}
         eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")
         assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
