@@ -106,7 +106,7 @@ def test_clicks_come_at_once_and_zeros_late_and_some_rewards_never():
 def test_every_player_plays_and_repeats_itself(stream, player):
     entry = PLAYERS[player]
     if not entry.installed:
-        pytest.skip(f"{player} needs the package {entry.package}, which no extra of fedres installs")
+        pytest.skip(f"{player} needs the package {entry.package}, which is not part of the extra dev")
     figures = [play(STREAMS[stream], entry.make(STREAMS[stream]), 5, 60) for _ in range(2)]
     assert figures[0] == figures[1]
     assert -1 <= figures[0] <= 1
