@@ -42,6 +42,7 @@ class Setup:
     shared_features: str = "half"
     local_features: str = "all"
     seed: int = 0
+    label: str | None = None  # the column to predict, of a CSV file
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "rollouts"):
@@ -51,7 +52,7 @@ class Setup:
     def stream(self, number: int) -> Stream:
         """Return the stream of one rollout."""
         return bandit_task(
-            dataset(self.dataset),
+            dataset(self.dataset, self.label),
             self.clients,
             self.rounds,
             task=self.task,
@@ -181,7 +182,7 @@ def run(
     progress: grid.Progress | None = None,
 ) -> BanditReplay:
     """Return every scheme's rewards on the same streams; with a ``journal`` an interrupted call goes on."""
-    data = dataset(setup.dataset)
+    data = dataset(setup.dataset, setup.label)
     setup.stream(0)  # fails early
     fingerprint = hashlib.sha256(data.features.tobytes() + data.label.tobytes()).hexdigest()
     work = [Rollout(setup, tuple(schemes), number, fingerprint) for number in range(setup.rollouts)]

@@ -20,11 +20,11 @@ RATE = 10.0  # VW's
 
 def hosted_accuracy(task: Task, scheme: Scheme) -> tuple[Array, float, float]:
     """Return every client's test accuracy, and the mean bits a client sent and was sent."""
-    if scheme.global_learner == "fedres-sgd":
+    if scheme.learner_name == "fedres-sgd":
         return _with_vw_everywhere(task, scheme)
     with ExitStack() as stack:
         make, dim, n_clients = readable.maker(scheme.local_learner, stack), len(task.local_features), len(task.label)
-        learners = [make(dim, RATE) for _ in range(n_clients)] if scheme.global_learner != "fedres-erm" else []
+        learners = [make(dim, RATE) for _ in range(n_clients)] if scheme.learner_name != "fedres-erm" else []
         alone = [make(dim, RATE) for _ in range(n_clients)] if scheme.alone else []
         return _play(task, scheme, learners, alone)
 
@@ -38,10 +38,10 @@ def _play(
         return Each([learners[k] for k in who])
 
     learner = global_learner(
-        scheme.global_learner,
+        scheme.learner_name,
         dim=len(task.global_features) + 1,
         n_clients=n_clients,
-        **default_hyperparameters(scheme.global_learner, task, scheme.delay),
+        **default_hyperparameters(scheme.learner_name, task, scheme.delay) | scheme.hyperparameters,
     )
     sites = delayed_sites(n_clients, scheme.uplink_delay, scheme.downlink_delay, group if learners else None)
     timing = "aligned" if scheme.timing == "aligned" else "immediate"
@@ -106,6 +106,7 @@ def _with_vw_everywhere(task: Task, scheme: Scheme) -> tuple[Array, float, float
         timing=timing,
         local_timing=local_timing,
         alone=scheme.alone,
+        **scheme.hyperparameters,
     )
     return result.accuracy, *shared_bits(task, scheme)
 

@@ -72,7 +72,12 @@ def balance_table(data: Data) -> Table:
     table.add_column("share", justify="right")
     table.add_column("", min_width=BAR)
     for label, size in zip(classes if classes is not None else [], sizes, strict=True):
-        table.add_row(f"{label:g}", f"{size:,}", f"{size / sizes.sum():.1%}", bar(size, 0, sizes.max()))
+        table.add_row(
+            label if isinstance(label, str) else f"{label:g}",
+            f"{size:,}",
+            f"{size / sizes.sum():.1%}",
+            bar(size, 0, sizes.max()),
+        )
     return table
 
 

@@ -12,6 +12,7 @@ from service.cli.base import (
     DatasetArgument,
     Jobs,
     JsonFile,
+    Label,
     PlotFile,
     Seed,
     app,
@@ -26,6 +27,7 @@ from service.cli.base import (
 @one_line_errors
 def bandit(
     dataset: DatasetArgument,
+    label: Label = None,
     clients: Annotated[int, typer.Option(help="Number P of clients.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds T; each client decides once a round.")] = 8000,
     policy: Annotated[
@@ -81,7 +83,7 @@ def bandit(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if plot is not None:
         check_path(plot)
-    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed, label)
     given = {"epsilon": epsilon, "half_life": half_life, "floor": floor}
     options = {name: value for name, value in given.items() if value is not None}
     rows = [

@@ -13,6 +13,7 @@ from service.cli.base import (
     DatasetArgument,
     Jobs,
     JsonFile,
+    Label,
     PlotFile,
     Seed,
     app,
@@ -34,7 +35,10 @@ Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with 
 Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, separated by commas.")]
 GlobalLearners = Annotated[
     list[str] | None,
-    typer.Option(help="Rule for the shared model of fedres, e.g. ofedavg; repeatable. Default: fedres-sgd."),
+    typer.Option(
+        help="Rule for the shared model of fedres, also with hyperparameters: ofedavg or ofediq:levels=3,blocks=9."
+        " Repeatable. Default: fedres-sgd."
+    ),
 ]
 LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
 LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
@@ -45,6 +49,7 @@ Samples = Annotated[int, typer.Option(help="At most this many examples of each o
 @one_line_errors
 def replay(
     dataset: DatasetArgument,
+    label: Label = None,
     clients: Clients = 50,
     rounds: Rounds = 500,
     rollouts: Rollouts = 50,
@@ -65,7 +70,7 @@ def replay(
     from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme
 
-    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = [
         Scheme(name, learner, local_learner, local_features, timing, delay)
         for name, learner in contenders(schemes, global_learner)
@@ -77,6 +82,7 @@ def replay(
 @one_line_errors
 def delays(
     dataset: DatasetArgument,
+    label: Label = None,
     delays: Annotated[str, typer.Option(help="Round trips to try, separated by commas.")] = "0,20,40,80,120,200",
     clients: Clients = 50,
     rounds: Rounds = 500,
@@ -99,7 +105,7 @@ def delays(
     from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme, at_delays
 
-    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = []
     for name, learner in contenders(schemes, global_learner):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
