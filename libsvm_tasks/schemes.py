@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fedres import checks
-from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.global_learners import learner_class, learner_names
 from fedres.global_learners.base import Setting
 from libsvm_tasks.tasks import Task
 
@@ -25,11 +25,12 @@ class Scheme:
     """One contender; ``delay`` is the round trip in rounds, half of it (rounded up) on the way to the server.
 
     ``global_learner`` is a name, or a name with hyperparameters: ``ofediq:levels=3,blocks=9``. Those of ``fedres-sgd``,
-    which is played with VW's own steps, are ``learning_rate`` and ``local_learning_rate``.
+    which is played with VW's own steps, are ``learning_rate`` and ``local_learning_rate``. It may also be a class, or a
+    function, that is called with ``model`` and ``n_clients`` and returns a learner.
     """
 
     scheme: str = "fedres"
-    global_learner: str = "fedres-sgd"
+    global_learner: str | Callable[..., Any] = "fedres-sgd"
     local_learner: str = "linear"
     local_features: str = "all"
     timing: str = "on-arrival"
@@ -37,8 +38,11 @@ class Scheme:
 
     def __post_init__(self) -> None:
         checks.one_of("scheme", self.scheme, SCHEMES)
-        checks.one_of("global_learner", self.learner_name, GLOBAL_LEARNERS)
-        self._check_hyperparameters()
+        if isinstance(self.global_learner, str):
+            checks.one_of("global_learner", self.learner_name, learner_names())
+            self._check_hyperparameters()
+        elif not callable(self.global_learner):
+            raise ValueError(f"global_learner must be a name or a class, got {self.global_learner!r}")
         checks.one_of("local_learner", self.local_learner, LOCAL_LEARNERS)
         checks.one_of("local_features", self.local_features, LOCAL_FEATURES)
         checks.one_of("timing", self.timing, TIMINGS)
@@ -51,13 +55,24 @@ class Scheme:
 
     @property
     def learner_name(self) -> str:
-        return self.global_learner.partition(":")[0]
+        """The learner without its hyperparameters."""
+        return self.learner.partition(":")[0]
+
+    @property
+    def learner(self) -> str:
+        """The learner as it is shown."""
+        if isinstance(self.global_learner, str):
+            return self.global_learner
+        made = getattr(self.global_learner, "func", self.global_learner)  # of a functools.partial
+        keywords = getattr(self.global_learner, "keywords", {})
+        name = getattr(made, "__name__", type(made).__name__)
+        return name + ("" if not keywords else ":" + ",".join(f"{key}={value}" for key, value in keywords.items()))
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Return what was given after the learner's name."""
-        given = self.global_learner.partition(":")[2]
-        return dict(_hyperparameter(word, self.global_learner) for word in given.split(",")) if given else {}
+        given = self.global_learner.partition(":")[2] if isinstance(self.global_learner, str) else ""
+        return dict(_hyperparameter(word, self.learner) for word in given.split(",")) if given else {}
 
     def _check_hyperparameters(self) -> None:
         name, given = self.learner_name, self.hyperparameters
@@ -91,7 +106,7 @@ class Scheme:
 def hyperparameter_names(learner: str) -> list[str]:
     """Return the hyperparameters of a learner: what it adds to the problem it is set."""
     problem = {field.name for field in fields(Setting)}
-    return [field.name for field in fields(GLOBAL_LEARNERS[learner]) if field.name not in problem]
+    return [field.name for field in fields(learner_class(learner)) if field.name not in problem]
 
 
 def _hyperparameter(word: str, learner: str) -> tuple[str, Any]:

@@ -26,8 +26,8 @@ from service.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from libsvm_tasks.replay import Replay, Setup
     from libsvm_tasks.schemes import Scheme
+    from libsvm_tasks.task_replay import Replay, Setup
 
 Clients = Annotated[int, typer.Option(help="Number P of clients.")]
 Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
@@ -66,14 +66,15 @@ def replay(
     plot: PlotFile = None,
 ) -> None:
     """Replay a dataset as a federation: each client alone, one model for all, and both together (fedres)."""
+    from libsvm_tasks.experiments import contenders
     from libsvm_tasks.plots import plot_replay
-    from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme
+    from libsvm_tasks.task_replay import Setup
 
     setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = [
         Scheme(name, learner, local_learner, local_features, timing, delay)
-        for name, learner in contenders(schemes, global_learner)
+        for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"])
     ]
     _replay(setup, rows, jobs, json_file, plot, plot_replay)
 
@@ -101,23 +102,21 @@ def delays(
     plot: PlotFile = None,
 ) -> None:
     """Measure how accuracy holds up as messages between clients and server take longer."""
+    from libsvm_tasks.experiments import contenders
     from libsvm_tasks.plots import plot_delays
-    from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme, at_delays
+    from libsvm_tasks.task_replay import Setup
 
     setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = []
-    for name, learner in contenders(schemes, global_learner):
+    for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"]):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
         rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
     _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
 
 
-def contenders(schemes: str, learners: list[str] | None) -> list[tuple[str, str]]:
-    """Return schemes with the learner of each; fedres comes once for every learner."""
-    chosen = list(dict.fromkeys(learners or ["fedres-sgd"]))
-    names = [name.strip() for name in schemes.split(",")]
-    return [(name, learner) for name in names for learner in (chosen if name == "fedres" else chosen[:1])]
+def names(schemes: str) -> list[str]:
+    return [name.strip() for name in schemes.split(",")]
 
 
 def _replay(
@@ -131,8 +130,8 @@ def _replay(
     """Run, print, write and draw; what an interrupted call had finished is found again."""
     from libsvm_tasks.load import cache_folder
     from libsvm_tasks.plots import check_path
-    from libsvm_tasks.replay import replay
     from libsvm_tasks.report import replay_table
+    from libsvm_tasks.task_replay import replay
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")

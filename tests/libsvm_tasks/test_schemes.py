@@ -6,8 +6,8 @@ import pytest
 from libsvm_tasks import engine
 from libsvm_tasks.hosted import hosted_accuracy
 from libsvm_tasks.load import load
-from libsvm_tasks.replay import play
 from libsvm_tasks.schemes import Scheme
+from libsvm_tasks.task_replay import play
 from libsvm_tasks.tasks import paper_task
 
 

@@ -57,6 +57,7 @@ class Rollout(NamedTuple):
     schemes: tuple[Scheme, ...]
     number: int
     fingerprint: str  # of the dataset: another file of the same name is other work
+    data: Data | None = None  # where it has no name to load it by
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Replay:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    row: dict[str, Any] = asdict(result.scheme)
+    row: dict[str, Any] = asdict(result.scheme) | {"global_learner": result.scheme.learner}
     row |= {"accuracy_mean": result.accuracy_mean, "accuracy_se": result.accuracy_se}
     row["accuracy"] = result.accuracy.tolist()  # of each rollout
     row |= {"bits_up": result.bits_up, "bits_down": result.bits_down, "seconds": result.seconds}
@@ -114,15 +115,19 @@ def replay(
     setup: Setup,
     schemes: Sequence[Scheme],
     *,
+    data: Data | None = None,
     jobs: int | None = None,
     journal: Path | None = None,
     progress: grid.Progress | None = None,
 ) -> Replay:
-    """Return every scheme's accuracy on the same tasks. With a ``journal`` an interrupted call goes on where it was."""
-    data = dataset(setup.dataset, setup.label)
-    paper_task(data, setup.clients, samples=setup.samples, seed=setup.seed, n_rounds=setup.rounds)  # fails early
-    fingerprint = hashlib.sha256(data.features.tobytes() + data.label.tobytes()).hexdigest()
-    work = [Rollout(setup, tuple(schemes), number, fingerprint) for number in range(setup.rollouts)]
+    """Return every scheme's accuracy on the same tasks, made from ``data`` or from the dataset that the setup names.
+
+    With a ``journal`` an interrupted call goes on where it was.
+    """
+    rows = dataset(setup.dataset, setup.label) if data is None else data
+    paper_task(rows, setup.clients, samples=setup.samples, seed=setup.seed, n_rounds=setup.rounds)  # fails early
+    fingerprint = hashlib.sha256(rows.features.tobytes() + rows.label.tobytes()).hexdigest()
+    work = [Rollout(setup, tuple(schemes), number, fingerprint, data) for number in range(setup.rollouts)]
     pieces = grid.run(play_rollout, work, jobs=jobs, journal=journal, progress=progress)
     accuracy = np.array([[Outcome(*o).accuracy for o in piece["outcomes"]] for piece in pieces]).T
     totals = np.array([piece["outcomes"] for piece in pieces]).mean(axis=0)
@@ -137,7 +142,7 @@ def replay(
 def play_rollout(rollout: Rollout) -> dict[str, Any]:
     """Return the outcomes of all schemes on the task of one seed."""
     setup = rollout.setup
-    data = dataset(setup.dataset, setup.label)
+    data = rollout.data or dataset(setup.dataset, setup.label)
     tasks: dict[str, Task] = {}
     outcomes = []
     for scheme in rollout.schemes:
