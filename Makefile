@@ -2,6 +2,7 @@
 # make test    everything CI runs
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
+# make docs    the documentation site, in docs/_build/html
 # Each makes its own .venv and installs what it needs.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: serve test check lint kernels faults hardening dist clean
+.PHONY: serve test check lint kernels faults hardening docs dist clean
 
 test: check
 
@@ -39,6 +40,9 @@ hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+docs: .venv/installed  # the site, in docs/_build/html
+	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 
 dist: .venv/installed  # a wheel, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from service.cli.base import (
+    Address,
+    Backend,
     DatasetArgument,
     Jobs,
     JsonFile,
@@ -63,6 +65,8 @@ def bandit(
     rollouts: Annotated[int, typer.Option(help="Independent repetitions.")] = 5,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
     log: Annotated[
@@ -75,6 +79,7 @@ def bandit(
     """
     from libsvm_tasks.bandit_log import write_log
     from libsvm_tasks.bandit_replay import Setup, make_scheme, run
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.load import cache_folder
     from libsvm_tasks.plots import check_path, plot_bandit
     from libsvm_tasks.report import bandit_table
@@ -93,7 +98,7 @@ def bandit(
         for name in schemes.split(",")
     ]
     journal = cache_folder() / "unfinished" / f"{hashlib.sha256(repr((setup, rows)).encode()).hexdigest()[:16]}.jsonl"
-    with progress_bar(f"deciding on {dataset}") as progress:
+    with cluster(backend, address, jobs), progress_bar(f"deciding on {dataset}") as progress:
         result = run(setup, rows, jobs=jobs, journal=journal, progress=progress)
     console().print(bandit_table(result))
     write_json(json_file, result.to_json())

@@ -25,6 +25,8 @@ DatasetArgument = Annotated[
 Label = Annotated[str | None, typer.Option(help="The column to predict, of a .csv or .tsv file with a header.")]
 Seed = Annotated[int, typer.Option(help="Seed of the first rollout; the others count up from it.")]
 Jobs = Annotated[int, typer.Option(help="Processes; results do not depend on it.")]
+Backend = Annotated[str, typer.Option(help="Where processes run: loky (here), ray or dask.")]
+Address = Annotated[str | None, typer.Option(help="Of a running Ray or Dask cluster; default: start one here.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the results to this .png, .svg or .pdf.")]
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.base import (
+    Address,
+    Backend,
     DatasetArgument,
     Jobs,
     JsonFile,
@@ -62,11 +64,14 @@ def replay(
     samples: Samples = 30,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Replay a dataset as a federation: each client alone, one model for all, and both together (fedres)."""
     from libsvm_tasks.experiments import contenders
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.plots import plot_replay
     from libsvm_tasks.schemes import Scheme
     from libsvm_tasks.task_replay import Setup
@@ -76,7 +81,8 @@ def replay(
         Scheme(name, learner, local_learner, local_features, timing, delay)
         for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"])
     ]
-    _replay(setup, rows, jobs, json_file, plot, plot_replay)
+    with cluster(backend, address, jobs):
+        _replay(setup, rows, jobs, json_file, plot, plot_replay)
 
 
 @app.command()
@@ -98,11 +104,14 @@ def delays(
     samples: Samples = 30,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Measure how accuracy holds up as messages between clients and server take longer."""
     from libsvm_tasks.experiments import contenders
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.plots import plot_delays
     from libsvm_tasks.schemes import Scheme, at_delays
     from libsvm_tasks.task_replay import Setup
@@ -112,7 +121,9 @@ def delays(
     for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"]):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
         rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
-    _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+    rows = at_delays(rows, whole_numbers("delays", delays))
+    with cluster(backend, address, jobs):
+        _replay(setup, rows, jobs, json_file, plot, plot_delays)
 
 
 def names(schemes: str) -> list[str]:
