@@ -13,6 +13,7 @@ export interface DeviceOptions {
   queueLimit?: number;
   fetch?: typeof fetch;
   clock?: () => number;
+  random?: () => number;
 }
 
 export interface DeviceRequest {

@@ -9,6 +9,7 @@ export { IndexedDBStore, MemoryStore };
 
 const BATCH = 500; // uploads in one request
 const ROUND_MILLISECONDS = 60_000; // how long the loop's settings are taken for granted
+const LONGEST_REST = 300_000; // milliseconds between two tries of a service that does not answer
 const STEPS = 1000; // journal entries between two savings of the model
 const LARGEST = 1e9; // of what the service takes as a part of a score
 const RESIDUALS = ["fedres-adagrad", "fedres-sgd"];
@@ -17,13 +18,19 @@ const ROUND = {
   epsilon: 0.1, gamma: 10, learning_rate: 0.1, reward_range: [0, 1], version: 0, n_learned: 0,
 }; // what holds before the service was asked
 
-class Trouble extends Error {}
+class Trouble extends Error {
+  constructor(message, after = 0) {
+    super(message);
+    this.after = after; // milliseconds that the service asks to wait
+  }
+}
 
 /** Decides with private features, offline too; made by `FedresDevice.open`. */
 export class FedresDevice {
   #url; #client; #loop; #headers; #fetch; #clock; #limit; #store; #unlock;
   #meta; #waiting; #queue; #round; #local; #model; #steps = 0; #journalKey; #seq;
   #roundUntil = -Infinity; #turn = Promise.resolve(); #syncing = null; #timer; #closed = false; #trouble = null;
+  #random; #failures = 0; #restUntil = -Infinity;
 
   /** Open a device; in a browser, one tab at a time may. */
   static async open(url, options) {
@@ -39,9 +46,10 @@ export class FedresDevice {
     this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
     this.#fetch = inner.fetch ?? ((...words) => fetch(...words));
     this.#clock = inner.clock ?? Date.now;
+    this.#random = inner.random ?? Math.random;
     this.#store = store ?? (globalThis.indexedDB ? new IndexedDBStore(`fedres ${loop} ${client}`) : new MemoryStore());
     if (syncSeconds !== null) {
-      this.#timer = setInterval(() => this.sync(), syncSeconds * 1000);
+      this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.sync(), syncSeconds * 1000);
       this.#timer.unref?.(); // Node: does not keep the process alive
     }
   }
@@ -204,10 +212,12 @@ export class FedresDevice {
         most = taken === null ? Math.max(1, Math.floor(batch.length / 2)) : Math.min(2 * most, BATCH);
       }
       if (sent > 0 || !fresh) await this.#fetchModel();
-      this.#trouble = null;
+      [this.#trouble, this.#failures, this.#restUntil] = [null, 0, -Infinity];
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
       this.#trouble = error.message;
+      const longest = Math.min(LONGEST_REST, 1000 * 2 ** this.#failures++);
+      this.#restUntil = this.#clock() + Math.max(error.after, longest * (0.5 + this.#random() / 2));
     }
     return { sent, dropped: this.dropped - dropped, version: this.#model.version, trouble: this.#trouble };
   }
@@ -278,7 +288,9 @@ export class FedresDevice {
       const reply = await this.#fetch(this.#url + path, {
         method, headers: given, body: sent && JSON.stringify(sent), cache: "no-store", signal: AbortSignal.timeout(30_000),
       });
-      if (reply.status >= 500 || [408, 425, 429].includes(reply.status)) throw new Trouble(await said(reply));
+      if (reply.status >= 500 || [408, 425, 429].includes(reply.status)) {
+        throw new Trouble(await said(reply), Number(reply.headers.get("retry-after")) * 1000 || 0);
+      }
       return reply;
     } catch (error) {
       if (error instanceof Trouble) throw error;
@@ -338,11 +350,8 @@ function lock(name) {
 }
 
 async function refusal(reply) {
-  try {
-    return (await reply.json()).error;
-  } catch {
-    return { code: "unknown", message: reply.statusText, target: null };
-  }
+  const { error } = await reply.json().catch(() => ({})); // some networks answer for others
+  return error ?? { code: "unknown", message: reply.statusText, target: null };
 }
 
 async function said(reply) {
