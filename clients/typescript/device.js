@@ -260,6 +260,8 @@ export class FedresDevice {
     const residuals = batch.map((one) => ({ ...one, version: one.version || version }));
     const reply = await this.#ask("POST", "/residuals", { client: this.#client, residuals });
     if (reply.ok) {
+      const { positions } = await this.#json(reply);
+      if (positions?.length !== batch.length) throw new Trouble(`the service must answer with ${batch.length} positions`);
       await this.#inTurn(() => this.#write(batch.map(({ seq }) => ["queue", seq]), []));
       return batch.length;
     }
@@ -283,11 +285,13 @@ export class FedresDevice {
   }
 
   async #ask(method, path, sent, headers = {}) {
-    const given = { ...this.#headers, ...headers, ...(sent ? { "Content-Type": "application/json" } : {}) };
+    const requestId = newEventId();
+    const given = { ...this.#headers, ...headers, "X-Request-Id": requestId, ...(sent ? { "Content-Type": "application/json" } : {}) };
     try {
       const reply = await this.#fetch(this.#url + path, {
         method, headers: given, body: sent && JSON.stringify(sent), cache: "no-store", signal: AbortSignal.timeout(30_000),
       });
+      if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Trouble("a reply to another request came");
       if (reply.status >= 500 || [408, 425, 429].includes(reply.status)) {
         throw new Trouble(await said(reply), Number(reply.headers.get("retry-after")) * 1000 || 0);
       }

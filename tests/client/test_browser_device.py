@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
+from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.client import DeviceClient
 from fedres.local_learners.adagrad import FUSED
@@ -157,6 +159,24 @@ def test_an_upload_that_the_service_refuses_is_dropped_and_the_others_are_sent(l
         played("reward", {"eventId": played("decide", request)["eventId"], "value": value})
     synced = played("sync")
     assert (synced["sent"], synced["dropped"], synced["trouble"]) == (4, 1, None)
+
+
+@needs_node
+def test_through_a_faulty_network_no_upload_is_lost_and_none_doubled(live, played):
+    loop, rng = loop_of(live, "faulty"), random.Random(11)
+    fault = lambda request: rng.choices([PASS, DROP, MUTE, TWICE, REPEAT], [4, 2, 2, 1, 1])[0]  # noqa: E731
+    with FaultyProxy(live.address, fault) as proxy:
+        played("open", {"url": proxy.url, "client": "phone", "loop": loop, "store": "faulty"})
+        troubles = 0
+        for k, (request, _) in enumerate(stream(40)):
+            played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
+            if k % 4 == 3:
+                troubles += played("sync")["trouble"] is not None
+        while played("status")["queued"]:
+            troubles += played("sync")["trouble"] is not None
+    contexts = [msgspec.json.decode(e.body)["context"] for e in live.engine.logged(loop) if e.kind == "residual"]
+    assert contexts == [request["context"] for request, _ in stream(40)]
+    assert troubles > 3
 
 
 def examples(n):
