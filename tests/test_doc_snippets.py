@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -224,3 +225,11 @@ def test_reference_pages_are_made_from_the_code(monkeypatch):
     assert "personalizer" not in http
     assert {"## fedres serve", "## fedres log backup", "## fedres replay"} <= set(command_line.splitlines())
     assert "| `--global-learner` |" in command_line
+
+
+def test_what_the_python_reference_names_exists_and_has_a_docstring():
+    text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)\.(\w+)$", text, flags=re.MULTILINE)
+    assert len(names) == text.count(".. auto") > 20
+    for module, name in names:
+        assert getattr(import_module(module), name).__doc__, name
