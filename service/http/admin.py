@@ -17,6 +17,7 @@ from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, 
 from service.page import PAGE
 from service.ranking.admin import Admin
 from service.ranking.experiments import LiftReport
+from service.ranking.figures import LoopReport
 from service.ranking.requests import Action, Id
 from service.ranking.status import Status
 from service.settings import Settings
@@ -147,6 +148,10 @@ def loop_routes(admin: Admin) -> Routes:
     @routes.of_loop("GET", "/lift", READ, "Compare the policy with its control group.", reply=LiftReport)
     async def get_lift(loop: Loop) -> Response:
         return json_response(await admin.lift(loop))
+
+    @routes.of_loop("GET", "/report", READ, "Show what the log says of the loop.", reply=LoopReport)
+    async def get_report(loop: Loop) -> Response:
+        return Response(await admin.report(loop), media_type=JSON)
 
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:

@@ -189,8 +189,6 @@ class LoopState:
         head = self.head
         if entry.position > head.settings_version:
             settings = read_settings_body(entry.body)
-            if settings.control != head.settings.control:
-                head.control_since = entry.position
             head.settings, head.settings_version = settings, entry.position
             head.history = {**head.history, entry.position: head.settings}
 

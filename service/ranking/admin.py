@@ -29,9 +29,11 @@ from service.log.records import (
     encode,
 )
 from service.models.kalman_personal import PersonalKalman
-from service.ranking import experiments, reports
+from service.ranking import reports
+from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
+from service.ranking.figures import Question
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
@@ -212,14 +214,21 @@ class Admin:
         rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
         return reports.unmatched(rewards)
 
-    async def lift(self, loop: str) -> experiments.LiftReport:
+    async def lift(self, loop: str) -> LiftReport:
         """Return what the loop's control group shows."""
         view = self._machine.loop(loop).view
         if not view.settings.control.share:
             message = "the loop must have a control group: set control.share in its settings"
             raise ApiError(404, "no_experiment", message, "control")
-        begin, settings = view.control_since, view.settings
-        return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
+        return msgspec.json.decode(await self._ask("lift", loop), type=LiftReport)
+
+    async def report(self, loop: str) -> bytes:
+        """Return what the loop's log shows, a ``LoopReport`` as JSON."""
+        return await self._ask("report", loop)
+
+    async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
+        question = Question(what, loop, self._machine.loop(loop).view.since, **details)
+        return await self._machine.reports.ask(question)
 
     async def evaluate(
         self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -22,13 +22,14 @@ from service.log.records import (
     LoggedRank,
     decode_actions,
     decode_rank,
+    read_decision,
     read_reward,
 )
 
 CHUNK = 500
 NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
-_NOTHING = Decided(None, Example(b"", b"", 0), 0, 0.0)
+_NO_FEATURES = Example(b"", b"", 0)
 
 
 class Exporter:
@@ -107,22 +108,33 @@ class Exporter:
 
 def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None]:
     """Return the status and the reward of the event that all entries are about, at the log's time ``now``."""
-    join, reward, event = Join(), None, str(about[0].event)
-    for entry in about:
-        found = [*join.expire(entry.time), _joined(join, entry, rules)]
-        reward = next((settled.reward for settled in found if settled is not None), reward)
-    reward = next((settled.reward for settled in join.expire(now)), reward)
-    return join.events[event].status, reward
+    join, event = Join(), str(about[0].event)
+    settled = [one for entry in about for one in settle(join, entry, lambda _: rules, 0)]
+    settled += join.expire(now)
+    return join.events[event].status, settled[0].reward if settled else None
 
 
-def _joined(join: Join, entry: Entry, rules: Rules) -> Settled | None:
-    event, position, time = str(entry.event), entry.position, entry.time
-    if entry.kind == RANK:
-        return join.rank(event, position, time, rules, _NOTHING, decode_rank(entry.body).deferred)
-    if entry.kind == REWARD:
+def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int) -> Iterator[Settled]:
+    """Join a record as the learner does; yield the events that are settled by then.
+
+    ``rules`` are those of the settings at a position, ``newest`` is the position of the newest settings.
+    """
+    yield from join.expire(entry.time)
+    if entry.kind not in ABOUT or entry.event is None:
+        return
+    event, position, time = entry.event, entry.position, entry.time
+    if entry.kind == ACTIVATE:
+        settled = join.activate(event, position, time, rules(newest))
+    elif entry.kind == REWARD:
         assert entry.example is not None
-        return join.reward(event, position, time, *read_reward(entry.example), rules)
-    return join.activate(event, position, time, rules)
+        settled = join.reward(event, position, time, *read_reward(entry.example), rules(newest))
+    else:
+        assert entry.example is not None
+        found = read_decision(entry.example)
+        decided = Decided(entry.user, _NO_FEATURES, found.settings, found.baseline_weight, found.control)
+        settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
+    if settled is not None:
+        yield settled
 
 
 def _plain(raw: msgspec.Raw) -> Any:

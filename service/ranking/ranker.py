@@ -23,6 +23,7 @@ from service.ranking.decide import Decision, decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import Quotas, exceeded
+from service.ranking.report_process import Reports, ThreadReports
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
@@ -64,7 +65,9 @@ class Machine:
         limits: Limits | None = None,
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
+        reports: Reports | None = None,
     ) -> None:
+        self.reports = reports or ThreadReports(self.archive)
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
@@ -170,6 +173,7 @@ class Machine:
 
     def close(self) -> None:
         self.closed = True
+        self.reports.close()
         if self._archive is not None:
             self._archive.close()
 

@@ -21,6 +21,7 @@ from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
 from service.ranking.ranker import Machine
+from service.ranking.report_process import ReportProcess
 from service.ranking.status import Status
 from service.roles.config import Config
 
@@ -38,7 +39,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    machine = Machine(Models(config.run), client, learner, partial(open_log, config.store), only=config.loops)
+    open_store, reports = partial(open_log, config.store), ReportProcess(config.store)
+    machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, reports=reports)
     status = Status(machine, config.store.path.name, config.run)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)

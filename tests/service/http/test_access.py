@@ -33,7 +33,7 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /federated/updates",
         "GET /federated/round",
     },
-    "read": {"GET /lift"},
+    "read": {"GET /lift", "GET /report"},
 }
 PAGES = {("GET", path) for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json")}
 NO_KEY = {"GET /", "GET /healthz", "GET /readyz", *(f"{method} {path}" for method, path in PAGES)}
