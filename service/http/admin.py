@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -13,13 +13,15 @@ from msgspec import Meta, Struct, field
 
 from service import metrics
 from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
+from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
-from service.page import PAGE
+from service.page import ASSETS, HEADERS, asset, page
 from service.ranking.admin import Admin
 from service.ranking.experiments import LiftReport
 from service.ranking.figures import LoopReport
 from service.ranking.requests import Action, Id
 from service.ranking.status import Status
+from service.ranking.stories import Decisions, Story
 from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
@@ -153,6 +155,14 @@ def loop_routes(admin: Admin) -> Routes:
     async def get_report(loop: Loop) -> Response:
         return Response(await admin.report(loop), media_type=JSON)
 
+    @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Tell the story of an event.", reply=Story)
+    async def get_event(loop: Loop, request: Request) -> Response:
+        return json_response(await admin.story(loop, str(request.scope[PARAMETERS]["event_id"])))
+
+    @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=Decisions)
+    async def get_decisions(loop: Loop, user: User) -> Response:
+        return json_response(await admin.decisions(loop, user))
+
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:
         return await _lines(await admin.user_events(user, [loop]))
@@ -165,7 +175,7 @@ def loop_routes(admin: Admin) -> Routes:
     return routes
 
 
-def service_routes(admin: Admin, status: Status) -> Routes:
+def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
     """Return the routes of the service as a whole."""
     routes = Routes()
 
@@ -212,11 +222,23 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         status.check_ready()
         return json_response(Health("ready"))
 
-    @routes.of_service("GET", "/", OPEN, "Show a page.", reply=HTML)
+    @routes.of_service("GET", "/", OPEN, "Show the dashboard.", reply=HTML)
     async def get_page() -> Response:
-        return Response(PAGE, media_type=HTML)
+        return Response(page(root_path), media_type=HTML, headers=HEADERS)
+
+    for name, media_type in ASSETS.items():
+        routes.of_service("GET", f"/{name}", OPEN, "A file of the dashboard.", reply=media_type)(
+            _asset(name, media_type)
+        )
 
     return routes
+
+
+def _asset(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(asset(name), media_type=media_type, headers=HEADERS)
+
+    return send
 
 
 async def _lines(events: Iterator[dict[str, Any]]) -> Response:

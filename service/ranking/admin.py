@@ -37,6 +37,7 @@ from service.ranking.figures import Question
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
+from service.ranking.stories import MOST_DECISIONS, Decisions, Story, stories
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
@@ -225,6 +226,19 @@ class Admin:
     async def report(self, loop: str) -> bytes:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
         return await self._ask("report", loop)
+
+    async def story(self, loop: str, event_id: str) -> Story:
+        """Return all about an event."""
+        found = await stories(self._machine, loop, [event_id])
+        if not found:
+            raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
+        return found[0]
+
+    async def decisions(self, loop: str, user: str) -> Decisions:
+        """Return a user's newest decisions among those that reports look at."""
+        check_id("user", user)
+        events = msgspec.json.decode(await self._ask("user", loop, user=user, most=MOST_DECISIONS), type=list[str])
+        return Decisions(user, await stories(self._machine, loop, events))
 
     async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
         question = Question(what, loop, self._machine.loop(loop).view.since, **details)

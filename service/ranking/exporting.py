@@ -61,14 +61,26 @@ class Exporter:
         entries = [entry for entry in self._log.find(loop, events) if entry.kind == RANK]
         return {str(entry.event): (entry, decode_rank(entry.body)) for entry in entries}
 
+    def stories(self, loop: str, events: list[str]) -> Iterator[tuple[dict[str, Any], list[Entry]]]:
+        """Yield those of the events that there are, and all records about each."""
+        now = self._log.heads()[loop].time
+        for about in self._about(loop, events).values():
+            for entry in about:
+                if entry.kind == RANK:
+                    yield self._event(entry, about, now), about
+
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
-        about: dict[str | None, list[Entry]] = {}
-        for entry in self._log.find(loop, [entry.event for entry in ranks if entry.event is not None]):
-            if entry.kind in ABOUT and entry.position > self._since:
-                about.setdefault(entry.event, []).append(entry)
+        about = self._about(loop, [entry.event for entry in ranks if entry.event is not None])
         for entry in ranks:
             if entry.event in about:  # else it was erased this moment
                 yield self._event(entry, about[entry.event], now)
+
+    def _about(self, loop: str, events: list[str]) -> dict[str | None, list[Entry]]:
+        about: dict[str | None, list[Entry]] = {}
+        for entry in self._log.find(loop, events):
+            if entry.kind in ABOUT and entry.position > self._since:
+                about.setdefault(entry.event, []).append(entry)
+        return about
 
     def _event(self, entry: Entry, about: list[Entry], now: int) -> dict[str, Any]:
         body = decode_rank(entry.body)
@@ -80,7 +92,7 @@ class Exporter:
         ]
         return {
             "event_id": entry.event,
-            "time": datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds"),
+            "time": time_of(entry),
             "user": entry.user,
             "context": _plain(body.context),
             "actions": actions,
@@ -135,6 +147,10 @@ def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int)
         settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
     if settled is not None:
         yield settled
+
+
+def time_of(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds")
 
 
 def _plain(raw: msgspec.Raw) -> Any:

@@ -19,9 +19,21 @@ from fedres.checks import Array
 from service.learn.join import Join, Rules, Settled
 from service.learn.loop_state import read_settings_body, rules_of
 from service.log.protocol import Head, Log
-from service.log.records import ACTIVATE, LOOP, RANK, SETTINGS, Entry, decode_rank, read_decision
+from service.log.records import (
+    ACTIONS,
+    ACTIVATE,
+    LOOP,
+    RANK,
+    SETTINGS,
+    Entry,
+    LoggedRank,
+    decode_actions,
+    decode_rank,
+    read_decision,
+)
+from service.personalizer.importance import scored_columns
 from service.ranking.experiments import Bounds, Experiment, LiftReport
-from service.ranking.exporting import settle
+from service.ranking.exporting import NO_FEATURES, settle
 from service.settings import Settings
 
 CHUNK = 2_000  # records read at once
@@ -29,6 +41,8 @@ MOST = 50_000  # finished events that a report looks at one by one, the newest
 LEAST_VALUED = 100  # events before policies are valued
 LEAST_EFFECTIVE = 20  # effective sample size from which uniform picks are valued
 N_BUCKETS = 48  # of time
+SAMPLED = 2_000  # finished events whose features are looked at
+MOST_FEATURES = 100
 MOST_ACTIONS = 8  # shown by name; the others are added up
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
@@ -95,6 +109,16 @@ class Delays(msgspec.Struct):
     events: list[int]
 
 
+class Feature(msgspec.Struct):
+    """A feature in the newest events."""
+
+    kind: str  # of the context, or of the action that was taken
+    name: str
+    importance: float  # share of the rewards' variance it explains, relative to the strongest feature
+    coverage: float  # share of events that have it
+    values: int  # different ones; a feature with one only says nothing
+
+
 class Alarm(msgspec.Struct):
     code: str
     message: str
@@ -113,6 +137,7 @@ class LoopReport(msgspec.Struct):
     traffic: Traffic
     funnel: Funnel
     delays: Delays
+    features: list[Feature]  # the most important first
     lift: LiftReport | None  # null without a control group
     values: list[PolicyValue]  # empty below 100 events whose probabilities are known
     alarms: list[Alarm]
@@ -127,7 +152,9 @@ class LoopFigures:
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
         self.finished: deque[Finished] = deque(maxlen=MOST)
-        self._pending: dict[str, Finished] = {}
+        self._pending: dict[str, tuple[Finished, LoggedRank]] = {}
+        self._samples: deque[tuple[Finished, LoggedRank]] = deque(maxlen=SAMPLED)
+        self._catalogue: dict[str, msgspec.Raw] = {}
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
 
@@ -144,7 +171,9 @@ class LoopFigures:
             settings = self._settings[entry.position] = read_settings_body(entry.body)
             self._newest = entry.position
             self.experiment.take_settings(settings.control, entry.position, entry.time)
-        if entry.kind == RANK:
+        elif entry.kind == ACTIONS:
+            self._catalogue.update({action.id: action.features for action in decode_actions(entry.body).put})
+        elif entry.kind == RANK:
             self._rank(entry)
         was_activated = entry.kind == ACTIVATE and self._is_activated(entry.event)
         for settled in settle(self._join, entry, self._rules, self._newest):
@@ -174,7 +203,7 @@ class LoopFigures:
         body = decode_rank(entry.body)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
-        self._pending[entry.event] = Finished(
+        decided = Finished(
             entry.event,
             entry.time,
             entry.user,
@@ -183,6 +212,7 @@ class LoopFigures:
             allowed.index(body.action),
             tuple([body.probabilities[k] for k in allowed]),
         )
+        self._pending[entry.event] = decided, body
 
     def _settle(self, settled: Settled) -> None:
         event, decided, reward, delay = settled
@@ -193,7 +223,10 @@ class LoopFigures:
             self.delays[bisect_left(DELAYS, delay / 1e6)] += 1
         pending = self._pending.pop(event, None)
         if pending is not None:
-            self.finished.append(pending._replace(reward=reward))
+            finished, body = pending[0]._replace(reward=reward), pending[1]
+            self.finished.append(finished)
+            if reward is not None:
+                self._samples.append((finished, body))
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None:
@@ -205,7 +238,7 @@ class LoopFigures:
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""
-        newest = (one for one in reversed(self._pending.values()) if one.user == user)
+        newest = (one for one, _ in reversed(self._pending.values()) if one.user == user)
         finished = (one for one in reversed(self.finished) if one.user == user)
         found = sorted([*islice(newest, most), *islice(finished, most)], key=lambda one: -one.time)
         return [one.event_id for one in found[:most]]
@@ -237,10 +270,27 @@ class LoopFigures:
             traffic=_traffic([one for one in rewarded if not one.control], bucket[~control], len(ends)),
             funnel=Funnel(**waiting),
             delays=Delays(DELAYS, self.delays),
+            features=self._features(),
             lift=shows,
             values=_values([one for one, good in zip(rewarded, known, strict=True) if good]),
             alarms=self._alarms(rewarded, shows),
         )
+
+    def _features(self) -> list[Feature]:
+        """Return how often features are there, and how much they say about rewards."""
+        rows = []
+        for one, body in self._samples:
+            taken = body.actions[body.action]
+            features = taken.features or self._catalogue.get(taken.id, NO_FEATURES)
+            action = {"id": taken.id, "features": msgspec.json.decode(features)}
+            context = msgspec.json.decode(body.context)
+            rows.append({"context": context, "actions": [action], "action": taken.id, "reward": one.reward})
+        found = []
+        for kind, name, score, values in scored_columns(rows):
+            n_missing = values.count(None)
+            n_values = len(set(values)) - bool(n_missing)
+            found.append(Feature(kind, name, _round(score), _round(1 - n_missing / len(rows)), n_values))
+        return sorted(found, key=lambda one: (-one.importance, one.kind, one.name))[:MOST_FEATURES]
 
     def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None) -> list[Alarm]:
         alarms = []

@@ -7,6 +7,7 @@ while without questions.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import select
 import sys
@@ -109,6 +110,7 @@ class ReportProcess:
 def main() -> None:
     """Answer the questions that come as lines, each by a line; one that begins with ``!`` says what went wrong."""
     os.nice(19)
+    gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
     lines, out = FileIO(0), sys.stdout.buffer  # without a buffer, which select could not see
     path, *database = msgspec.json.decode(lines.readline())
     reporter, log = Reporter(), open_log(Store(Path(path), *database))
