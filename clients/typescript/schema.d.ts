@@ -11,9 +11,10 @@ export interface Batch {
   requests: RankRequest[];
 }
 
-/** What became of each request of a batch, in its order. */
+/** A user's newest decisions, the newest first. */
 export interface Decisions {
-  results: (RankResult | Error)[];
+  user: string;
+  decisions: Story[];
 }
 
 /** What every failure looks like. */
@@ -73,10 +74,10 @@ export interface Ranked {
   score: number;
 }
 
-/** The reward of an event; an id that comes twice, or without ids a value that comes twice, counts once. */
 export interface Reward {
-  value: number;
+  value?: number | null;
   id?: string | null;
+  outcomes?: Record<string, unknown> | null;
 }
 
 /** A place for one action, its features, what it must not show, and what it would show without us. */
@@ -102,6 +103,23 @@ export interface SlotsResult {
   event_id: string;
   model_version: number;
   slots: FilledSlot[];
+}
+
+/** An event as it is exported, how the actions were ranked then, what was logged, and how they score now. */
+export interface Story {
+  event: Record<string, unknown>;
+  ranking: Ranked[];
+  records: StoryRecord[];
+  explanations: Explained[];
+}
+
+/** A record about an event. */
+export interface StoryRecord {
+  time: string;
+  kind: string;
+  value?: number | null;
+  id?: string | null;
+  outcome?: string | null;
 }
 
 /** What a pair of features adds to a score; an empty name is none, and two of them are the constant. */

@@ -18,8 +18,8 @@ from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, 
 from service.page import ASSETS, HEADERS, asset, page
 from service.ranking.admin import Admin
 from service.ranking.experiments import LiftReport
-from service.ranking.figures import LoopReport
 from service.ranking.requests import Action, Id
+from service.ranking.series import LoopReport
 from service.ranking.status import Status
 from service.ranking.stories import Decisions, Story
 from service.settings import Settings

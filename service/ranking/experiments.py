@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,16 @@ class ArmReport(msgspec.Struct):
     reward: float | None  # mean per event
 
 
+class OutcomeLift(msgspec.Struct):
+    """The same for a named outcome: its sum per event."""
+
+    outcome: str
+    control: float | None
+    treatment: float | None
+    absolute: Bounds | None  # treatment − control; null below 20 users in each arm or 20 events with the outcome
+    relative: Bounds | None
+
+
 class LiftReport(msgspec.Struct):
     """Treatment against control, since the experiment began."""
 
@@ -46,10 +58,11 @@ class LiftReport(msgspec.Struct):
     sample_ratio_is_wrong: bool  # users were not split as the share says: distrust all of this
     variance_left: float  # share of the variance that users' earlier rewards do not explain
     more_users: int | None  # until the absolute interval is half as wide
+    outcomes: list[OutcomeLift]
 
 
 class Sums:
-    """Rewards and events of each user, and how many events had another reward than the default."""
+    """Rewards, or sums of an outcome, and events of each user; how many events had another one than the default."""
 
     def __init__(self) -> None:
         self.users: dict[str, list[float]] = {}
@@ -74,32 +87,34 @@ class Experiment:
 
     def __init__(self) -> None:
         self.control, self.position, self.began = Control(), 0, 0
-        self.sums: Mapping[bool, Sums] = {True: Sums(), False: Sums()}  # control, treatment
-        self.before = Sums()
+        self.arms = defaultdict[tuple[str, bool], Sums](Sums)  # by outcome, "" is the reward; and whether it is control
+        self.before = defaultdict[str, Sums](Sums)
 
     def take_settings(self, control: Control, position: int, time: int) -> None:
         if control == self.control and self.position:
             return
         self.control, self.position, self.began = control, position, time
-        for sums in self.sums.values():
+        for (name, _), sums in self.arms.items():
             for user, numbers in sums.users.items():
-                self.before.add(user, *numbers)
-        self.sums = {True: Sums(), False: Sums()}
+                self.before[name].add(user, *numbers)
+        self.arms.clear()
 
-    def add(self, user: str, reward: float, *, settings: int, is_control: bool, is_default: bool) -> None:
-        """Count an event that was decided under the settings at a position."""
-        sums = self.sums[is_control] if settings >= self.position else self.before
-        sums.add(user, reward)
-        sums.n_rewarded += not is_default
+    def add(self, user: str, values: Mapping[str, float], default: float | None, settings: int, control: bool) -> None:
+        """Count an event that was decided under the settings at a position: its outcomes by name, its reward as ""."""
+        for name, value in values.items():
+            sums = self.arms[name, control] if settings >= self.position else self.before[name]
+            sums.add(user, value)
+            sums.n_rewarded += value != (0.0 if name else default)
 
     def report(self) -> LiftReport:
         """Return what it shows."""
         from bandits.evaluation.lift import lift, sample_ratio_is_wrong
 
-        control, treatment = (self.sums[is_control].arm(self.before) for is_control in (True, False))
+        control, treatment = (self.arms["", is_control].arm(self.before[""]) for is_control in (True, False))
         found = lift(control, treatment)
         half = None if found.absolute is None else (found.absolute.high - found.absolute.low) / 4
         share = self.control.share
+        is_wrong = sample_ratio_is_wrong(control.n_users, treatment.n_users, share) if share else False
         return LiftReport(
             experiment=self.control.experiment,
             began=datetime.fromtimestamp(self.began / 1e6, UTC).isoformat(timespec="seconds"),
@@ -111,10 +126,20 @@ class Experiment:
             relative=_bounds(found.relative),
             sentence=sentence(found),
             missing=found.missing,
-            sample_ratio_is_wrong=sample_ratio_is_wrong(control.n_users, treatment.n_users, share),
+            sample_ratio_is_wrong=is_wrong and not self.control.hold,
             variance_left=found.variance_left,
             more_users=None if half is None else found.more_users(half),
+            outcomes=[self._outcome(name) for name, is_control in [*self.arms] if name and not is_control],
         )
+
+    def _outcome(self, name: str) -> OutcomeLift:
+        from bandits.evaluation.lift import lift
+
+        control, treatment = (self.arms[name, is_control].arm(self.before[name]) for is_control in (True, False))
+        n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
+        found = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
+        means = _arm_report(control, found.control).reward, _arm_report(treatment, found.treatment).reward
+        return OutcomeLift(name, means[0], means[1], _bounds(found.absolute), _bounds(found.relative))
 
 
 def sentence(found: Lift) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -84,7 +84,7 @@ class Exporter:
 
     def _event(self, entry: Entry, about: list[Entry], now: int) -> dict[str, Any]:
         body = decode_rank(entry.body)
-        status, reward = outcome(about, self._rules(entry.loop, body.settings), now)
+        status, reward, outcomes = outcome(about, self._rules(entry.loop, body.settings), now)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
         actions = [
@@ -102,6 +102,7 @@ class Exporter:
             "model_version": body.version,
             "arm": body.arm,
             "reward": reward,
+            "outcomes": outcomes or None,
             "status": status,
             "position": entry.position,
         }
@@ -118,12 +119,13 @@ class Exporter:
         return {action.id: action.features for action in decode_actions(entry.body).put}
 
 
-def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None]:
-    """Return the status and the reward of the event that all entries are about, at the log's time ``now``."""
+def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None, Mapping[str, float]]:
+    """Return status, reward and named outcomes of the event that all entries are about, at the log's time ``now``."""
     join, event = Join(), str(about[0].event)
     settled = [one for entry in about for one in settle(join, entry, lambda _: rules, 0)]
     settled += join.expire(now)
-    return join.events[event].status, settled[0].reward if settled else None
+    reward, outcomes = (settled[0].reward, settled[0].outcomes) if settled else (None, {})
+    return join.events[event].status, reward, outcomes
 
 
 def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int) -> Iterator[Settled]:

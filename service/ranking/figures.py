@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,116 +31,35 @@ from service.log.records import (
     decode_rank,
     read_decision,
 )
+from service.outcomes import Guardrail
 from service.personalizer.importance import scored_columns
-from service.ranking.experiments import Bounds, Experiment, LiftReport
+from service.ranking.experiments import Experiment, LiftReport, OutcomeLift
 from service.ranking.exporting import NO_FEATURES, settle
+from service.ranking.series import (
+    Alarm,
+    Delays,
+    Feature,
+    Finished,
+    Funnel,
+    Line,
+    LoopReport,
+    buckets,
+    line_of,
+    numbered,
+    rounded,
+    traffic_of,
+    uniform_line,
+    values_of,
+)
 from service.settings import Settings
 
 CHUNK = 2_000  # records read at once
 MOST = 50_000  # finished events that a report looks at one by one, the newest
-LEAST_VALUED = 100  # events before policies are valued
-LEAST_EFFECTIVE = 20  # effective sample size from which uniform picks are valued
-N_BUCKETS = 48  # of time
 SAMPLED = 2_000  # finished events whose features are looked at
 MOST_FEATURES = 100
-MOST_ACTIONS = 8  # shown by name; the others are added up
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
 LOST = 0.05  # alarm: share of rewards that are late or have no event
-POLICIES = {"first": "first", "uniform": "uniform", "likeliest": "greedy"}  # names in bandits.evaluation, and ours
-
-
-class Finished(NamedTuple):
-    """A decision and what came of it."""
-
-    event_id: str
-    time: int
-    user: str | None
-    control: bool
-    actions: tuple[str, ...]  # ids that were not excluded
-    chosen: int
-    probabilities: tuple[float, ...]
-    reward: float | None = None
-
-
-class PolicyValue(msgspec.Struct):
-    """What a policy would have earned on the logged decisions of the loop's own policy, per event."""
-
-    policy: str  # logged, first, uniform or greedy: always the likeliest action of the logged policy
-    reward: Bounds
-    difference: Bounds | None  # to the logged policy, event by event; null for itself
-    ess: float  # effective sample size
-    warning: str  # empty where nothing is wrong
-
-
-class Line(msgspec.Struct):
-    """Mean rewards by time, with 95% bands for each point alone; null where there is no event."""
-
-    events: list[int]
-    reward: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-
-
-class Traffic(msgspec.Struct):
-    """Which actions the policy took, by time."""
-
-    actions: list[str | None]  # the most frequent ones; null is all others
-    events: list[list[int]]  # of each action
-    evenness: list[float | None]  # entropy of the actions taken, as a share of what it can be
-
-
-class Funnel(msgspec.Struct):
-    """What became of decisions and of rewards, since the loop was made."""
-
-    ranked: int = 0
-    activated: int = 0  # deferred decisions count once they are activated
-    rewarded: int = 0
-    expired: int = 0  # without a reward
-    waiting: int = 0
-    late: int = 0  # rewards
-    unmatched: int = 0  # rewards
-
-
-class Delays(msgspec.Struct):
-    """How long rewards took; the last count is of all that took longer."""
-
-    up_to_seconds: tuple[float, ...]
-    events: list[int]
-
-
-class Feature(msgspec.Struct):
-    """A feature in the newest events."""
-
-    kind: str  # of the context, or of the action that was taken
-    name: str
-    importance: float  # share of the rewards' variance it explains, relative to the strongest feature
-    coverage: float  # share of events that have it
-    values: int  # different ones; a feature with one only says nothing
-
-
-class Alarm(msgspec.Struct):
-    code: str
-    message: str
-
-
-class LoopReport(msgspec.Struct):
-    """What a loop's log shows, up to a position."""
-
-    position: int
-    time: str  # of the last record
-    events: int  # finished ones that series and values are about: the newest
-    bucket_ends: list[float]  # seconds since 1970
-    policy: Line
-    control: Line
-    uniform: Line  # what uniform picks would have earned until then, by inverse propensity (SNIPS)
-    traffic: Traffic
-    funnel: Funnel
-    delays: Delays
-    features: list[Feature]  # the most important first
-    lift: LiftReport | None  # null without a control group
-    values: list[PolicyValue]  # empty below 100 events whose probabilities are known
-    alarms: list[Alarm]
 
 
 class LoopFigures:
@@ -215,7 +134,7 @@ class LoopFigures:
         self._pending[entry.event] = decided, body
 
     def _settle(self, settled: Settled) -> None:
-        event, decided, reward, delay = settled
+        event, decided, reward, delay, outcomes = settled
         if delay is None:
             self.funnel.expired += 1
         else:
@@ -231,10 +150,9 @@ class LoopFigures:
             self._apprentice.remove(event)
         elif reward is not None:
             user = f"event {event}" if decided.user is None else f"user {decided.user}"
-            is_default = reward == self._settings[decided.settings].default_reward
-            self.experiment.add(
-                user, reward, settings=decided.settings, is_control=decided.control, is_default=is_default
-            )
+            settings = self._settings.get(decided.settings) or self._settings[self._newest]
+            values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **outcomes}
+            self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""
@@ -246,15 +164,15 @@ class LoopFigures:
     def report(self) -> LoopReport:
         """Return what the log shows."""
         rewarded = [one for one in self.finished if one.reward is not None]
-        ends, bucket = _buckets(rewarded)
+        ends, bucket = buckets(rewarded)
         reward = np.array([one.reward for one in rewarded], float)
-        user = _numbered([one.user or f"\0{one.event_id}" for one in rewarded])
+        user = numbered([one.user or f"\0{one.event_id}" for one in rewarded])
         control = np.array([one.control for one in rewarded], bool)
         known = np.array([min(one.probabilities) > 0 for one in rewarded], bool) & ~control
         weight = np.array([1 / (len(one.actions) * one.probabilities[one.chosen]) for one in rewarded], float)
 
         def line(mask: Array, weights: Array) -> Line:
-            return _line(bucket[mask], reward[mask], weights[mask], user[mask], len(ends))
+            return line_of(bucket[mask], reward[mask], weights[mask], user[mask], len(ends))
 
         own = np.ones(len(rewarded))
         waiting = {**msgspec.structs.asdict(self.funnel), "waiting": self._join.n_waiting}
@@ -266,13 +184,13 @@ class LoopFigures:
             bucket_ends=[end / 1e6 for end in ends],
             policy=line(~control, own),
             control=line(control, own),
-            uniform=_uniform(bucket[known], reward[known], weight[known], user[known], len(ends)),
-            traffic=_traffic([one for one in rewarded if not one.control], bucket[~control], len(ends)),
+            uniform=uniform_line(bucket[known], reward[known], weight[known], user[known], len(ends)),
+            traffic=traffic_of([one for one in rewarded if not one.control], bucket[~control], len(ends)),
             funnel=Funnel(**waiting),
             delays=Delays(DELAYS, self.delays),
             features=self._features(),
             lift=shows,
-            values=_values([one for one, good in zip(rewarded, known, strict=True) if good]),
+            values=values_of([one for one, good in zip(rewarded, known, strict=True) if good]),
             alarms=self._alarms(rewarded, shows),
         )
 
@@ -289,13 +207,17 @@ class LoopFigures:
         for kind, name, score, values in scored_columns(rows):
             n_missing = values.count(None)
             n_values = len(set(values)) - bool(n_missing)
-            found.append(Feature(kind, name, _round(score), _round(1 - n_missing / len(rows)), n_values))
+            found.append(Feature(kind, name, rounded(score), rounded(1 - n_missing / len(rows)), n_values))
         return sorted(found, key=lambda one: (-one.importance, one.kind, one.name))[:MOST_FEATURES]
 
     def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None) -> list[Alarm]:
-        alarms = []
-        if shows is not None and shows.sample_ratio_is_wrong:
+        alarms, held = [], self.experiment.control.hold
+        if held:
+            alarms.append(Alarm("held", f"The baseline decides for everybody: {held}"))
+        elif shows is not None and shows.sample_ratio_is_wrong:
             alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
+        for guardrail in self._settings[self._newest].guardrails:
+            alarms += _guarded(guardrail, [] if shows is None or held else shows.outcomes)
         newest = [one for one in rewarded[-2 * WATCHED :] if not one.control and len(one.actions) > 1][-WATCHED:]
         if len(newest) == WATCHED:
             [(action, n)] = Counter(one.actions[one.chosen] for one in newest).most_common(1)
@@ -310,110 +232,16 @@ class LoopFigures:
         return alarms
 
 
-def _buckets(events: Sequence[Finished]) -> tuple[list[float], Array]:
-    """Return the ends of equal spans of time, and the number of the span of each event."""
-    if not events:
-        return [], np.zeros(0, int)
-    times = np.array([one.time for one in events], float)
-    low, high = times.min(), times.max()
-    width = max((high - low) / N_BUCKETS, 1.0)
-    n = 1 if high == low else N_BUCKETS
-    return [float(low + width * (k + 1)) for k in range(n)], np.minimum((times - low) // width, n - 1).astype(int)
-
-
-def _numbered(names: Sequence[str]) -> Array:
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], int)
-
-
-def _line(bucket: Array, reward: Array, weight: Array, user: Array, n: int) -> Line:
-    """Return weighted means by bucket; a user's events count together in the variance, as in ``bandits.evaluation``."""
-    events = np.bincount(bucket, minlength=n)
-    total = np.bincount(bucket, weight, n)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.bincount(bucket, weight * reward, n) / total
-        pairs, pair = np.unique(bucket + n * user, return_inverse=True)
-        errors = np.bincount(pair, weight * (reward - mean[bucket]), pairs.size) ** 2
-        users = np.bincount(pairs % n, minlength=n)
-        error = np.sqrt(users / (users - 1) * np.bincount(pairs % n, errors, n)) / total
-    return Line(events.tolist(), _shown(mean), _shown(mean - 1.96 * error), _shown(mean + 1.96 * error))
-
-
-def _uniform(bucket: Array, reward: Array, weight: Array, user: Array, n: int) -> Line:
-    """Return a line whose points are about all events until then: in a short time the policy tries little else.
-
-    There is no point where too few of the events were explored; weights are 1 on average otherwise.
-    """
-    line = Line([], [], [], [])
-    for k in range(n):
-        until = bucket <= k
-        w = weight[until]
-        effective = w.sum() ** 2 / max((w**2).sum(), 1e-300)
-        point = _line(np.zeros(w.size, int), reward[until], w, user[until], 1)
-        if effective < LEAST_EFFECTIVE or not w.size / 1.5 < w.sum() < 1.5 * w.size:
-            point = Line(point.events, [None], [None], [None])
-        for name in Line.__struct_fields__:
-            getattr(line, name).extend(getattr(point, name))
-    return line
-
-
-def _shown(values: Array) -> list[float | None]:
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
-
-
-def _traffic(events: Sequence[Finished], bucket: Array, n: int) -> Traffic:
-    taken = [one.actions[one.chosen] for one in events]
-    known = [action for action, _ in Counter(taken).most_common(MOST_ACTIONS)]
-    places = {action: place for place, action in enumerate(known)}
-    others = len(set(taken)) > MOST_ACTIONS
-    counts = np.zeros((len(known) + others, n), int)
-    for action, place in zip(taken, bucket, strict=True):
-        counts[places.get(action, len(known)), place] += 1
-    share = counts / np.maximum(counts.sum(0), 1)
-    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(0) / np.log(max(len(counts), 2))
-    evenness = [_round(value) if total else None for value, total in zip(entropy, counts.sum(0), strict=True)]
-    return Traffic([*known, *([None] * others)], counts.tolist(), evenness)
-
-
-def _round(value: float) -> float:
-    return round(float(value), 4)
-
-
-def _bounds(*numbers: float) -> Bounds:
-    return Bounds(*map(float, numbers))
-
-
-def _values(events: Sequence[Finished]) -> list[PolicyValue]:
-    """Return the values of simple policies on decisions whose actions all had a chance."""
-    if len(events) < LEAST_VALUED:
-        return []
-    from bandits.evaluation import LoggedEvent, evaluate, table
-
-    logged = (
-        LoggedEvent(
-            one.event_id,
-            {},
-            one.actions,
-            ({},) * len(one.actions),
-            one.chosen,
-            one.probabilities[one.chosen],
-            one.reward,
-            one.probabilities,
-            user=one.user,
-        )
-        for one in events
-    )
-    found = evaluate(table(logged), [*POLICIES], estimators=("snips",), time_uniform=True)
-    return [
-        PolicyValue(
-            POLICIES.get(row.policy, "logged"),
-            _bounds(row.value, row.low, row.high),
-            None if row.policy == "logging" else _bounds(row.difference, row.difference_low, row.difference_high),
-            float(row.ess),
-            row.warning,
-        )
-        for row in found.rows
-    ]
+def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:
+    """Yield an alarm where an outcome surely did what it must not."""
+    revert = guardrail.revert
+    for one in outcomes:
+        if one.outcome == guardrail.outcome and one.absolute is not None:
+            change = f"{one.absolute.low:+.3g} to {one.absolute.high:+.3g} per event against the control group"
+            if guardrail.rise is not None and one.absolute.low > guardrail.rise:
+                yield Alarm("guardrail", f"{one.outcome} rose by more than {guardrail.rise:g}: {change}.", revert)
+            if guardrail.fall is not None and one.absolute.high < -guardrail.fall:
+                yield Alarm("guardrail", f"{one.outcome} fell by more than {guardrail.fall:g}: {change}.", revert)
 
 
 class Question(msgspec.Struct):

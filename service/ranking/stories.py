@@ -26,6 +26,7 @@ class StoryRecord(msgspec.Struct, omit_defaults=True):
     kind: str  # rank, reward or activate
     value: float | None = None  # of a reward
     id: str | None = None  # of a reward
+    outcome: str | None = None  # its name
 
 
 class Story(msgspec.Struct):
@@ -69,7 +70,7 @@ def _record(entry: Entry) -> StoryRecord:
     if entry.kind != REWARD:
         return StoryRecord(time_of(entry), entry.kind)
     reward = decode_reward(entry.body)
-    return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id)
+    return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
 
 
 def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> list[Explained]:

@@ -20,6 +20,7 @@ from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
+from service.ranking.admin import Admin
 from service.ranking.ranker import Machine
 from service.ranking.report_process import ReportProcess
 from service.ranking.status import Status
@@ -60,6 +61,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
+    guarding = asyncio.ensure_future(Admin(machine).watch_guardrails(config.run / "guardrails.lock"))
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     try:
         await server.serve()
@@ -67,5 +69,6 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
         metrics.flush_requests()
         loop.remove_reader(parent)
         connecting.cancel()
+        guarding.cancel()
         await client.close()
         machine.close()

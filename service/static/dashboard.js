@@ -179,6 +179,8 @@ export function loopParts(loop, g, r) {
       "There is no control group, so this is estimated from the policy's own decisions."),
       r.lift && el("p", { class: "note" }, `Experiment “${r.lift.experiment}” since ${r.lift.began}: ${count(r.lift.treatment.users)} users with the ` +
         `policy, ${count(r.lift.control.users)} in the control group (${r.lift.baseline}).`),
+      r.lift?.outcomes.length > 0 && table(["outcome per event", "control group", "policy", "difference"], r.lift.outcomes.map(o =>
+        [o.outcome, number(o.control), number(o.treatment), bounds(o.absolute)])),
       r.values.length ? table(["policy", "reward per event", "difference to the logged policy", "note"], r.values.map(v =>
         [v.policy, bounds(v.reward), v.difference ? bounds(v.difference) : "", v.warning])) : el("p", { class: "note" },
         "Policies are valued from 100 decisions on in which every action had a chance.")),

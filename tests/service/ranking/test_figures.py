@@ -12,8 +12,9 @@ from playing import refused, request
 
 from bandits.evaluation import evaluate
 from service.log.opening import Store
-from service.ranking.figures import LoopReport, Question, Reporter
+from service.ranking.figures import Question, Reporter
 from service.ranking.report_process import ReportProcess
+from service.ranking.series import LoopReport
 
 
 async def lived(engine, clock, n, seed=0, **fields):
