@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-ASSETS = {"dashboard.js": "text/javascript", "dashboard.css": "text/css"}
+import msgspec
+
+ASSETS = {"dashboard.js": "text/javascript", "dashboard.css": "text/css", "demo.js": "text/javascript"}
+PAGES = {"/": "dashboard.html", "/demo": "demo.html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,7 +30,36 @@ def asset(name: str) -> bytes:
     return (files("service") / "static" / name).read_bytes()
 
 
-def page(root_path: str = "") -> bytes:
-    """Return the page; ``root_path`` is where a proxy offers the service."""
+def report_page(loop: str, report: bytes) -> bytes:
+    """Return a report as a page that needs no other file; it may run its own script and no other."""
+    style, script = (asset(name).decode() for name in ("dashboard.css", "dashboard.js"))
+    data = '{"loop":' + msgspec.json.encode(loop).decode() + ',"report":' + report.decode() + "}"
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>fedres</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main id="main"></main>
+<script type="application/json" id="report">{data.replace("<", chr(92) + "u003c")}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+""".encode()
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def page(path: str, root_path: str = "") -> bytes:
+    """Return a page; ``root_path`` is where a proxy offers the service."""
     root = escape(root_path, quote=True) + "/" if root_path else ""
-    return asset("dashboard.html").replace(b"{root}", root.encode())
+    return asset(PAGES[path]).replace(b"{root}", root.encode())

@@ -15,7 +15,7 @@ from service import metrics
 from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
 from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
-from service.page import ASSETS, HEADERS, asset, page
+from service.page import ASSETS, HEADERS, PAGES, asset, page
 from service.ranking.admin import Admin
 from service.ranking.experiments import LiftReport
 from service.ranking.requests import Action, Id
@@ -222,21 +222,19 @@ def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
         status.check_ready()
         return json_response(Health("ready"))
 
-    @routes.of_service("GET", "/", OPEN, "Show the dashboard.", reply=HTML)
-    async def get_page() -> Response:
-        return Response(page(root_path), media_type=HTML, headers=HEADERS)
-
+    for path in PAGES:
+        about = "Show a page: the dashboard, or that of the demo."
+        routes.of_service("GET", path, OPEN, about, reply=HTML)(_sent(page(path, root_path), HTML))
     for name, media_type in ASSETS.items():
-        routes.of_service("GET", f"/{name}", OPEN, "A file of the dashboard.", reply=media_type)(
-            _asset(name, media_type)
-        )
+        about = "A file of these pages."
+        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(_sent(asset(name), media_type))
 
     return routes
 
 
-def _asset(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
+def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
     async def send() -> Response:
-        return Response(asset(name), media_type=media_type, headers=HEADERS)
+        return Response(content, media_type=media_type, headers=HEADERS)
 
     return send
 

@@ -2,7 +2,7 @@
 const ROOT = new URL(".", import.meta.url).pathname;
 const REFRESH = { status: 5000, report: 30000 };
 const SVG = "http://www.w3.org/2000/svg", SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "text", "title"]);
-const $ = id => document.getElementById(id);
+export const $ = id => document.getElementById(id);
 let shown = 0; // counts pages, so that late answers of an older one are dropped
 
 export function el(tag, attributes = {}, ...children) {
@@ -16,8 +16,8 @@ export function el(tag, attributes = {}, ...children) {
 
 // What is asked
 
-async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("key"), headers = key ? { Authorization: "Bearer " + key } : {};
+export async function ask(path, { type, ...options } = {}) {
+  const key = sessionStorage.getItem("key"), headers = { ...(key && { Authorization: "Bearer " + key }), ...(type && { "Content-Type": type }) };
   const answer = await fetch(ROOT + path, { ...options, headers });
   if (answer.ok) return answer;
   const text = await answer.text();
@@ -25,10 +25,10 @@ async function ask(path, options = {}) {
   try { message = JSON.parse(text).error.message; } catch { /* not ours: a proxy's */ }
   throw Object.assign(Error(message), { status: answer.status });
 }
-const json = async path => (await ask(path)).json();
+export const json = async path => (await ask(path)).json();
 const loopPath = loop => `v1/loops/${encodeURIComponent(loop)}`;
 
-function say(text, error = false) {
+export function say(text, error = false) {
   $("status").textContent = text;
   $("status").classList.toggle("error", error);
 }
@@ -36,7 +36,7 @@ function say(text, error = false) {
 // Numbers and words
 
 const count = n => n === null || n === undefined ? "–" : n.toLocaleString("en");
-const number = (n, digits = 3) => n === null || n === undefined || !isFinite(n) ? "–" : String(+n.toPrecision(digits));
+export const number = (n, digits = 3) => n === null || n === undefined || !isFinite(n) ? "–" : String(+n.toPrecision(digits));
 const percent = n => n === null || n === undefined ? "–" : (100 * n).toFixed(n < 0.1 ? 1 : 0) + "%";
 const seconds = s => s < 60 ? `${s} s` : s < 3600 ? `${s / 60} min` : s < 86400 ? `${s / 3600} h` : `${s / 86400} d`;
 const bounds = b => b ? `${number(b.value)} (${number(b.low)} to ${number(b.high)})` : "–";
@@ -164,15 +164,17 @@ async function loopPage(loop) {
   return loopParts(loop, await gauges, report);
 }
 
-export function loopParts(loop, g, r) {
+const mean = line => line.reward.reduce((sum, v, k) => sum + (v ?? 0) * line.events[k], 0) / line.events.reduce((a, b) => a + b, 0);
+
+function loopParts(loop, g, r) {
   const ends = r.bucket_ends, lines = [["policy", r.policy, 0], ["control group", r.control, 1], ["uniform, estimated, all until then", r.uniform, 2]]
     .filter(([, line]) => line.reward.some(v => v !== null));
   const action = name => name === null ? "all others" : name;
   return [el("h1", {}, "Loop ", loop),
     r.alarms.map(one => alarm("Alarm:", one.message)),
-    section(null, figures([["decisions", count(r.funnel.ranked)], ["mean reward", number(g?.policy_reward)],
-      ["control group", number(g?.control_reward)], ["users with a model", count(g?.users)],
-      ["learner lag", g ? number(g.learner_lag_seconds, 2) + " s" : "–"]]),
+    section(null, figures([["decisions", count(r.funnel.ranked)], ["mean reward", number(g ? g.policy_reward : mean(r.policy))],
+      ["control group", number(g ? g.control_reward : mean(r.control))],
+      ...(g ? [["users with a model", count(g.users)], ["learner lag", number(g.learner_lag_seconds, 2) + " s"]] : [])]),
       g && g.waiting_events > (g.learned_events + g.waiting_events) / 20 && el("p", { class: "note" }, "The figures are provisional: events count " +
         `once they are rewarded or their wait time is over. If no reward follows, the mean of all is ${number(g.provisional_reward)}.`)),
     section("Does it pay?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
@@ -204,7 +206,7 @@ export function loopParts(loop, g, r) {
         asTable(["up to", "rewards"], r.delays.events.map((n, k) => [k < r.delays.up_to_seconds.length ? seconds(r.delays.up_to_seconds[k]) : "longer", count(n)]), [1])),
       wide(section("Features of the newest events", table(["of", "feature", "importance", "coverage", "values", ""], r.features.map(f =>
         [f.kind, f.name, number(f.importance, 2), percent(f.coverage), count(f.values), f.values < 2 ? "constant: says nothing" : ""]), [2, 3, 4])))) : null,
-    search(loop),
+    $("access") && search(loop),
     el("p", { class: "note" }, `As of position ${count(r.position)}, ${r.time}; series are about the newest ${count(r.events)} finished events.`)];
 }
 
@@ -321,4 +323,8 @@ if ($("access")) {
   addEventListener("hashchange", () => show(true, true));
   document.querySelector(".skip").addEventListener("click", event => { event.preventDefault(); $("main").focus(); });
   show(true);
+} else if ($("report")) { // a file of `fedres report`
+  const { loop, report } = JSON.parse($("report").textContent);
+  document.title = `Loop ${loop} – fedres`;
+  $("main").append(...loopParts(loop, null, report).flat(9).filter(Boolean));
 }

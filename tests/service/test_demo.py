@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.demo import ARTICLES, TOPICS, chance
-from service.page import ASSETS, asset
+from service.page import ASSETS, PAGES, asset
 from service.page import page as served_page
 
 FEDRES = Path(sys.executable).with_name("fedres")
@@ -50,7 +50,7 @@ def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
         policy, uniform = rewards_after(280, lines)
         assert policy > uniform + 0.05
         page = client.get("/")
-        assert (page.headers["content-type"].partition(";")[0], page.content) == ("text/html", served_page())
+        assert (page.headers["content-type"].partition(";")[0], page.content) == ("text/html", served_page("/"))
         loops = client.get("/v1/status").json()["loops"]
         assert loops["demo-uniform"]["policy_reward"] < loops["demo-best"]["policy_reward"]
         assert client.get("/v1/loops/demo/report").json()["funnel"]["ranked"] >= 280
@@ -70,8 +70,8 @@ def test_the_printed_curl_line_works_and_a_second_service_on_the_store_is_refuse
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    own = rb"""(?:src|href)=["'](?!dashboard|docs|#|data:,)|https?://(?!www\.w3\.org/2000/svg)|@import|url\("""
-    for content in (served_page(), *map(asset, ASSETS)):
+    own = rb"""(?:src|href)=["'](?!dashboard|demo|docs|#|data:,)|https?://(?!www\.w3\.org/2000/svg)|@import|url\("""
+    for content in (*map(served_page, PAGES), *map(asset, ASSETS)):
         assert re.findall(own, content) == []
 
 
@@ -99,6 +99,7 @@ def fedres(*words):
         (["serve", "--loops", "shop"], "loops must come with a store in PostgreSQL, got 'shop'"),
         (["serve", "--host", "0.0.0.0"], "host must be a loopback address"),
         (["serve", "--tls-key", "key.pem"], "tls-key must come with --tls-cert"),
+        (["report", "default", "--store", "sqlite:///none.db"], "store must be there, got none.db"),
         (["keys", "add", "king"], "role must be one of admin, device, rank, read, got 'king'"),
         (["keys", "revoke", "nobody"], "id must be that of a key, got 'nobody'"),
     ],

@@ -40,6 +40,8 @@ NO_KEY = {
     "GET /",
     "GET /dashboard.js",
     "GET /dashboard.css",
+    "GET /demo",
+    "GET /demo.js",
     "GET /healthz",
     "GET /readyz",
     *(f"{method} {path}" for method, path in PAGES),

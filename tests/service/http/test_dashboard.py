@@ -1,12 +1,17 @@
 """The dashboard in a real browser: every page, both themes, a phone's width, hostile ids, keys of each role."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from live import run_service
+from typer.testing import CliRunner
+
+from service.cli import app
+from service.demo import Client, Demo
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -165,6 +170,56 @@ def test_the_keyboard_is_enough_to_look_up_an_event(live, opened):
     assert page.locator("input, button").evaluate_all(unnamed) == 0
 
 
+def test_a_report_as_a_file_shows_the_same_pictures_without_the_service(live, opened, tmp_path):
+    folder, file = live.engine.folder, tmp_path / "report.html"
+    words = ["report", "default", "--html", str(file), "--store", f"sqlite:///{folder}/store.db"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    with live.client() as http:
+        report = http.get("/v1/report").json()
+    assert report["lift"]["sentence"] in done.stdout
+    page = opened("file://")
+    page.goto(file.as_uri())
+    page.get_by_role("heading", level=1, name="Loop default").wait_for()
+    assert report["lift"]["sentence"] in page.locator("main").inner_text()
+    assert HOSTILE in page.locator("main").inner_text()
+    assert page.get_by_role("img").count() == 3
+    assert page.locator("form, main img").count() == 0
+    assert page.evaluate("window.pwned") is None
+
+
+def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
+    with run_service(tmp_path) as live:
+        missing = opened(live.url, expect=("404",))
+        missing.goto(f"{live.url}/demo")
+        missing.get_by_text("fedres serve --demo").wait_for()
+        missing.close()
+        with closing(Client(live.url)) as client:
+            demo = Demo(client)
+            demo.begin()
+            for _ in range(200):
+                demo.play()
+        page = opened(live.url, "dark", PHONE)
+        page.goto(f"{live.url}/demo")
+        page.locator("#front li").first.wait_for()
+        with page.expect_response("**/v1/loops/demo/rank"):
+            page.get_by_label("You are").fill(HOSTILE)
+            page.keyboard.press("Enter")
+        for button, n in (("Read", "1"), ("Nothing for me", "1")):
+            with page.expect_response("**/v1/loops/demo/rank"):  # the next front page
+                page.get_by_role("button", name=button).first.click()
+            page.get_by_text(f"{n} articles read").wait_for()
+        page.locator("#compared li").first.wait_for()
+        page.wait_for_function("document.getElementById('lift').textContent != '…'")
+        assert page.locator("#front li").count() == page.locator("#compared li").count() == 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        live.settle("demo")
+        with live.client() as http:
+            told = http.get(f"/v1/loops/demo/users/{quote(HOSTILE, safe='')}/decisions").json()["decisions"]
+        assert [one["event"]["reward"] for one in told][1:3] == [0.0, 1.0]
+        page.close()
+
+
 def test_keys_show_what_their_role_may_see_and_an_admin_erases_after_a_confirmation(tmp_path, opened):
     with run_service(tmp_path) as live:
         with live.client() as http:
@@ -198,3 +253,4 @@ def test_keys_show_what_their_role_may_see_and_an_admin_erases_after_a_confirmat
         with live.client(keys["admin"]) as http:
             assert http.get("/v1/users/u1/decisions").json()["decisions"] == []
             assert len(http.get("/v1/users/u2/decisions").json()["decisions"]) == 2
+        page.close()

@@ -38,6 +38,8 @@ TAKE_NOTHING = (
     "/",
     "/dashboard.js",
     "/dashboard.css",
+    "/demo",
+    "/demo.js",
     "/healthz",
     "/readyz",
 )  # nothing can be wrong with such a request
