@@ -11,10 +11,9 @@ export interface Batch {
   requests: RankRequest[];
 }
 
-/** A user's newest decisions, the newest first. */
+/** What became of each request of a batch, in its order. */
 export interface Decisions {
-  user: string;
-  decisions: Story[];
+  results: (RankResult | Error)[];
 }
 
 /** What every failure looks like. */
@@ -103,23 +102,6 @@ export interface SlotsResult {
   event_id: string;
   model_version: number;
   slots: FilledSlot[];
-}
-
-/** An event as it is exported, how the actions were ranked then, what was logged, and how they score now. */
-export interface Story {
-  event: Record<string, unknown>;
-  ranking: Ranked[];
-  records: StoryRecord[];
-  explanations: Explained[];
-}
-
-/** A record about an event. */
-export interface StoryRecord {
-  time: string;
-  kind: string;
-  value?: number | null;
-  id?: string | null;
-  outcome?: string | null;
 }
 
 /** What a pair of features adds to a score; an empty name is none, and two of them are the constant. */

@@ -21,7 +21,7 @@ from service.ranking.experiments import LiftReport
 from service.ranking.requests import Action, Id
 from service.ranking.series import LoopReport
 from service.ranking.status import Status
-from service.ranking.stories import Decisions, Story
+from service.ranking.stories import Story, UserDecisions
 from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
@@ -159,7 +159,7 @@ def loop_routes(admin: Admin) -> Routes:
     async def get_event(loop: Loop, request: Request) -> Response:
         return json_response(await admin.story(loop, str(request.scope[PARAMETERS]["event_id"])))
 
-    @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=Decisions)
+    @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=UserDecisions)
     async def get_decisions(loop: Loop, user: User) -> Response:
         return json_response(await admin.decisions(loop, user))
 

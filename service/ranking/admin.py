@@ -42,7 +42,7 @@ from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
 from service.ranking.series import LoopReport
-from service.ranking.stories import MOST_DECISIONS, Decisions, Story, stories
+from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
@@ -270,11 +270,11 @@ class Admin:
             raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
         return found[0]
 
-    async def decisions(self, loop: str, user: str) -> Decisions:
+    async def decisions(self, loop: str, user: str) -> UserDecisions:
         """Return a user's newest decisions among those that reports look at."""
         check_id("user", user)
         events = msgspec.json.decode(await self._ask("user", loop, user=user, most=MOST_DECISIONS), type=list[str])
-        return Decisions(user, await stories(self._machine, loop, events))
+        return UserDecisions(user, await stories(self._machine, loop, events))
 
     async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
         question = Question(what, loop, self._machine.loop(loop).view.since, **details)

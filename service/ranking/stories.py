@@ -38,7 +38,7 @@ class Story(msgspec.Struct):
     explanations: list[Explained]  # by the models as they are now; empty where there are too many features
 
 
-class Decisions(msgspec.Struct):
+class UserDecisions(msgspec.Struct):
     """A user's newest decisions, the newest first."""
 
     user: str
