@@ -18,7 +18,7 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY = range(4)
-OPTIMISM, GREED, FLOOR = 0.5, 300.0, 0.002  # of ``optimistic_squarecb``: widths, γ for one reward of range 1, uniform
+GREED, FLOOR = 300.0, 0.002  # of ``optimistic_squarecb``: γ for one reward of range 1, uniform
 
 Word = Any  # uint64 inside the kernels
 
@@ -88,14 +88,14 @@ def spread(allowed: Array, floor: float, out: Array) -> None:
 def optimistic_squarecb(
     means: Array, widths: Array, allowed: Array, low: float, gamma: float, floor: float, out: Array
 ) -> None:
-    """Weigh by the inverse gap between scores max(mean, ``low``) + ½ width; spread ``floor`` of it evenly.
+    """Weigh by the inverse gap between scores max(mean, ``low``) + width; spread ``floor`` of it evenly.
 
     ``low`` is the least reward: an estimate below it is an error, and must not outweigh the width. γ = ``gamma`` is in
     units of 1/reward: 300·√n over the range of the rewards has worked for all streams, n being the rewards learned.
     ``means`` are overwritten by the scores.
     """
     for a in range(means.size):
-        means[a] = max(means[a], low) + OPTIMISM * widths[a]
+        means[a] = max(means[a], low) + widths[a]
     squarecb(means, allowed, gamma, out)
     spread(allowed, floor, out)
 

@@ -57,14 +57,14 @@ def optimistic(means, widths, allowed, low=0.0, gamma=10.0, floor=0.0):
     return out
 
 
-def test_optimistic_squarecb_weighs_means_within_the_rewards_with_half_a_width():
-    scores = np.array([0.0 + 0.1, 0.5 + 0.2, 0.3 + 0.3])  # the first mean is less than any reward
+def test_optimistic_squarecb_weighs_means_within_the_rewards_with_their_widths():
+    scores = np.array([0.0 + 0.2, 0.5 + 0.4, 0.4 + 0.6])  # the first mean is less than any reward
     expected = distribution(squarecb_into, scores, 10.0)
-    assert optimistic([-3.0, 0.5, 0.3], [0.2, 0.4, 0.6], [True] * 3) == pytest.approx(expected, abs=1e-15)
+    assert optimistic([-3.0, 0.5, 0.4], [0.2, 0.4, 0.6], [True] * 3) == pytest.approx(expected, abs=1e-15)
 
 
 def test_optimistic_squarecb_moves_with_the_range_of_the_rewards():
-    means, widths, all_three = np.array([-0.2, 0.5, 0.3]), np.array([0.2, 0.4, 0.6]), [True] * 3
+    means, widths, all_three = np.array([-0.2, 0.5, 0.4]), np.array([0.2, 0.4, 0.6]), [True] * 3
     moved = optimistic(4 * means - 7, 4 * widths, all_three, low=-7.0, gamma=10.0 / 4)
     assert moved == pytest.approx(optimistic(means, widths, all_three), abs=1e-15)
 

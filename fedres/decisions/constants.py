@@ -6,7 +6,8 @@ Kernels are compiled with them: after a change, delete numba's cache (``__pycach
 START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
 FIRST_VALUES = 16  # of a number, which settle its scale
 CORE_COUNT, CORE_SIZE = 3, 64  # core: not 0 in at least 3 contexts of the start; at most 64 with the constant
-OWN_SIZE = 32  # coordinates of a personal block: the leading directions of the core
+OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core
+OWN_DENSE = 7  # of them, the first: their weights are correlated, all others count as independent
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
 LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
@@ -14,6 +15,7 @@ CORE_TAU_START = 256  # events after which τ of shared core weights is learned:
 REBASE = 0.5  # how far log τ of a field moves before a shared block, when learned next, takes it as its prior
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 NUMBER_LIMIT = 5.0  # of scaled numbers
+LEAST_PIVOT = 1e-6  # of a diagonal element, when a precision is factored
 JACOBI_SWEEPS = 6
 MAX_BASES = 24  # the basis is renewed at 32, 64, 128, ... events
 MAX_FIELDS = 32  # with a prior of their own; all others share the last
@@ -27,7 +29,17 @@ HEAD, SLOT_HEAD = 4, 3  # words of a personal model before its slots, and of a s
 def own_slots(size: int, n_bytes: int = OWN_BYTES) -> int:
     """Return how many blocks of ``size`` coordinates a personal model of ``n_bytes`` has room for.
 
-    >>> own_slots(32), own_slots(12)
-    (15, 37)
+    >>> own_slots(20), own_slots(5)
+    (15, 43)
     """
-    return max(1, (n_bytes - 4 * HEAD) // (4 * SLOT_HEAD + 8 * size))
+    return max(1, (n_bytes - 4 * HEAD) // (4 * (SLOT_HEAD + own_numbers(size))))
+
+
+def own_numbers(size: int) -> int:
+    """Return how many numbers a personal block has: b, the diagonal of its precision, and what is below it.
+
+    >>> own_numbers(20) == 20 + 20 + 6 * 7 // 2
+    True
+    """
+    dense = min(size, OWN_DENSE)
+    return 2 * size + dense * (dense - 1) // 2

@@ -10,7 +10,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import FIRST_LOG_TAU
 from fedres.decisions.kalman_inputs import action_value, field_place, find_block, find_scale, key_of, scaled, tail_place
-from fedres.decisions.kalman_kernels import find_slot, numbers_at, predict
+from fedres.decisions.kalman_kernels import predict
+from fedres.decisions.kalman_own import find_slot, weights_of
 from fedres.decisions.kalman_state import BASES, LENGTH, OWN, TAIL, Request, Shared
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
@@ -101,9 +102,7 @@ def _personal_weights(shared: Shared, own: Array | None, key: int, field: int) -
     slot = -1 if own is None else int(find_slot(own, np.uint32(key), k))
     if own is None or slot < 0:
         return np.zeros(len(basis))
-    first = numbers_at(slot, k)
-    b, h = own[first : first + 2 * k].view(np.float32).astype(float).reshape(2, k)
-    return np.asarray(basis @ (b / (1 / _tau(shared, field, OWN) + h)))
+    return np.asarray(basis @ weights_of(own, slot, k, _tau(shared, field, OWN)))
 
 
 def _tau(shared: Shared, field: int, side: int) -> float:

@@ -13,9 +13,6 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     CORE_TAU_START,
-    FIRST_LOG_TAU,
-    FIRST_SHARED_LOG_TAU,
-    HEAD,
     LEAST_LOG_TAU,
     LEAST_NOISE,
     LEAST_NOISE_RATE,
@@ -23,7 +20,6 @@ from fedres.decisions.constants import (
     MAX_BASES,
     MOST_LOG_TAU,
     MOST_NOISE,
-    SLOT_HEAD,
     START_EVENTS,
 )
 from fedres.decisions.kalman_inputs import (
@@ -37,23 +33,19 @@ from fedres.decisions.kalman_inputs import (
     touch_block,
     turn_inputs,
 )
-from fedres.decisions.kalman_state import BASES, CORE, LEARNED, NOISE, OWN, TAIL, scratch_for, slot_words
+from fedres.decisions.kalman_own import (
+    BASIS,
+    CLOCK,
+    COUNT,
+    find_slot,
+    learn_own,
+    own_part,
+    tau_of,
+    touch_slot,
+    turn_own,
+)
+from fedres.decisions.kalman_state import BASES, CORE, LEARNED, NOISE, OWN, TAIL, scratch_for
 from fedres.local_learners.adagrad import bare_kernel, kernel
-
-COUNT, BASIS, CLOCK = range(3)  # of a personal model's words
-SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
-
-
-@bare_kernel
-def tau_of(shared: Any, field: Any, side: int) -> float:
-    return math.exp(log_tau_of(shared, field, side))
-
-
-@bare_kernel
-def log_tau_of(shared: Any, field: Any, side: int) -> Any:
-    if field >= 0:
-        return shared.log_tau[field, side]
-    return FIRST_SHARED_LOG_TAU if side == CORE else FIRST_LOG_TAU
 
 
 @bare_kernel
@@ -92,93 +84,6 @@ def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any
     return mean, variance, slope
 
 
-@bare_kernel
-def own_part(words: Array, slot: int, r: Array, tau: float) -> Any:
-    """Return the same of a personal block, or of none: slot −1."""
-    mean, variance, slope, k = 0.0, 0.0, 0.0, r.size
-    if slot < 0:
-        for i in range(k):
-            variance += tau * r[i] * r[i]
-        return mean, variance, slope
-    first = numbers_at(slot, k)
-    numbers = words[first : first + 2 * k].view(np.float32)
-    for i in range(k):
-        c = 1 / (1 / tau + np.float64(numbers[k + i]))
-        term = np.float64(numbers[i]) * c * r[i]
-        mean += term
-        variance += c * r[i] * r[i]
-        slope += term * c / tau
-    return mean, variance, slope
-
-
-@bare_kernel
-def numbers_at(slot: int, k: int) -> int:
-    """Return where b of a slot begins; h follows."""
-    return HEAD + slot * slot_words(k) + SLOT_HEAD
-
-
-@bare_kernel
-def find_slot(words: Array, key: Key, k: int) -> Any:
-    stride = slot_words(k)
-    if words.size:
-        for slot in range(np.int64(words[COUNT])):
-            if words[HEAD + slot * stride + SLOT_KEY] == key:
-                return slot
-    return -1
-
-
-@bare_kernel
-def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
-    """Return the slot of a block, of a new one if need be; −1 if all are in use by this event."""
-    stride, n = slot_words(k), np.int64(words[COUNT])
-    slot = find_slot(words, key, k)
-    if slot < 0:
-        if n < limit:
-            slot = n
-            words[COUNT] = n + 1
-        else:
-            slot = 0
-            for i in range(1, n):
-                at_slot, at_i = HEAD + slot * stride, HEAD + i * stride
-                if slot == 0 or words[at_i + SLOT_USED] < words[at_slot + SLOT_USED]:
-                    slot = i
-            if words[HEAD + slot * stride + SLOT_USED] == words[CLOCK]:
-                return -1
-        first = HEAD + slot * stride
-        words[first : first + stride] = 0
-        words[first + SLOT_KEY], words[first + SLOT_FIELD] = key, field
-    words[HEAD + slot * stride + SLOT_USED] = words[CLOCK]
-    return slot
-
-
-@bare_kernel
-def turn_own(shared: Any, words: Array, k: int, squares: Array) -> None:
-    """Bring a personal model to the present basis: means are turned, precisions keep their diagonal."""
-    last = shared.counts[BASES] - 1
-    if words[BASIS] == last:
-        return
-    old, new, d = shared.bases[words[BASIS]], shared.bases[last], shared.bases.shape[1]
-    turn, mean, h = squares[0], squares[1, 0], squares[2, 0]
-    turn[:] = 0.0
-    for a in range(k):
-        for i in range(d):
-            for b in range(k):
-                turn[a, b] += new[i, a] * old[i, b]
-    for slot in range(np.int64(words[COUNT])):
-        tau = tau_of(shared, np.int64(words[HEAD + slot * slot_words(k) + SLOT_FIELD]), OWN)
-        first = numbers_at(slot, k)
-        numbers = words[first : first + 2 * k].view(np.float32)
-        mean[:], h[:] = 0.0, 0.0
-        for a in range(k):
-            for b in range(k):
-                mean[a] += turn[a, b] * (np.float64(numbers[b]) / (1 / tau + np.float64(numbers[k + b])))
-                h[a] += turn[a, b] * turn[a, b] * np.float64(numbers[k + b])
-        for a in range(k):
-            numbers[k + a] = h[a]
-            numbers[a] = mean[a] * (1 / tau + np.float64(numbers[k + a]))
-    words[BASIS] = last
-
-
 @kernel
 def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array) -> None:
     """Fill in the shared mean, the personal mean and the variance of each action; ``own`` may be empty."""
@@ -188,7 +93,7 @@ def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array)
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], n_context, n_features, 1)
     if own.size and own[BASIS] != shared.counts[BASES] - 1:
         own = own.copy()
-        turn_own(shared, own, shared.bases.shape[2], scratch.squares)
+        turn_own(shared, own, scratch)
     known = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))
     predict_in(scratch, known, shared, own, personal, request, parts)
 
@@ -213,7 +118,8 @@ def predict_in(
     keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], known.size
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, gain)
+    room = gain, scratch.own_weights[0], scratch.own_gains[0], scratch.squares[0]
+    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1], parts[a, 2] = base[0], base[1], 0.0
         mine = slice(starts[a], starts[a + 1])
@@ -224,7 +130,7 @@ def predict_in(
                 slot = (slot + 1) & (n_slots - 1)
             if known[slot] == 0:
                 known[slot] = keys[f]
-                part = block_part(shared, own, personal, keys[f], names[f], inputs, gain)
+                part = block_part(shared, own, personal, keys[f], names[f], inputs, room)
                 known_parts[slot, 0], known_parts[slot, 1], known_parts[slot, 2] = part
             parts[a, 0] += xs[f] * known_parts[slot, 0]
             parts[a, 1] += xs[f] * known_parts[slot, 1]
@@ -232,9 +138,9 @@ def predict_in(
 
 
 @bare_kernel
-def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, gain: Array) -> Any:
+def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
     """Return shared mean, personal mean and variance of a block."""
-    z, places, t_keys, t, r = inputs
+    (z, places, t_keys, t, r), (gain, own_weights, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
     if t.size:
@@ -244,17 +150,17 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
-    own_mean, own_variance, _ = own_part(own, slot, r, tau_of(shared, field, OWN))
+    own_mean, own_variance, _ = own_part(own, slot, r, tau_of(shared, field, OWN), own_weights, own_gain, square)
     return mean, own_mean, variance + own_variance
 
 
 @bare_kernel
-def learn_diagonal(numbers: Array, b_at: int, h_at: int, value: float, tau: float, error: float, q: float) -> None:
+def learn_diagonal(weight: Array, value: float, tau: float, error: float, q: float) -> None:
     """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
-    b, h = np.float64(numbers[b_at]), np.float64(numbers[h_at])
+    b, h = np.float64(weight[0]), np.float64(weight[1])
     c = 1 / (1 / tau + h)
-    numbers[h_at] = h + value * value / (q - c * value * value)
-    numbers[b_at] = (b * c + c * value * error / q) * (1 / tau + np.float64(numbers[h_at]))
+    weight[1] = h + value * value / (q - c * value * value)
+    weight[0] = (b * c + c * value * error / q) * (1 / tau + np.float64(weight[1]))
 
 
 @bare_kernel
@@ -292,7 +198,7 @@ def renew_basis(shared: Any, squares: Array) -> None:
 def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool) -> None:
     d, k = shared.bases.shape[1], shared.bases.shape[2]
     keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
-    where, slopes = scratch.where, scratch.slopes
+    where, slopes, own_weights, own_gains = scratch.where, scratch.slopes, scratch.own_weights, scratch.own_gains
     for e in range(events.users.size):
         renew_basis(shared, scratch.squares)
         first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
@@ -310,7 +216,7 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
             if own[COUNT] == 0:
                 own[BASIS] = shared.counts[BASES] - 1
             own[CLOCK] += 1
-            turn_own(shared, own, k, scratch.squares)
+            turn_own(shared, own, scratch)
         n_blocks = action_blocks(
             shared, events.hashes[middle:last], events.values[middle:last], events.fields[middle:last], new,
             keys, xs, names,
@@ -331,7 +237,9 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
                 part_mean += tail_mean
                 part_variance += tail_variance
             if slot >= 0:
-                own_mean, own_variance, slopes[m, OWN] = own_part(own, slot, r, tau_of(shared, field, OWN))
+                own_mean, own_variance, slopes[m, OWN] = own_part(
+                    own, slot, r, tau_of(shared, field, OWN), own_weights[m], own_gains[m], scratch.squares[0]
+                )
                 part_mean += own_mean
                 part_variance += own_variance
             mean += xs[f] * part_mean
@@ -353,13 +261,11 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
                         row[j] -= factor * gain[j]
             tau = tau_of(shared, field, TAIL)
             for j in range(n_tail):
-                weight = shared.tail[tail_place(keys[f], t_keys[j], shared.tail.shape[0])]
-                learn_diagonal(weight, 0, 1, x * t[j], tau, error, q)
+                learn_diagonal(
+                    shared.tail[tail_place(keys[f], t_keys[j], shared.tail.shape[0])], x * t[j], tau, error, q
+                )
             if slot >= 0:
-                at_b, tau = numbers_at(slot, k), tau_of(shared, field, OWN)
-                numbers = own[at_b : at_b + 2 * k].view(np.float32)
-                for i in range(k):
-                    learn_diagonal(numbers, i, k + i, x * r[i], tau, error, q)
+                learn_own(own, slot, r, x, tau_of(shared, field, OWN), own_weights[f], own_gains[f], error, q)
         for f in range(m):
             step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])

@@ -1,8 +1,9 @@
 """What ``residual-kalman`` keeps, in plain arrays: one struct that is shared, and one array of words for each user.
 
 The words (uint32) of a personal model: how many slots are full, the number of its basis, events learned, 0; then for
-each slot the key of its block, the place of its field, the event that learned it last, and b and h (float32) for each
-of the leading coordinates. Slot 0 is block 0.
+each slot the key of its block, the place of its field, the event that learned it last, and its numbers (float32): b and
+the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by row, for the
+first ``OWN_DENSE`` of them. Slot 0 is block 0.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedres.decisions.constants import (
     MAX_SCALES,
     OWN_SIZE,
     SLOT_HEAD,
+    own_numbers,
 )
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
@@ -100,6 +102,8 @@ class Scratch(NamedTuple):
     where: Array  # int64, (1 + m) × 3: place of a block, of its field, personal slot
     slopes: Array  # float64, (1 + m) × 3
     gains: Array  # float64, (1 + m) × d
+    own_weights: Array  # float64, (1 + m) × k
+    own_gains: Array  # float64, (1 + m) × k
     squares: Array  # float64, 3 × d × d
 
 
@@ -118,6 +122,8 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty((m, 3), np.int64),
         np.empty((m, 3)),
         np.empty((n_gains, d)),
+        np.empty((n_gains, k)),
+        np.empty((n_gains, k)),
         np.empty((3, d, d)),
     )
 
@@ -174,10 +180,13 @@ def with_room(shared: Shared, n_blocks: int) -> Shared:
     return shared._replace(**rows)
 
 
+numbers_of = bare_kernel(own_numbers)
+
+
 @bare_kernel
 def slot_words(k: int) -> int:
     """Return how many words a slot takes."""
-    return SLOT_HEAD + 2 * k
+    return SLOT_HEAD + numbers_of(k)
 
 
 @kernel

@@ -24,7 +24,8 @@ from fedres.decisions.constants import (
     own_slots,
 )
 from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_block, scale_of
-from fedres.decisions.kalman_kernels import learn_all, predict, turn_own
+from fedres.decisions.kalman_kernels import learn_all, predict
+from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
     BLOCKS,
     LEARNED,
@@ -34,6 +35,7 @@ from fedres.decisions.kalman_state import (
     Shared,
     new_shared,
     packed_owns,
+    scratch_for,
     with_room,
     workspace_for,
 )
@@ -196,7 +198,7 @@ def in_present_basis(shared: Shared, own: Array) -> Array:
     """Return a personal model turned to the basis of the shared one."""
     turned, (d, k) = own.copy(), shared.bases.shape[1:]
     if own.size:
-        turn_own(shared, turned, k, np.empty((3, d, d)))
+        turn_own(shared, turned, scratch_for(d, k, 1, 1, 1))
     return turned
 
 

@@ -1,14 +1,14 @@
 """Residual Kalman with a learned personal prior: the readable twin of ``residual_kalman``, in plain NumPy.
 
 The reward of an action is linear. Each action feature f (an id, a category, a number) owns a *block*: one weight for
-each context coordinate. Block 0 is part of every action. All users share one Bayesian regression; each user has a cheap
-diagonal one on what the shared one leaves over. How far users may differ, the prior variance τ of personal weights, is
+each context coordinate. Block 0 is part of every action. All users share one Bayesian regression; each user has a small
+one on what the shared one leaves over. How far users may differ, the prior variance τ of personal weights, is
 learned from the stream, once for each field (the JSON key that an action feature came from).
 
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + w_uf·r)            over block 0 and the blocks of a
-              v_a = Σ_f x_f² (z'P_f z + Σ c t² + Σ c r²)        over the blocks of a: block 0 favours no action
+              v_a = Σ_f x_f² (z'P_f z + Σ c t² + r'C_uf r)      over the blocks of a: block 0 favours no action
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
 
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
@@ -109,13 +109,44 @@ class Diagonal:
         c = 1 / (1 / tau + self.h.astype(float))
         self._set(self.b * c + c * inputs * error / q, self.h + inputs**2 / (q - c * inputs**2), tau)
 
-    def turn(self, turn: Array, tau: float) -> None:
-        """Go on in another basis: means are turned, precisions keep their diagonal."""
-        self._set(turn @ (self.b / (1 / tau + self.h.astype(float))), turn**2 @ self.h.astype(float), tau)
-
     def _set(self, mean: Array, h: Array, tau: float) -> None:
         self.h = h.astype(np.float32)
         self.b = (mean * (1 / tau + self.h.astype(float))).astype(np.float32)
+
+
+class Personal:
+    """A user's weights of a block, without their prior: C = (H + I/τ)⁻¹, w = C b; H is dense over the first only."""
+
+    def __init__(self, size: int) -> None:
+        self.b, self.H = np.zeros(size, np.float32), np.zeros((size, size), np.float32)
+        first = np.arange(size) < the.OWN_DENSE
+        self.kept, self.first = np.eye(size) + np.outer(first, first) > 0, first
+
+    def posterior(self, tau: float) -> tuple[Array, Array]:
+        C = np.linalg.inv(self.H.astype(float) + np.eye(len(self.b)) / tau)
+        return C, C @ self.b
+
+    def predict(self, r: Array, tau: float) -> Array:
+        """Return mean w·r, variance r'Cr and d mean/d log τ = r'Cw/τ."""
+        C, w = self.posterior(tau)
+        return np.array([w @ r, r @ C @ r, r @ C @ w / tau])
+
+    def learn(self, r: Array, tau: float, error: float, q: float) -> None:
+        """w += C r e/q and C −= C r (C r)'/q, the latter as H += rr'/(q − r'Cr); of each part by itself."""
+        C, w = self.posterior(tau)
+        gain = C @ r
+        rest = q - np.where(self.first, gain[self.first] @ r[self.first], gain * r)
+        self._set(w + gain * error / q, self.H + np.outer(r, r) / rest, tau)
+
+    def turned(self, turn: Array, tau: float) -> Personal:
+        """Return it in another basis: means are turned, precisions keep what there is room for."""
+        found = Personal(len(self.b))
+        found._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
+        return found
+
+    def _set(self, mean: Array, H: Array, tau: float) -> None:
+        self.H = np.where(self.kept, H, 0).astype(np.float32)
+        self.b = ((self.H.astype(float) + np.eye(len(mean)) / tau) @ mean).astype(np.float32)
 
 
 class Dense:
@@ -146,7 +177,7 @@ class Dense:
 
 @dataclass
 class Block:
-    """The weights of one action feature, of all users (``Dense``) or of one (``Diagonal``)."""
+    """The weights of one action feature, of all users (``Dense``) or of one (``Personal``)."""
 
     key: int
     field: int
@@ -302,7 +333,7 @@ class ResidualKalman:
             self.fields[name] = new_priors()
         return self.fields.get(name) or new_priors()
 
-    def _part(self, key: int, priors: Priors, inputs: Any, shared: Any, own: Diagonal | None) -> Array:
+    def _part(self, key: int, priors: Priors, inputs: Any, shared: Any, own: Personal | None) -> Array:
         """Return mean, variance and slope by log τ (rows) of a block's core, tail and personal weights, for x = 1."""
         z, t, r = inputs
         parts = np.zeros((3, 3))
@@ -310,18 +341,15 @@ class ResidualKalman:
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
             parts[:, 1] += weight.predict(np.array([value]), priors[1].tau)
-        parts[:, 2] = (own or Diagonal(len(r))).predict(r, priors[0].tau)
+        parts[:, 2] = (own or Personal(len(r))).predict(r, priors[0].tau)
         return parts
 
-    def _turned(self, own: Own | None) -> dict[int, Diagonal]:
-        """Return a user's blocks by key, in the present basis, as copies."""
-        found: dict[int, Diagonal] = {}
-        for block in own.blocks if own else []:
-            found[block.key] = copy = Diagonal()
-            copy.b, copy.h = block.weights.b, block.weights.h
-            if own and own.basis < len(self.bases) - 1:
-                copy.turn(self.bases[-1].T @ self.bases[own.basis], self._priors(block.field)[0].tau)
-        return found
+    def _turned(self, own: Own | None) -> dict[int, Personal]:
+        """Return a user's blocks by key, in the present basis."""
+        if own is None or own.basis == len(self.bases) - 1:
+            return {block.key: block.weights for block in own.blocks} if own else {}
+        turn = self.bases[-1].T @ self.bases[own.basis]
+        return {block.key: block.weights.turned(turn, self._priors(block.field)[0].tau) for block in own.blocks}
 
     def _learn(self, event: Event, *, new: bool) -> None:
         n, d, bases = self.learned, len(self.core), len(self.bases)
@@ -345,7 +373,7 @@ class ResidualKalman:
                 continue
             shared.weights.rebase(priors[2].log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
-                                 lambda: Block(key, name, own.clock, Diagonal(len(r))))  # fmt: skip # noqa: B023
+                                 lambda: Block(key, name, own.clock, Personal(len(r))))  # fmt: skip # noqa: B023
             parts = self._part(key, priors, inputs, shared.weights, mine.weights if mine else None)
             if not mine:
                 parts[:, 2] = 0.0  # nobody's weights are not uncertain

@@ -37,7 +37,7 @@ def bench(
     players: Annotated[str, typer.Option(help="Decisions: who plays, separated by commas.")] = "all",
     seeds: Annotated[
         str, typer.Option(help="Decisions: the default is for judging; tune with others, such as 11,12,13.")
-    ] = "301,302,303",
+    ] = "401,402,403",
     events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
     http: Annotated[
         str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")

@@ -13,16 +13,16 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import HEAD as OWN_HEAD
-from fedres.decisions.constants import OWN_BYTES, SLOT_HEAD
-from fedres.decisions.kalman_kernels import CLOCK, SLOT_FIELD, SLOT_KEY
-from fedres.decisions.kalman_state import OWN, Events, Shared
+from fedres.decisions.constants import OWN_BYTES
+from fedres.decisions.kalman_own import CLOCK, COUNT, SLOT_FIELD, SLOT_KEY, weights_of
+from fedres.decisions.kalman_state import OWN, Events, Shared, slot_words
 from fedres.decisions.residual_kalman import Owns, ResidualKalman
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.sealing import sealed, unsealed
 from service.models.memory import HEAD, MemoryWriter, begin_change, end_change, find_block
 
 DATA = 2  # words of a block's data before the model
-MARK = b"FRK1"
+MARK = b"FRK2"
 MOST_WORDS = OWN_BYTES // 4
 ROOM = DATA + MOST_WORDS // 2  # words of data at most
 
@@ -41,11 +41,10 @@ class PersonalKalman:
         """Return how many events it has learned, and its weights by block, in the leading coordinates."""
         k = shared.bases.shape[2]
         blocks = {}
-        for first in range(OWN_HEAD, self.words.size, SLOT_HEAD + 2 * k):
-            numbers = self.words[first + SLOT_HEAD : first + SLOT_HEAD + 2 * k].view(np.float32)
-            b, h = numbers.astype(float).reshape(2, k)
-            tau = np.exp(shared.log_tau[self.words[first + SLOT_FIELD], OWN])
-            blocks[str(self.words[first + SLOT_KEY])] = (b / (1 / tau + h)).tolist()
+        for slot in range(int(self.words[COUNT])):
+            head = self.words[OWN_HEAD + slot * slot_words(k) :]
+            tau = float(np.exp(shared.log_tau[head[SLOT_FIELD], OWN]))
+            blocks[str(head[SLOT_KEY])] = weights_of(self.words, slot, k, tau).tolist()
         return {"events": int(self.words[CLOCK]), "blocks": blocks}
 
     def to_bytes(self) -> bytes:

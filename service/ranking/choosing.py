@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.kalman_kernels import BASIS, predict_in, turn_own
+from fedres.decisions.kalman_kernels import predict_in
+from fedres.decisions.kalman_own import BASIS, turn_own
 from fedres.decisions.kalman_state import BASES, Request
 from fedres.decisions.kalman_state import scratch_for as kalman_scratch
 from fedres.exploration import epsilon_greedy, optimistic_squarecb, pick, squarecb
@@ -174,7 +175,7 @@ def _choose_kalman(
             known[:n_slots] = 0
             words = _read_kalman(memory, keys[k, 0], keys[k, 1], installed, own)
             if words.size and words[BASIS] != shared.counts[BASES] - 1:
-                turn_own(shared, words, shared.bases.shape[2], scratch.squares)
+                turn_own(shared, words, scratch)
             blocks = known[:n_slots], known_parts[:n_slots]
             predict_in(scratch, blocks, shared, words, keys[k, 0] != 0, request, parts[:n])
         else:

@@ -234,3 +234,17 @@ def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
     assert 1000 + 59 + 3 in kept["block_keys"]
     assert 1003 not in kept["block_keys"]
     assert model.shared.block_table.astype(bool).sum() == 8
+
+
+def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewards():
+    """Contexts that hardly differ: the precision of what they have in common grows, that of the rest does not."""
+    rng, rounds = np.random.default_rng(5), []
+    for _ in range(20_000):
+        values = np.float32(3.0 + 1e-4 * rng.normal(size=6))
+        rounds.append((0, (range(10, 16), values), [([100], [1.0], [9]), ([101], [1.0], [9])], 0, 1.0))
+    model, owns = ResidualKalman(), {}
+    learn_all(model, owns, rounds, [5_000] * 4)
+    _, context, actions, *_ = rounds[0]
+    found = model.predict(request_of(context, actions), owns[0])
+    assert found.means[0] == pytest.approx(1.0, abs=0.02)
+    assert 0 <= found.widths[0] < 0.02

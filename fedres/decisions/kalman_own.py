@@ -1,0 +1,221 @@
+"""Personal blocks of ``residual-kalman``, compiled: what the shared model leaves over, for one user and one block.
+
+Weights are kept as b and the precision H, without their prior: C = (H + I/τ)⁻¹, w = C b. H is dense over the first
+``OWN_DENSE`` coordinates and diagonal over the others. As τ moves, the weights of all users move with it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, HEAD, LEAST_PIVOT, OWN_DENSE, SLOT_HEAD
+from fedres.decisions.kalman_inputs import Key
+from fedres.decisions.kalman_state import BASES, CORE, OWN, numbers_of, slot_words
+from fedres.local_learners.adagrad import bare_kernel, kernel
+
+COUNT, BASIS, CLOCK = range(3)  # of a personal model's words
+SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
+
+
+@bare_kernel
+def tau_of(shared: Any, field: Any, side: int) -> float:
+    return math.exp(log_tau_of(shared, field, side))
+
+
+@bare_kernel
+def log_tau_of(shared: Any, field: Any, side: int) -> Any:
+    if field >= 0:
+        return shared.log_tau[field, side]
+    return FIRST_SHARED_LOG_TAU if side == CORE else FIRST_LOG_TAU
+
+
+@bare_kernel
+def numbers_at(slot: int, k: int) -> int:
+    """Return where the numbers of a slot begin: b, the diagonal of H, and H below the diagonal."""
+    return HEAD + slot * slot_words(k) + SLOT_HEAD
+
+
+@bare_kernel
+def below(k: int, i: int, j: int) -> int:
+    """Return where H[i, j] is among the numbers, j < i."""
+    return 2 * k + i * (i - 1) // 2 + j
+
+
+@bare_kernel
+def solve(numbers: Array, k: int, tau: float, right: Array, out: Array, root: Array) -> None:
+    """Fill in C times ``right``; ``root`` has the Cholesky factor of the dense part of C⁻¹, from ``factor``."""
+    n = min(k, OWN_DENSE)
+    for i in range(n):
+        total = right[i]
+        for j in range(i):
+            total -= root[i, j] * out[j]
+        out[i] = total / root[i, i]
+    for i in range(n - 1, -1, -1):
+        total = out[i]
+        for j in range(i + 1, n):
+            total -= root[j, i] * out[j]
+        out[i] = total / root[i, i]
+    for i in range(n, k):
+        out[i] = right[i] / (1 / tau + np.float64(numbers[k + i]))
+
+
+@bare_kernel
+def factor(numbers: Array, k: int, tau: float, root: Array) -> None:
+    """Fill in the Cholesky factor; rounding of H must not make a pivot 0 or negative."""
+    for i in range(min(k, OWN_DENSE)):
+        for j in range(i + 1):
+            total = np.float64(numbers[k + i]) + 1 / tau if i == j else np.float64(numbers[below(k, i, j)])
+            least = LEAST_PIVOT * total
+            for m in range(j):
+                total -= root[i, m] * root[j, m]
+            root[i, j] = math.sqrt(max(total, least)) if i == j else total / root[j, j]
+
+
+@bare_kernel
+def own_weights(numbers: Array, k: int, tau: float, weights: Array, root: Array) -> None:
+    """Fill in w = C b, and the factor in ``root``."""
+    factor(numbers, k, tau, root)
+    for i in range(k):
+        weights[i] = np.float64(numbers[i])
+    solve(numbers, k, tau, weights, weights, root)
+
+
+@kernel
+def weights_of(words: Array, slot: int, k: int, tau: float) -> Array:
+    """Return the weights of a block, in the leading coordinates."""
+    weights, numbers = np.empty(k), words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
+    own_weights(numbers, k, tau, weights, np.empty((k, k)))
+    return weights
+
+
+@bare_kernel
+def own_part(words: Array, slot: int, r: Array, tau: float, weights: Array, gain: Array, root: Array) -> Any:
+    """Return mean w·r, variance r'Cr and slope by log τ, w·Cr/τ, of a block or of none: slot −1. Fill in w and C r."""
+    mean, variance, slope, k = 0.0, 0.0, 0.0, r.size
+    if slot < 0:
+        for i in range(k):
+            variance += tau * r[i] * r[i]
+        return mean, variance, slope
+    numbers = words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
+    own_weights(numbers, k, tau, weights, root)
+    solve(numbers, k, tau, r, gain, root)
+    for i in range(k):
+        mean += weights[i] * r[i]
+        variance += gain[i] * r[i]
+        slope += gain[i] * weights[i]
+    return mean, variance, slope / tau
+
+
+@bare_kernel
+def learn_own(
+    words: Array, slot: int, r: Array, x: float, tau: float, weights: Array, gain: Array, error: float, q: float
+) -> None:
+    """w += C i e/q and C −= C i (C i)'/q with i = x r, the latter as H += i i'/(q − i'C i); of each part by itself."""
+    k, v = r.size, 0.0
+    n, numbers = min(k, OWN_DENSE), words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
+    for i in range(n):
+        v += x * x * gain[i] * r[i]
+    for i in range(k):
+        weights[i] += x * gain[i] * error / q
+        rest = q - v if i < n else q - x * x * gain[i] * r[i]
+        numbers[k + i] = np.float64(numbers[k + i]) + x * x * r[i] * r[i] / rest
+        if i < n:
+            for j in range(i):
+                numbers[below(k, i, j)] = np.float64(numbers[below(k, i, j)]) + x * x * r[i] * r[j] / rest
+    keep_weights(numbers, k, tau, weights)
+
+
+@bare_kernel
+def keep_weights(numbers: Array, k: int, tau: float, weights: Array) -> None:
+    """b = (H + I/τ) w"""
+    n = min(k, OWN_DENSE)
+    for i in range(k):
+        total = (np.float64(numbers[k + i]) + 1 / tau) * weights[i]
+        if i < n:
+            for j in range(n):
+                if j != i:
+                    total += np.float64(numbers[below(k, max(i, j), min(i, j))]) * weights[j]
+        numbers[i] = total
+
+
+@bare_kernel
+def find_slot(words: Array, key: Key, k: int) -> Any:
+    stride = slot_words(k)
+    if words.size:
+        for slot in range(np.int64(words[COUNT])):
+            if words[HEAD + slot * stride + SLOT_KEY] == key:
+                return slot
+    return -1
+
+
+@bare_kernel
+def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
+    """Return the slot of a block, of a new one if need be; −1 if all are in use by this event."""
+    stride, n = slot_words(k), np.int64(words[COUNT])
+    slot = find_slot(words, key, k)
+    if slot < 0:
+        if n < limit:
+            slot = n
+            words[COUNT] = n + 1
+        else:
+            slot = 0
+            for i in range(1, n):
+                at_slot, at_i = HEAD + slot * stride, HEAD + i * stride
+                if slot == 0 or words[at_i + SLOT_USED] < words[at_slot + SLOT_USED]:
+                    slot = i
+            if words[HEAD + slot * stride + SLOT_USED] == words[CLOCK]:
+                return -1
+        first = HEAD + slot * stride
+        words[first : first + stride] = 0
+        words[first + SLOT_KEY], words[first + SLOT_FIELD] = key, field
+    words[HEAD + slot * stride + SLOT_USED] = words[CLOCK]
+    return slot
+
+
+@bare_kernel
+def turn_own(shared: Any, words: Array, scratch: Any) -> None:
+    """Bring a personal model to the present basis: means are turned, precisions keep what H has room for."""
+    last = shared.counts[BASES] - 1
+    if words[BASIS] == last:
+        return
+    old, new = shared.bases[words[BASIS]], shared.bases[last]
+    (d, k), (turn, half, root) = old.shape, (scratch.squares[0], scratch.squares[1], scratch.squares[2])
+    turn[:] = 0.0
+    for a in range(k):
+        for i in range(d):
+            for b in range(k):
+                turn[a, b] += new[i, a] * old[i, b]
+    for slot in range(np.int64(words[COUNT])):
+        tau = tau_of(shared, np.int64(words[HEAD + slot * slot_words(k) + SLOT_FIELD]), OWN)
+        numbers = words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
+        _turn_block(numbers, k, tau, turn, half, root, scratch.own_weights[0], scratch.own_gains[0])
+    words[BASIS] = last
+
+
+@bare_kernel
+def _turn_block(
+    numbers: Array, k: int, tau: float, turn: Array, half: Array, root: Array, weights: Array, turned: Array
+) -> None:
+    """w becomes T w, H what is kept of T H T'."""
+    n = min(k, OWN_DENSE)
+    own_weights(numbers, k, tau, weights, root)
+    for a in range(k):
+        turned[a] = 0.0
+        for j in range(k):
+            turned[a] += turn[a, j] * weights[j]
+            half[a, j] = turn[a, j] * np.float64(numbers[k + j])
+            if j < n:
+                for i in range(n):
+                    if i != j:
+                        half[a, j] += turn[a, i] * np.float64(numbers[below(k, max(i, j), min(i, j))])
+    for a in range(k):
+        for b in range(a + 1) if a < n else range(a, a + 1):
+            total = 0.0
+            for j in range(k):
+                total += half[a, j] * turn[b, j]
+            numbers[k + a if a == b else below(k, a, b)] = total
+    keep_weights(numbers, k, tau, turned)
