@@ -40,6 +40,7 @@ from fedres.decisions.kalman_own import (
     find_slot,
     learn_own,
     own_part,
+    own_slope,
     tau_of,
     touch_slot,
     turn_own,
@@ -118,7 +119,7 @@ def predict_in(
     keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], known.size
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    room = gain, scratch.own_weights[0], scratch.own_gains[0], scratch.squares[0]
+    room = gain, scratch.own_gains[0], scratch.squares[0]
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     for a in range(starts.size - 1):
         parts[a, 0], parts[a, 1], parts[a, 2] = base[0], base[1], 0.0
@@ -140,7 +141,7 @@ def predict_in(
 @bare_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
     """Return shared mean, personal mean and variance of a block."""
-    (z, places, t_keys, t, r), (gain, own_weights, own_gain, square) = inputs, room
+    (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
     if t.size:
@@ -150,7 +151,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
-    own_mean, own_variance, _ = own_part(own, slot, r, tau_of(shared, field, OWN), own_weights, own_gain, square)
+    own_mean, own_variance = own_part(own, slot, r, tau_of(shared, field, OWN), own_gain, square)
     return mean, own_mean, variance + own_variance
 
 
@@ -237,9 +238,9 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
                 part_mean += tail_mean
                 part_variance += tail_variance
             if slot >= 0:
-                own_mean, own_variance, slopes[m, OWN] = own_part(
-                    own, slot, r, tau_of(shared, field, OWN), own_weights[m], own_gains[m], scratch.squares[0]
-                )
+                tau, root = tau_of(shared, field, OWN), scratch.squares[0]
+                own_mean, own_variance = own_part(own, slot, r, tau, own_gains[m], root)
+                slopes[m, OWN] = own_slope(own, slot, k, tau, own_gains[m], root, own_weights[m])
                 part_mean += own_mean
                 part_variance += own_variance
             mean += xs[f] * part_mean

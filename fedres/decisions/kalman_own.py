@@ -47,38 +47,37 @@ def below(k: int, i: int, j: int) -> int:
 
 @bare_kernel
 def solve(numbers: Array, k: int, tau: float, right: Array, out: Array, root: Array) -> None:
-    """Fill in C times ``right``; ``root`` has the Cholesky factor of the dense part of C⁻¹, from ``factor``."""
+    """Fill in C times ``right``; ``root`` is from ``factor``."""
     n = min(k, OWN_DENSE)
     for i in range(n):
         total = right[i]
         for j in range(i):
             total -= root[i, j] * out[j]
-        out[i] = total / root[i, i]
+        out[i] = total * root[i, i]
     for i in range(n - 1, -1, -1):
         total = out[i]
         for j in range(i + 1, n):
             total -= root[j, i] * out[j]
-        out[i] = total / root[i, i]
+        out[i] = total * root[i, i]
     for i in range(n, k):
         out[i] = right[i] / (1 / tau + np.float64(numbers[k + i]))
 
 
 @bare_kernel
 def factor(numbers: Array, k: int, tau: float, root: Array) -> None:
-    """Fill in the Cholesky factor; rounding of H must not make a pivot 0 or negative."""
+    """Fill in the Cholesky factor of C⁻¹ where that is dense, its diagonal inverted. No pivot is 0, whatever H is."""
     for i in range(min(k, OWN_DENSE)):
         for j in range(i + 1):
             total = np.float64(numbers[k + i]) + 1 / tau if i == j else np.float64(numbers[below(k, i, j)])
             least = LEAST_PIVOT * total
             for m in range(j):
                 total -= root[i, m] * root[j, m]
-            root[i, j] = math.sqrt(max(total, least)) if i == j else total / root[j, j]
+            root[i, j] = 1 / math.sqrt(max(total, least)) if i == j else total * root[j, j]
 
 
 @bare_kernel
 def own_weights(numbers: Array, k: int, tau: float, weights: Array, root: Array) -> None:
-    """Fill in w = C b, and the factor in ``root``."""
-    factor(numbers, k, tau, root)
+    """Fill in w = C b."""
     for i in range(k):
         weights[i] = np.float64(numbers[i])
     solve(numbers, k, tau, weights, weights, root)
@@ -88,26 +87,37 @@ def own_weights(numbers: Array, k: int, tau: float, weights: Array, root: Array)
 def weights_of(words: Array, slot: int, k: int, tau: float) -> Array:
     """Return the weights of a block, in the leading coordinates."""
     weights, numbers = np.empty(k), words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
-    own_weights(numbers, k, tau, weights, np.empty((k, k)))
+    root = np.empty((k, k))
+    factor(numbers, k, tau, root)
+    own_weights(numbers, k, tau, weights, root)
     return weights
 
 
 @bare_kernel
-def own_part(words: Array, slot: int, r: Array, tau: float, weights: Array, gain: Array, root: Array) -> Any:
-    """Return mean w·r, variance r'Cr and slope by log τ, w·Cr/τ, of a block or of none: slot −1. Fill in w and C r."""
-    mean, variance, slope, k = 0.0, 0.0, 0.0, r.size
+def own_part(words: Array, slot: int, r: Array, tau: float, gain: Array, root: Array) -> Any:
+    """Return mean b·Cr and variance r·Cr of a block or of none: slot −1. Fill in C r and the factor of C⁻¹."""
+    mean, variance, k = 0.0, 0.0, r.size
     if slot < 0:
         for i in range(k):
             variance += tau * r[i] * r[i]
-        return mean, variance, slope
+        return mean, variance
     numbers = words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32)
-    own_weights(numbers, k, tau, weights, root)
+    factor(numbers, k, tau, root)
     solve(numbers, k, tau, r, gain, root)
     for i in range(k):
-        mean += weights[i] * r[i]
+        mean += np.float64(numbers[i]) * gain[i]
         variance += gain[i] * r[i]
+    return mean, variance
+
+
+@bare_kernel
+def own_slope(words: Array, slot: int, k: int, tau: float, gain: Array, root: Array, weights: Array) -> float:
+    """Return the slope of the mean by log τ, w·Cr/τ, after ``own_part``. Fill in w."""
+    numbers, slope = words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32), 0.0
+    own_weights(numbers, k, tau, weights, root)
+    for i in range(k):
         slope += gain[i] * weights[i]
-    return mean, variance, slope / tau
+    return slope / tau
 
 
 @bare_kernel
@@ -202,6 +212,7 @@ def _turn_block(
 ) -> None:
     """w becomes T w, H what is kept of T H T'."""
     n = min(k, OWN_DENSE)
+    factor(numbers, k, tau, root)
     own_weights(numbers, k, tau, weights, root)
     for a in range(k):
         turned[a] = 0.0
