@@ -1,6 +1,6 @@
 """The numbers of ``residual-kalman``. None needs tuning by users; rewards count as shares of their range.
 
-Kernels are compiled with them: after a change, delete numba's cache (``__pycache__``), which does not look in here.
+Kernels are compiled with them, and are compiled again after a change.
 """
 
 START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales

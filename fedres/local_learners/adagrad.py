@@ -8,7 +8,11 @@ is ``values[k]`` for weight ``shift + indices[k]``; ``constant`` is the constant
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -28,7 +32,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return cast(Function, njit(cache=True, error_model="numpy")(function))
+    return _cached(njit(cache=True, error_model="numpy")(function), function)
 
 
 def bare_kernel(function: Function) -> Function:
@@ -38,7 +42,30 @@ def bare_kernel(function: Function) -> Function:
     time of a bandit's round, and sets up a count for every array that comes from Python.
     """
     options: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
-    return cast(Function, njit(**options)(function))
+    return _cached(njit(**options)(function), function)
+
+
+def _cached(compiled: Any, function: Function) -> Function:
+    """Return it with a cache that is valid for these sources: numba looks at the file of the function alone.
+
+    A kernel has those it calls compiled into it, so that after an update of one file it would stay what it was.
+    """
+    if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
+        compiled._cache._cache_file._source_stamp = _sources(function.__module__.partition(".")[0])
+    return cast(Function, compiled)
+
+
+@cache
+def _sources(package: str) -> str:
+    """Return a digest of the files of this package and of ``fedres`` that have to do with kernels: that name them."""
+    digest = sha256()
+    for name in sorted({"fedres", package}):
+        home = Path(getattr(sys.modules[name], "__file__", None) or "")
+        for file in sorted(home.parent.rglob("*.py")) if home.name == "__init__.py" else [home]:
+            text = file.read_bytes() if file.is_file() else b""
+            if b"kernel" in text.lower():
+                digest.update(text)
+    return digest.hexdigest()
 
 
 def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:

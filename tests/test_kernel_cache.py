@@ -1,0 +1,37 @@
+"""A kernel that was compiled is compiled again when one that it calls has changed, in whatever file."""
+
+import subprocess
+import sys
+
+ONE = """
+from fedres.local_learners.adagrad import kernel
+
+@kernel
+def one(x):
+    return x + {number}
+"""
+TWO = """
+from fedres.local_learners.adagrad import kernel
+from parts.one import one
+
+@kernel
+def two(x):
+    return 2 * one(x)
+"""
+
+
+def test_a_kernel_follows_those_it_calls(tmp_path):
+    package = tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "two.py").write_text(TWO)
+
+    def played():
+        """Return what two(1) is, and whether it was found in the cache."""
+        command = [sys.executable, "-c", "from parts.two import two; print(two(1), len(two.stats.cache_hits))"]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()
+
+    (package / "one.py").write_text(ONE.format(number=1))
+    assert [played(), played()] == [["4", "0"], ["4", "1"]]
+    (package / "one.py").write_text(ONE.format(number=10))
+    assert [played(), played()] == [["22", "0"], ["22", "1"]]
