@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -255,11 +256,15 @@ class Question(msgspec.Struct):
 
 
 class Reporter:
-    """Answers questions, and remembers what it read for the next one."""
+    """Answers questions, and remembers what it read for the next one.
 
-    def __init__(self) -> None:
+    A report is made anew once something was logged, but not before ``rest`` times as long as the last one took.
+    """
+
+    def __init__(self, rest: float = 0.0) -> None:
         self._loops: dict[str, LoopFigures] = {}
-        self._reports: dict[str, LoopReport] = {}
+        self._reports: dict[str, tuple[LoopReport, float]] = {}  # and until when it is good enough
+        self._rest = rest
 
     def answer(self, log: Log, question: Question) -> Any:
         """Return what the log says now."""
@@ -272,9 +277,12 @@ class Reporter:
         return _ANSWERS[question.what](self, known, question)
 
     def _report(self, figures: LoopFigures, question: Question) -> LoopReport:
-        known = self._reports.get(question.loop)
-        if known is None or known.position != figures.position:
-            known = self._reports[question.loop] = figures.report()
+        began = time.monotonic()
+        known, until = self._reports.get(question.loop, (None, 0.0))
+        if known is None or (known.position != figures.position and began >= until):
+            known = figures.report()
+            now = time.monotonic()
+            self._reports[question.loop] = known, now + self._rest * (now - began)
         return known
 
 
