@@ -9,7 +9,7 @@ Rewards. 2012.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,13 @@ from fedres import checks
 from fedres.checks import Array
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
-EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY = range(4)
+EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY, OPTIMISTIC_SQUARECB = range(5)
+CODES = {
+    "epsilon-greedy": EPSILON_GREEDY,
+    "squarecb": SQUARECB,
+    "greedy": GREEDY,
+    "optimistic-squarecb": OPTIMISTIC_SQUARECB,
+}
 GREED, FLOOR = 300.0, 0.002  # of ``optimistic_squarecb``: γ for one reward of range 1, uniform
 
 Word = Any  # uint64 inside the kernels
@@ -98,6 +104,53 @@ def optimistic_squarecb(
         means[a] = max(means[a], low) + widths[a]
     squarecb(means, allowed, gamma, out)
     spread(allowed, floor, out)
+
+
+class Policy(NamedTuple):
+    """How a loop explores."""
+
+    code: int
+    amount: float  # γ of both squarecb, ε of epsilon-greedy
+    floor: float  # of optimistic squarecb
+    low: float  # the range of the rewards
+    high: float
+
+
+def named_policy(
+    name: str, epsilon: float, gamma: float, floor: float, reward_range: tuple[float, float], n_learned: int
+) -> Policy:
+    """Return a policy of hosted loops and devices after this many rewards: γ grows with their root.
+
+    >>> named_policy("squarecb", 0.1, 10.0, 0.0, (0.0, 1.0), 9).amount
+    30.0
+    """
+    low, high = map(float, reward_range)
+    checks.one_of("policy", name, tuple(CODES))
+    amount = {
+        EPSILON_GREEDY: epsilon,
+        SQUARECB: gamma * max(n_learned, 1) ** 0.5,
+        GREEDY: 0.0,
+        OPTIMISTIC_SQUARECB: gamma * n_learned**0.5 / (high - low),
+    }
+    return Policy(CODES[name], float(amount[CODES[name]]), float(floor), low, high)
+
+
+@kernel
+def probabilities_of(scores: Array, widths: Array, allowed: Array, policy: Any, within: Array, out: Array) -> None:
+    """Fill in what each action is drawn with; ``within`` is room to work in.
+
+    No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
+    policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
+    """
+    high = policy.high if policy.code == SQUARECB else np.inf
+    for k in range(scores.size):
+        within[k] = min(max(scores[k], policy.low), high)
+    if policy.code == OPTIMISTIC_SQUARECB:
+        optimistic_squarecb(within, widths, allowed, policy.low, policy.amount, policy.floor, out)
+    elif policy.code == SQUARECB:
+        squarecb(within, allowed, policy.amount, out)
+    else:
+        epsilon_greedy(within, allowed, policy.amount, out)
 
 
 @bare_kernel

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.draws import event_draw
-from fedres.exploration import epsilon_greedy, pick, squarecb
+from fedres.exploration import named_policy, pick, probabilities_of
 from fedres.scoring.model import LEARNING_RATE
 
 
@@ -34,14 +34,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 def probabilities(scores: Array, allowed: Array, settings: Round) -> Array:
     """Return what each action is drawn with, exactly as the service would."""
-    low, high = settings.reward_range
-    within, chances = np.maximum(scores, low), np.empty(scores.size)
-    if settings.policy == "squarecb":
-        gamma = settings.gamma * max(settings.n_learned, 1) ** 0.5
-        squarecb(np.minimum(within, high), allowed, gamma, chances)
-    else:
-        epsilon = settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
-        epsilon_greedy(within, allowed, float(epsilon), chances)
+    policy = named_policy(
+        settings.policy, settings.epsilon, settings.gamma, 0.0, settings.reward_range, settings.n_learned
+    )
+    chances, no_widths, within = np.empty(scores.size), np.zeros(scores.size), np.empty(scores.size)
+    probabilities_of(scores, no_widths, allowed, policy, within, chances)
     return chances
 
 

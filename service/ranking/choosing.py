@@ -13,7 +13,7 @@ from fedres.decisions.kalman_kernels import predict_in
 from fedres.decisions.kalman_own import BASIS, turn_own
 from fedres.decisions.kalman_state import BASES, Request
 from fedres.decisions.kalman_state import scratch_for as kalman_scratch
-from fedres.exploration import epsilon_greedy, optimistic_squarecb, pick, squarecb
+from fedres.exploration import Policy, named_policy, pick, probabilities_of
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.features import Hashed, Prepared
 from fedres.scoring.model import MAX_SLOTS, shift_of
@@ -27,27 +27,12 @@ from service.settings import Settings
 NO_KEY: Key = (0, 0)  # of nobody's model
 NO_MEMORY: Array = np.zeros(8, np.uint64)
 
-EPSILON_GREEDY, SQUARECB, OPTIMISTIC_SQUARECB = range(3)
-
-
-class Policy(NamedTuple):
-    """What the settings of a loop come to."""
-
-    code: int
-    amount: float  # γ of squarecb, ε of the others
-    floor: float  # of optimistic squarecb
-    low: float  # the range of the rewards
-    high: float
-
 
 def policy_of(settings: Settings, n_learned: int) -> Policy:
-    low, high = settings.reward_range
-    code, amount = EPSILON_GREEDY, settings.epsilon if settings.policy == "epsilon-greedy" else 0.0
-    if settings.policy == "squarecb":
-        code, amount = SQUARECB, settings.greed * max(n_learned, 1) ** 0.5
-    elif settings.policy == "optimistic-squarecb":
-        code, amount = OPTIMISTIC_SQUARECB, settings.greed * n_learned**0.5 / (high - low)
-    return Policy(code, float(amount), float(settings.floor), float(low), float(high))
+    """Return what the settings of a loop come to."""
+    return named_policy(
+        settings.policy or "", settings.epsilon, settings.greed, settings.floor, settings.reward_range, n_learned
+    )
 
 
 class Question(NamedTuple):
@@ -206,21 +191,3 @@ def _read_own(memory: Array, key0: int, key1: int, own: Array) -> Any:
     if read_block(memory, key0, key1, own) <= 0:
         return 0
     return np.int64(own[0] & np.uint64(0xFFFFFFFF))
-
-
-@kernel
-def probabilities_of(scores: Array, widths: Array, allowed: Array, policy: Any, within: Array, out: Array) -> None:
-    """Fill in what each action is drawn with.
-
-    No prediction counts as less than the least reward: actions that are not expected to earn anything tie, or a greedy
-    policy would stay with one of them for ever. The gaps that squarecb weighs are between rewards within their range.
-    """
-    high = policy.high if policy.code == SQUARECB else np.inf
-    for k in range(scores.size):
-        within[k] = min(max(scores[k], policy.low), high)
-    if policy.code == OPTIMISTIC_SQUARECB:
-        optimistic_squarecb(within, widths, allowed, policy.low, policy.amount, policy.floor, out)
-    elif policy.code == SQUARECB:
-        squarecb(within, allowed, policy.amount, out)
-    else:
-        epsilon_greedy(within, allowed, policy.amount, out)
