@@ -73,10 +73,10 @@ export interface Ranked {
   score: number;
 }
 
-/** The reward of an event; an id that comes twice, or without ids a value that comes twice, counts once. */
 export interface Reward {
-  value: number;
+  value?: number | null;
   id?: string | null;
+  outcomes?: Record<string, unknown> | null;
 }
 
 /** A place for one action, its features, what it must not show, and what it would show without us. */
