@@ -74,7 +74,7 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    declared = declared_routes(machine, status, limits)
+    declared = declared_routes(machine, status, limits, root_path)
     for route in declared:
         if not route.hot:
             options = {"methods": [route.method], "status_code": route.status, "response_class": Response}
@@ -101,14 +101,14 @@ def create_app(
     return app
 
 
-def declared_routes(machine: Machine, status: Status, limits: Limits) -> list[Route]:
+def declared_routes(machine: Machine, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
     """Return all routes but those that FastAPI makes itself."""
     admin, ranker = Admin(machine), Ranker(machine)
     return [
         *hot_routes(ranker, limits).all,
         *loop_routes(admin).all,
         *device_routes(Devices(machine), limits).all,
-        *service_routes(admin, status).all,
+        *service_routes(admin, status, root_path).all,
         *personalizer_routes(machine, ranker, admin).all,
     ]
 

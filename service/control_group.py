@@ -9,6 +9,8 @@ import msgspec
 from fedres.draws import event_draw
 from fedres.event_ids import LONGEST_ID
 
+LONGEST_REASON = 1_000
+
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A control group: users whose decisions a baseline makes. Any change of it begins a new experiment."""
@@ -17,12 +19,15 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     baseline: Literal["first", "uniform"] = "first"  # the caller's first action, or any with the same chance
     experiment: str = "experiment 1"  # its name, which also decides who is in the group
     learn: bool | None = None  # whether models learn from the group; None: only where the baseline is uniform
+    hold: str | None = None  # why the baseline decides for everybody, where it does; a guardrail may have set it
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 0.95:
             raise ValueError(f"control.share must be in [0, 0.95], got {self.share}")
         if not 1 <= len(self.experiment) <= LONGEST_ID:
             raise ValueError(f"control.experiment must have 1 to {LONGEST_ID} characters, got {len(self.experiment)}")
+        if self.hold is not None and not 1 <= len(self.hold) <= LONGEST_REASON:
+            raise ValueError(f"control.hold must have 1 to {LONGEST_REASON} characters, got {len(self.hold)}")
         if self.learn and self.baseline == "first":
             raise ValueError("control.learn must be false for the baseline 'first', whose actions are not drawn")
 

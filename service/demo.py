@@ -1,8 +1,8 @@
 """Simulated readers who use a running service over HTTP, so that one can watch it learn.
 
 All like short articles in the morning and long ones in the evening, and each has a favourite topic. Three loops of the
-service are asked: one that learns, one that picks at random, and one that is always offered the best article first and
-returns it.
+service are asked: one that learns and has a control group, one that picks at random, and one that is always offered the
+best article first and returns it. ``/demo`` is a page for a reader who is real.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import numpy as np
 
 POLICY, UNIFORM, BEST = "demo", "demo-uniform", "demo-best"
 LOOPS: dict[str, dict[str, Any]] = {
-    POLICY: {},
+    POLICY: {"control": {"share": 0.2, "experiment": "demo"}},
     UNIFORM: {"policy": "epsilon-greedy", "epsilon": 1.0, "personal": False},
     BEST: {"apprentice": True, "personal": False},  # an apprentice returns the first action
 }
 
-N_READERS = 10
+N_READERS = 200
+N_REGULARS = 10  # readers who make four visits of five
 TOPICS = ("sport", "music", "food", "travel", "science")
 ARTICLES: list[dict[str, Any]] = [
     {"id": f"{length}-{topic}", "features": {"topic": topic, "length": length}}
@@ -54,6 +55,9 @@ class Client:
         self._connection = HTTPConnection(urlsplit(url).netloc, timeout=30)
         self._connection.connect()
         self._connection.auto_open = 0  # once it is closed, the service is gone: a new one would wait for ever
+
+    def close(self) -> None:
+        self._connection.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Return the JSON of the answer, None where it has none; a refusal is an error."""
@@ -86,30 +90,32 @@ class Demo:
 
     def play(self) -> None:
         """Let a reader come by, see what the policy picks, and read it or not."""
-        reader = int(self._rng.integers(N_READERS))
+        reader = int(self._rng.integers(N_REGULARS if self._rng.random() < 0.8 else N_READERS))
         favourite, when = TOPICS[reader % len(TOPICS)], ("morning", "evening")[self._rng.integers(2)]
         chances = {str(article["id"]): chance(favourite, when, article) for article in ARTICLES}
-        self.last.append(self._visit(POLICY, f"reader-{reader}", when, chances))
+        reward, arm = self._visit(POLICY, f"reader-{reader}", when, chances)
+        if arm != "control":
+            self.last.append(reward)
         if self.n_decisions % REFERENCE_EVERY == 0:
             for name, earned in self.references.items():
-                earned.append(self._visit(name, f"reader-{reader}", when, chances))
+                earned.append(self._visit(name, f"reader-{reader}", when, chances)[0])
         self.n_decisions += 1
 
-    def _visit(self, loop: str, user: str, when: str, chances: dict[str, float]) -> float:
+    def _visit(self, loop: str, user: str, when: str, chances: dict[str, float]) -> tuple[float, str | None]:
         actions = sorted(ARTICLES, key=lambda article: -chances[article["id"]]) if loop == BEST else ARTICLES
         request = {"user": user, "context": {"when": when}, "actions": actions}
         decision = self._client.ask("POST", f"/v1/loops/{loop}/rank", request)
         reward = float(self._rng.random() < chances[decision["action"]])
         path = f"/v1/loops/{loop}/events/{quote(decision['event_id'], safe='')}/reward"
         self._client.ask("POST", path, {"value": reward})
-        return reward
+        return reward, decision.get("arm")
 
     def line(self, seconds: float) -> str:
         """Return how it goes."""
         uniform, best = (np.mean(earned) for earned in self.references.values())
         return (
             f"{seconds:4.0f} s {self.n_decisions:6,} decisions   reward of the last {len(self.last)}: "
-            f"{np.mean(self.last):.2f}   (uniform {uniform:.2f}, best possible {best:.2f})"
+            f"{np.mean(self.last or 0.0):.2f}   (uniform {uniform:.2f}, best possible {best:.2f})"
         )
 
 

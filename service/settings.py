@@ -14,6 +14,7 @@ from fedres.scoring.model import LEARNING_RATE
 from service.control_group import Control
 from service.errors import ApiError
 from service.learn.guard import Defences
+from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
@@ -41,6 +42,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     default_reward: float | None = 0.0  # learned where none came; None learns nothing then
     wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
     aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
+    outcomes: dict[str, float] = {}  # by name: seconds from the decision within which one counts
+    formula: str | None = None  # the reward as a function of outcomes; None: rewards come as values
+    guardrails: list[Guardrail] = []  # what outcomes may do at most
     control: Control = Control()  # a group that shows what the loop is worth
     apprentice: bool = False  # always answer with the first action, and learn
     crosses: bool = True  # context × action features
@@ -68,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _within("wait_time", self.wait_time, 0.001, LONGEST_WAIT)
         if self.default_reward is not None:
             _within("default_reward", self.default_reward, *self.reward_range)
+        check_outcomes(self.outcomes, self.formula, self.wait_time)
+        for guardrail in self.guardrails:
+            if guardrail.outcome not in self.outcomes:
+                raise ValueError(f"guardrails must be about the loop's outcomes, got {guardrail.outcome!r}")
         _within("update_interval", self.update_interval, 0.001, 60)
         _within("bits", self.bits, 1, MOST_BITS)
         if self.timing == "aligned" and not self.takes_residuals:

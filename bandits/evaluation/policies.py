@@ -21,6 +21,8 @@ Rewards = Callable[[], Array]  # predicted reward of every (event, action) pair,
 POLICY_FORMS = (
     "logging",
     "uniform",
+    "first",
+    "likeliest",
     "constant:ACTION_ID",
     "greedy",
     "epsilon-greedy:EPSILON",
@@ -36,6 +38,10 @@ def target_probabilities(log: Log, policy: str | Policy, rewards: Rewards) -> Ar
     name, _, argument = policy.partition(":")
     if policy == "uniform":
         return uniform(log)
+    if policy == "first":
+        return first(log)
+    if policy == "likeliest":
+        return likeliest(log)
     if policy == "greedy":
         return epsilon_greedy(log, rewards(), 0.0)
     if argument and name == "constant":
@@ -55,6 +61,20 @@ def policy_name(policy: str | Policy) -> str:
 
 def uniform(log: Log) -> Array:
     return 1.0 / np.repeat(log.n_actions, log.n_actions)
+
+
+def first(log: Log) -> Array:
+    """Always the first action: the caller's own order, where requests come in it."""
+    probabilities = np.zeros(log.action.size)
+    probabilities[log.offsets[:-1]] = 1.0
+    return probabilities
+
+
+def likeliest(log: Log) -> Array:
+    """The logging policy without its exploration: its likeliest action (ties share)."""
+    if np.isnan(log.logging).any():
+        raise ValueError("likeliest must have a log with the probabilities of all actions")
+    return epsilon_greedy(log, log.logging, 0.0)
 
 
 def constant(log: Log, action_id: str) -> Array:

@@ -28,6 +28,7 @@ export interface Control {
   baseline?: "first" | "uniform";
   experiment?: string;
   learn?: boolean | null;
+  hold?: string | null;
 }
 
 /** What became of each request of a batch, in its order. */
@@ -76,6 +77,14 @@ export interface FilledSlot {
   action: string;
   probability: number;
   ranking: Ranked[];
+}
+
+/** What an outcome may do at most, in the mean per event against the control group. */
+export interface Guardrail {
+  outcome: string;
+  rise?: number | null;
+  fall?: number | null;
+  revert?: boolean;
 }
 
 /** A loop to be made; settings that are missing are at their defaults. */
@@ -135,10 +144,10 @@ export interface ResidualsStored {
   version: number;
 }
 
-/** The reward of an event; an id that comes twice, or without ids a value that comes twice, counts once. */
 export interface Reward {
-  value: number;
+  value?: number | null;
   id?: string | null;
+  outcomes?: Record<string, unknown> | null;
 }
 
 /** How a loop learns; with a round who uploads after it, or with a client too whether it does. */
@@ -176,6 +185,9 @@ export interface Settings {
   default_reward?: number | null;
   wait_from?: "activation" | "rank";
   aggregation?: "average" | "earliest" | "sum";
+  outcomes?: Record<string, unknown>;
+  formula?: string | null;
+  guardrails?: Guardrail[];
   control?: Control;
   apprentice?: boolean;
   crosses?: boolean;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -13,12 +13,15 @@ from msgspec import Meta, Struct, field
 
 from service import metrics
 from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
+from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
-from service.page import PAGE
+from service.page import ASSETS, HEADERS, PAGES, asset, page
 from service.ranking.admin import Admin
 from service.ranking.experiments import LiftReport
 from service.ranking.requests import Action, Id
+from service.ranking.series import LoopReport
 from service.ranking.status import Status
+from service.ranking.stories import Story, UserDecisions
 from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
@@ -148,6 +151,18 @@ def loop_routes(admin: Admin) -> Routes:
     async def get_lift(loop: Loop) -> Response:
         return json_response(await admin.lift(loop))
 
+    @routes.of_loop("GET", "/report", READ, "Show what the log says of the loop.", reply=LoopReport)
+    async def get_report(loop: Loop) -> Response:
+        return Response(await admin.report(loop), media_type=JSON)
+
+    @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Tell the story of an event.", reply=Story)
+    async def get_event(loop: Loop, request: Request) -> Response:
+        return json_response(await admin.story(loop, str(request.scope[PARAMETERS]["event_id"])))
+
+    @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=UserDecisions)
+    async def get_decisions(loop: Loop, user: User) -> Response:
+        return json_response(await admin.decisions(loop, user))
+
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:
         return await _lines(await admin.user_events(user, [loop]))
@@ -160,7 +175,7 @@ def loop_routes(admin: Admin) -> Routes:
     return routes
 
 
-def service_routes(admin: Admin, status: Status) -> Routes:
+def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
     """Return the routes of the service as a whole."""
     routes = Routes()
 
@@ -207,11 +222,21 @@ def service_routes(admin: Admin, status: Status) -> Routes:
         status.check_ready()
         return json_response(Health("ready"))
 
-    @routes.of_service("GET", "/", OPEN, "Show a page.", reply=HTML)
-    async def get_page() -> Response:
-        return Response(PAGE, media_type=HTML)
+    for path in PAGES:
+        about = "Show a page: the dashboard, or that of the demo."
+        routes.of_service("GET", path, OPEN, about, reply=HTML)(_sent(page(path, root_path), HTML))
+    for name, media_type in ASSETS.items():
+        about = "A file of these pages."
+        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(_sent(asset(name), media_type))
 
     return routes
+
+
+def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
+
+    return send
 
 
 async def _lines(events: Iterator[dict[str, Any]]) -> Response:

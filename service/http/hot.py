@@ -32,10 +32,14 @@ class Decisions(Struct):
 
 
 class Reward(Struct, forbid_unknown_fields=True):
-    """The reward of an event; an id that comes twice, or without ids a value that comes twice, counts once."""
+    """The reward of an event, or named outcomes where the loop's reward is a formula over them.
 
-    value: float
+    An id that comes twice, or without ids a value that comes twice, counts once.
+    """
+
+    value: float | None = None
     id: Id | None = None
+    outcomes: dict[str, float] | None = None
 
 
 _rank = msgspec.json.Decoder(RankRequest)
@@ -98,7 +102,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         sent = decode(_reward, call.body)
         if call.body.count(b":") != 1:
             refuse_repeats(call.body)
-        await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id)
+        await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 
     @routes.of_loop(

@@ -89,7 +89,6 @@ class LoopHead(msgspec.Struct):
     catalogue: dict[str, CatalogueAction] = {}
     catalogue_version: int = 0
     base: int = 0  # position of the newest base
-    control_since: int = 0  # position of the settings that began the experiment which is under way
     clients: Clients = msgspec.field(default_factory=Clients)
     guard: Guard = msgspec.field(default_factory=Guard)
     erasing: dict[str, str] = {}  # users on their way out, by the token of their erasure

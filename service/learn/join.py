@@ -8,13 +8,15 @@ Times are microseconds since 1970.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from service.log.records import Example
+from service.outcomes import MARK, formula_of, outcome_name
 
 REMEMBERED = 100_000  # finished events, to tell late rewards from early ones
 LISTED = 10_000  # late and unmatched rewards
@@ -32,6 +34,9 @@ class Rules(NamedTuple):
     default: float | None
     aggregation: str = "earliest"  # or the sum or the average of all rewards until the deadline
     from_rank: bool = False  # a deferred event waits from its decision on, else from its activation
+    formula: str | None = None  # the reward at the deadline, of all outcomes that came within their windows
+    windows: Mapping[str, int] = {}  # of outcomes, microseconds
+    reward_range: tuple[float, float] = (-math.inf, math.inf)  # what a formula gives is cut off there
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +73,7 @@ class Settled(NamedTuple):
     decided: Decided
     reward: float | None
     delay: int | None  # microseconds from the decision, or its activation, to the reward; None without one
+    outcomes: Mapping[str, float] = {}  # sums by name, where the reward is a formula
 
 
 class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -78,6 +84,26 @@ class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: float
     reward_id: str
     why: str  # late, unmatched, too many
+
+
+def _out_of_place(pending: PendingEvent, key: str, time: int, rules: Rules) -> str | None:
+    """Return why a reward or an outcome does not count under the rules, None if it does."""
+    name = outcome_name(key)
+    if (name is None) != (rules.formula is None) or (name is not None and name not in rules.windows):
+        return "unmatched"
+    if name is None or pending.status != WAITING or pending.deadline is None:
+        return None
+    return "late" if time >= pending.deadline - rules.wait + rules.windows[name] else None
+
+
+def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], float]:
+    """Return the sums of outcomes, and the reward that they are."""
+    sums = dict.fromkeys(rules.windows, 0.0)
+    for key, value in rewards.items():
+        sums[outcome_name(key) or ""] += value
+    low, high = rules.reward_range
+    assert rules.formula is not None
+    return sums, min(max(formula_of(rules.formula)(sums), low), high)
 
 
 class Join:
@@ -103,6 +129,7 @@ class Join:
             return None
         if pending is not None:
             self.n_early -= pending.status == EARLY
+            self._drop_foreign(event, pending, time, rules)
         else:
             pending = self.events[event] = PendingEvent(order, order)
         pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
@@ -126,6 +153,11 @@ class Join:
                 pending.rewards[key] = value  # counts no more, but a repeat of it is known
                 self._list(event, time, value, key, "late")
             return None
+        if rules.formula is not None or key.startswith(MARK) or (pending.rules and pending.rules.formula is not None):
+            why = _out_of_place(pending, key, time, pending.rules or rules)
+            if why is not None:
+                self._list(event, time, value, key, why)
+                return None
         pending.rewards[key] = value
         pending.first_reward = pending.first_reward or time
         if pending.status == EARLY:
@@ -228,7 +260,7 @@ class Join:
     def _settle_if_final(self, event: str, pending: PendingEvent) -> Settled | None:
         if pending.status != WAITING or pending.rules is None or not pending.rewards:
             return None
-        if pending.rules.aggregation != "earliest":
+        if pending.rules.aggregation != "earliest" or pending.rules.formula is not None:
             return None
         return self._finish(event, pending, REWARDED, next(iter(pending.rewards.values())))
 
@@ -236,6 +268,8 @@ class Join:
         if pending.status == DEFERRED:  # nobody saw it
             return self._finish(event, pending, EXPIRED, None)
         assert pending.rules is not None
+        if pending.rewards and pending.rules.formula is not None:
+            return self._finish(event, pending, REWARDED, None)
         if pending.rewards:
             total = sum(pending.rewards.values())
             average = pending.rules.aggregation == "average"
@@ -248,13 +282,24 @@ class Join:
         assert pending.deadline is not None
         start = pending.deadline - pending.rules.wait
         delay = max(pending.first_reward - start, 0) if status == REWARDED else None
-        settled = Settled(event, pending.decided, reward, delay)
+        outcomes: Mapping[str, float] = {}
+        if status == REWARDED and pending.rules.formula is not None:
+            outcomes, reward = _by_formula(pending.rewards or {}, pending.rules)
+        settled = Settled(event, pending.decided, reward, delay, outcomes)
         pending.decided, pending.status, pending.finished = None, status, True
         self.n_waiting -= 1
         self._finished.append(event)
         if len(self._finished) > REMEMBERED:
             self.events.pop(self._finished.popleft(), None)
         return settled
+
+    def _drop_foreign(self, event: str, pending: PendingEvent, time: int, rules: Rules) -> None:
+        """List early outcomes of an event whose reward is no formula, and early rewards of one whose is."""
+        for key, value in [*(pending.rewards or {}).items()]:
+            if key.startswith(MARK) != (rules.formula is not None):
+                assert pending.rewards is not None
+                del pending.rewards[key]
+                self._list(event, time, value, key, "unmatched")
 
     def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
         self.unmatched.append(Unmatched(event, time, value, key, why))

@@ -134,7 +134,7 @@ class LoopState:
     def _learn_run(self, settled: Sequence[tuple[Settled, int]], settings: Settings) -> None:
         statistics = self.head.statistics
         learned: list[LearnedEvent] = []
-        for (_, decided, reward, delay), position in settled:
+        for (_, decided, reward, delay, _), position in settled:
             if decided.control:
                 self._count_control(reward, settings.control.learns)
                 if reward is not None and settings.control.learns:
@@ -189,8 +189,6 @@ class LoopState:
         head = self.head
         if entry.position > head.settings_version:
             settings = read_settings_body(entry.body)
-            if settings.control != head.settings.control:
-                head.control_since = entry.position
             head.settings, head.settings_version = settings, entry.position
             head.history = {**head.history, entry.position: head.settings}
 
@@ -309,7 +307,11 @@ def read_settings_body(body: bytes) -> Settings:
 def rules_of(settings: Settings) -> Rules:
     """Return how events are joined under the settings."""
     from_rank = settings.wait_from == "rank"
-    return Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation, from_rank)
+    rules = Rules(round(settings.wait_time * 1e6), settings.default_reward, settings.aggregation, from_rank)
+    if settings.formula is None:
+        return rules
+    windows = {name: round(window * 1e6) for name, window in settings.outcomes.items()}
+    return rules._replace(formula=settings.formula, windows=windows, reward_range=settings.reward_range)
 
 
 def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:

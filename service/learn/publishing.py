@@ -31,7 +31,6 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         head.catalogue_version,
         head.clients.joined * 2**20 + len(head.clients.numbers),
         [token for token in head.erased if token in cleaned],
-        head.control_since or head.since,
         state.join.n_early,
         state.models.personal.n_users[head.id],
     )

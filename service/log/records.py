@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from service.outcomes import outcome_key
+
 LOOP, SETTINGS, DELETED, ACTIONS, MODEL = "loop", "settings", "deleted", "actions", "model"
 RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
 RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
@@ -164,9 +166,10 @@ def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = Fa
     return Example(data[start:middle], data[middle:last], n_context, data[last:])
 
 
-def encode_reward(value: float, reward_id: str | None) -> bytes:
-    """Return a reward for the learner: its value, and what tells it from others of its event."""
-    return _REWARD.pack(value) + (f"={value!r}" if reward_id is None else reward_id).encode()
+def encode_reward(value: float, reward_id: str | None, outcome: str | None = None) -> bytes:
+    """Return a reward or a named outcome for the learner: its value, and what tells it from others of its event."""
+    key = f"={value!r}" if reward_id is None else reward_id
+    return _REWARD.pack(value) + (key if outcome is None else outcome_key(outcome, key)).encode()
 
 
 def read_reward(data: bytes) -> tuple[float, str]:
@@ -212,7 +215,7 @@ class RankBody(msgspec.Struct, gc=False):
     exclude: list[str] = []
     deferred: bool = False
     policy_action: int | None = None  # what the policy drew, where an apprentice took the first action
-    arm: str | None = None  # control or treatment, where the loop has a control group
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
 
 
 class LoggedRank(RankBody, gc=False):
@@ -224,6 +227,7 @@ class LoggedRank(RankBody, gc=False):
 class RewardBody(msgspec.Struct, omit_defaults=True, gc=False):
     value: float
     id: str | None = None
+    outcome: str | None = None  # its name, where the loop's reward is a formula
 
 
 class ActionsBody(msgspec.Struct):

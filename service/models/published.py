@@ -63,7 +63,6 @@ class LoopView(msgspec.Struct, array_like=True):
     catalogue_version: int
     clients_version: int
     erased: list[str]  # tokens of the last erasures
-    control_since: int = 0  # position of the settings that began the experiment which is under way
     n_early: int = 0  # events with a reward that are not decided yet
     n_users: int = 0  # with a personal model
 

@@ -23,23 +23,30 @@ CONTEXT, ACTION = "context", "action"
 
 def feature_scores(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return namespaces, names and scores, the highest first."""
-    rows = list(events)[-MOST_EVENTS:]
+    found: list[tuple[float, str, str]] = []
+    for kind, name, score, _ in scored_columns(list(events)[-MOST_EVENTS:]):
+        namespace, _, rest = name.partition(".")
+        found.append((score, namespace if rest else kind, rest or namespace))
+    found.sort(key=lambda one: (-one[0], one[1:]))
+    return [{"namespace": space, "featureName": name, "score": score} for score, space, name in found]
+
+
+def scored_columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, list[Any]]]:
+    """Return kind, name, score and values of each feature; None is the value where an event does not have it."""
     rewards = np.array([float(row["reward"]) for row in rows])
     taken = _codes([str(row["action"]) for row in rows])
     columns = _columns(rows)
     alone = _explained(rewards, taken)
-    found: list[tuple[float, str, str]] = []
+    found: list[tuple[str, str, float, list[Any]]] = []
     for (kind, name), values in columns.items():
         groups = _codes(values)
         if kind == CONTEXT:
             score = _explained(rewards, groups * (taken.max(initial=0) + 1) + taken) - alone
         else:
             score = _explained(rewards, groups)
-        namespace, _, rest = name.partition(".")
-        found.append((max(score, 0.0), namespace if rest else kind, rest or namespace))
-    top = max([score for score, _, _ in found], default=0.0) or 1.0
-    found.sort(key=lambda one: (-one[0], one[1:]))
-    return [{"namespace": space, "featureName": name, "score": score / top} for score, space, name in found]
+        found.append((kind, name, max(score, 0.0), values))
+    top = max([score for _, _, score, _ in found], default=0.0) or 1.0
+    return [(kind, name, score / top, values) for kind, name, score, values in found]
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +14,11 @@ import msgspec
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named
 from fedres.scoring.flattening import FeatureError
+from service.control_group import LONGEST_REASON
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate, Log
+from service.log.protocol import Duplicate, Log, StoreUnavailable
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -29,15 +33,22 @@ from service.log.records import (
     encode,
 )
 from service.models.kalman_personal import PersonalKalman
-from service.ranking import experiments, reports
+from service.ranking import reports
+from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
+from service.ranking.figures import Question
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
+from service.ranking.series import LoopReport
+from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
+GUARD_SECONDS = 60.0  # between two looks at guardrails
+
+log = logging.getLogger("fedres.service")
 
 
 class Admin:
@@ -212,14 +223,62 @@ class Admin:
         rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
         return reports.unmatched(rewards)
 
-    async def lift(self, loop: str) -> experiments.LiftReport:
+    async def lift(self, loop: str) -> LiftReport:
         """Return what the loop's control group shows."""
         view = self._machine.loop(loop).view
         if not view.settings.control.share:
             message = "the loop must have a control group: set control.share in its settings"
             raise ApiError(404, "no_experiment", message, "control")
-        begin, settings = view.control_since, view.settings
-        return await self._machine.look_up(lambda log: experiments.report(log, loop, view.since, begin, settings))
+        return msgspec.json.decode(await self._ask("lift", loop), type=LiftReport)
+
+    async def report(self, loop: str) -> bytes:
+        """Return what the loop's log shows, a ``LoopReport`` as JSON."""
+        return await self._ask("report", loop)
+
+    async def check_guardrails(self) -> list[str]:
+        """Let the baseline decide in loops whose guardrails ask for it; return those loops."""
+        reverted = []
+        for loop in self.loops():
+            settings = self._machine.loop(loop).view.settings
+            if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
+                continue
+            found = msgspec.json.decode(await self.report(loop), type=LoopReport)
+            reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
+            if reasons:
+                control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
+                await self.patch_settings(loop, {"control": control})
+                reverted.append(loop)
+        return reverted
+
+    async def watch_guardrails(self, lock: Path) -> None:
+        """Look every minute, on one of the machine's rankers: the one that holds the lock."""
+        with open(lock, "ab") as file:
+            while True:
+                await asyncio.sleep(GUARD_SECONDS)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    await self.check_guardrails()
+                except BlockingIOError:
+                    pass
+                except (ApiError, StoreUnavailable) as error:  # the next look may do better
+                    log.warning("guardrails could not be checked: %s", error)
+
+    async def story(self, loop: str, event_id: str) -> Story:
+        """Return all about an event."""
+        found = await stories(self._machine, loop, [event_id])
+        if not found:
+            raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
+        return found[0]
+
+    async def decisions(self, loop: str, user: str) -> UserDecisions:
+        """Return a user's newest decisions among those that reports look at."""
+        check_id("user", user)
+        events = msgspec.json.decode(await self._ask("user", loop, user=user, most=MOST_DECISIONS), type=list[str])
+        return UserDecisions(user, await stories(self._machine, loop, events))
+
+    async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
+        question = Question(what, loop, self._machine.loop(loop).view.since, **details)
+        return await self._machine.reports.ask(question)
 
     async def evaluate(
         self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")

@@ -31,7 +31,7 @@ from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
 from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
 
-CONTROL, TREATMENT = "control", "treatment"  # arms
+CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
 
 class Prepared(NamedTuple):
@@ -52,7 +52,7 @@ class Decision(NamedTuple):
     policy_action: int | None  # what the policy drew, where an apprentice took the first action
     version: int
     settings: int
-    arm: str | None = None  # control or treatment, where the loop has a control group
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
 
     def result(self) -> RankResult:
         """Return the answer."""
@@ -89,7 +89,7 @@ class Decision(NamedTuple):
         baseline = _allowed(request).index(True) if request.exclude else 0
         weight = 1 / self.probabilities[action] if action == baseline else 0.0
         agreed = None if self.policy_action is None else self.policy_action == action
-        is_control = self.arm == CONTROL
+        is_control = self.arm in (CONTROL, HELD)
         return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control).encode()
 
 
@@ -159,7 +159,7 @@ def decide(
         decision = Decision(one, action, probabilities, scores, None, view.version, view.settings_version)
         if settings.apprentice:
             decision = _with_first(decision)._replace(policy_action=action)
-        elif settings.control.share:
+        elif settings.control.share or settings.control.hold:
             decision = _in_its_arm(decision, settings.control)
         decisions.append(decision)
     return decisions
@@ -168,10 +168,10 @@ def decide(
 def _in_its_arm(decision: Decision, control: Control) -> Decision:
     """Return what the baseline decides where the user is in the control group."""
     request, event_id = decision.prepared.request, decision.prepared.event_id
-    if not control.has(event_id if request.user is None else request.user):
+    if not control.hold and not control.has(event_id if request.user is None else request.user):
         return decision._replace(arm=TREATMENT)
     decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
-    return decided._replace(arm=CONTROL)
+    return decided._replace(arm=HELD if control.hold else CONTROL)
 
 
 def _with_first(decision: Decision) -> Decision:

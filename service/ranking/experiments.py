@@ -1,28 +1,21 @@
-"""What a loop's control group shows: treatment against control, from the log."""
+"""What a loop's control group shows: treatment against control."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from service.learn.join import Decided, Join, Rules, Settled
-from service.learn.loop_state import read_settings_body, rules_of
-from service.log.protocol import Log
-from service.log.records import ACTIVATE, LOOP, RANK, REWARD, SETTINGS, Entry, Example, read_decision, read_reward
-from service.settings import Settings
+from service.control_group import Control
 
-if TYPE_CHECKING:  # SciPy is loaded by the first report: a ranker starts without it
+if TYPE_CHECKING:  # SciPy is loaded by the first report
     from bandits.evaluation.intervals import Interval
     from bandits.evaluation.lift import Arm, Lift
-
-CHUNK = 5_000  # records read at once
-_NO_FEATURES = Example(b"", b"", 0)
-
-Sums = dict[str, list[float]]  # by user: rewards, events
 
 
 class Bounds(msgspec.Struct):
@@ -37,6 +30,16 @@ class ArmReport(msgspec.Struct):
     users: int
     events: int  # with a final reward, the default included
     reward: float | None  # mean per event
+
+
+class OutcomeLift(msgspec.Struct):
+    """The same for a named outcome: its sum per event."""
+
+    outcome: str
+    control: float | None
+    treatment: float | None
+    absolute: Bounds | None  # treatment − control; null below 20 users in each arm or 20 events with the outcome
+    relative: Bounds | None
 
 
 class LiftReport(msgspec.Struct):
@@ -55,100 +58,88 @@ class LiftReport(msgspec.Struct):
     sample_ratio_is_wrong: bool  # users were not split as the share says: distrust all of this
     variance_left: float  # share of the variance that users' earlier rewards do not explain
     more_users: int | None  # until the absolute interval is half as wide
+    outcomes: list[OutcomeLift]
 
 
-class _Reader:
-    """Sums the rewards of each user, in front of the experiment and in each of its arms."""
+class Sums:
+    """Rewards, or sums of an outcome, and events of each user; how many events had another one than the default."""
 
-    def __init__(self, begin: int) -> None:
-        self._begin = begin
-        self._join, self._rules = Join(), dict[int, Rules]()
-        self._newest = Rules(0, None)
-        self._defaults = dict[int, float | None]()
-        self.before: Sums = {}
-        self.control: Sums = {}
-        self.treatment: Sums = {}
-        self.n_rewarded = [0, 0]  # events of control and of treatment with another reward than the default
+    def __init__(self) -> None:
+        self.users: dict[str, list[float]] = {}
+        self.n_rewarded = 0
 
-    def take(self, entry: Entry) -> None:
-        for settled in self._join.expire(entry.time):
-            self._count(settled)
-        if entry.kind in (LOOP, SETTINGS):
-            settings = read_settings_body(entry.body)
-            self._newest = self._rules[entry.position] = rules_of(settings)
-            self._defaults[entry.position] = settings.default_reward
-        found = self._joined(entry)
-        if found is not None:
-            self._count(found)
-
-    def finish(self, now: int) -> None:
-        for settled in self._join.expire(now):
-            self._count(settled)
-
-    def _joined(self, entry: Entry) -> Settled | None:
-        event, position, time, join = entry.event, entry.position, entry.time, self._join
-        if event is None or entry.kind not in (RANK, REWARD, ACTIVATE):
-            return None
-        if entry.kind == ACTIVATE:
-            return join.activate(event, position, time, self._newest)
-        assert entry.example is not None
-        if entry.kind == REWARD:
-            return join.reward(event, position, time, *read_reward(entry.example), self._newest)
-        decision = read_decision(entry.example)
-        if decision.agreed is not None:  # an apprentice's
-            return None
-        user = f"event {event}" if entry.user is None else f"user {entry.user}"
-        decided = Decided(user, _NO_FEATURES, decision.settings, 0.0, decision.control)
-        return join.rank(event, position, time, self._rules[decision.settings], decided, decision.deferred)
-
-    def _count(self, settled: Settled) -> None:
-        decided, reward = settled.decided, settled.reward
-        if reward is None or decided.user is None:
-            return
-        sums = self.before
-        if decided.settings >= self._begin:
-            sums = self.control if decided.control else self.treatment
-            self.n_rewarded[not decided.control] += reward != self._defaults[decided.settings]
-        mine = sums.setdefault(decided.user, [0.0, 0.0])
+    def add(self, user: str, reward: float, events: float = 1) -> None:
+        mine = self.users.setdefault(user, [0.0, 0.0])
         mine[0] += reward
-        mine[1] += 1
+        mine[1] += events
 
-    def arm(self, sums: Sums, n_rewarded: int) -> Arm:
+    def arm(self, before: Sums) -> Arm:
+        """Return them as an arm, with what the same users earned before."""
         from bandits.evaluation.lift import Arm
 
-        numbers = np.array([*sums.values()], float).reshape(-1, 2)
-        before = np.array([_mean(self.before.get(user)) for user in sums], float)
-        return Arm(numbers[:, 0], numbers[:, 1], n_rewarded, before)
+        numbers = np.array([*self.users.values()], float).reshape(-1, 2)
+        earlier = np.array([before.users.get(user, (np.nan, 1.0)) for user in self.users], float).reshape(-1, 2)
+        return Arm(numbers[:, 0], numbers[:, 1], self.n_rewarded, earlier[:, 0] / earlier[:, 1])
 
 
-def report(log: Log, loop: str, since: int, begin: int, settings: Settings) -> LiftReport:
-    """Return what the experiment shows that began at position ``begin``, in a loop made at ``since``."""
-    from bandits.evaluation.lift import lift, sample_ratio_is_wrong
+class Experiment:
+    """The sums of an experiment as the log goes on; another one begins with any change of ``control``."""
 
-    reader, began = _Reader(begin), 0
-    for entry in _entries(log, loop, since - 1):
-        reader.take(entry)
-        if entry.position == begin:
-            began = entry.time
-    reader.finish(log.heads()[loop].time)
-    arms = reader.arm(reader.control, reader.n_rewarded[0]), reader.arm(reader.treatment, reader.n_rewarded[1])
-    found, control = lift(*arms), settings.control
-    half = None if found.absolute is None else (found.absolute.high - found.absolute.low) / 4
-    return LiftReport(
-        experiment=control.experiment,
-        began=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds"),
-        share=control.share,
-        baseline=control.baseline,
-        control=_arm_report(arms[0], found.control),
-        treatment=_arm_report(arms[1], found.treatment),
-        absolute=_bounds(found.absolute),
-        relative=_bounds(found.relative),
-        sentence=sentence(found),
-        missing=found.missing,
-        sample_ratio_is_wrong=sample_ratio_is_wrong(arms[0].n_users, arms[1].n_users, control.share),
-        variance_left=found.variance_left,
-        more_users=None if half is None else found.more_users(half),
-    )
+    def __init__(self) -> None:
+        self.control, self.position, self.began = Control(), 0, 0
+        self.arms = defaultdict[tuple[str, bool], Sums](Sums)  # by outcome, "" is the reward; and whether it is control
+        self.before = defaultdict[str, Sums](Sums)
+
+    def take_settings(self, control: Control, position: int, time: int) -> None:
+        if control == self.control and self.position:
+            return
+        self.control, self.position, self.began = control, position, time
+        for (name, _), sums in self.arms.items():
+            for user, numbers in sums.users.items():
+                self.before[name].add(user, *numbers)
+        self.arms.clear()
+
+    def add(self, user: str, values: Mapping[str, float], default: float | None, settings: int, control: bool) -> None:
+        """Count an event that was decided under the settings at a position: its outcomes by name, its reward as ""."""
+        for name, value in values.items():
+            sums = self.arms[name, control] if settings >= self.position else self.before[name]
+            sums.add(user, value)
+            sums.n_rewarded += value != (0.0 if name else default)
+
+    def report(self) -> LiftReport:
+        """Return what it shows."""
+        from bandits.evaluation.lift import lift, sample_ratio_is_wrong
+
+        control, treatment = (self.arms["", is_control].arm(self.before[""]) for is_control in (True, False))
+        found = lift(control, treatment)
+        half = None if found.absolute is None else (found.absolute.high - found.absolute.low) / 4
+        share = self.control.share
+        is_wrong = sample_ratio_is_wrong(control.n_users, treatment.n_users, share) if share else False
+        return LiftReport(
+            experiment=self.control.experiment,
+            began=datetime.fromtimestamp(self.began / 1e6, UTC).isoformat(timespec="seconds"),
+            share=share,
+            baseline=self.control.baseline,
+            control=_arm_report(control, found.control),
+            treatment=_arm_report(treatment, found.treatment),
+            absolute=_bounds(found.absolute),
+            relative=_bounds(found.relative),
+            sentence=sentence(found),
+            missing=found.missing,
+            sample_ratio_is_wrong=is_wrong and not self.control.hold,
+            variance_left=found.variance_left,
+            more_users=None if half is None else found.more_users(half),
+            outcomes=[self._outcome(name) for name, is_control in [*self.arms] if name and not is_control],
+        )
+
+    def _outcome(self, name: str) -> OutcomeLift:
+        from bandits.evaluation.lift import lift
+
+        control, treatment = (self.arms[name, is_control].arm(self.before[name]) for is_control in (True, False))
+        n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
+        found = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
+        means = _arm_report(control, found.control).reward, _arm_report(treatment, found.treatment).reward
+        return OutcomeLift(name, means[0], means[1], _bounds(found.absolute), _bounds(found.relative))
 
 
 def sentence(found: Lift) -> str:
@@ -162,16 +153,6 @@ def sentence(found: Lift) -> str:
         share, least, most = (f"{100 * bound:+.3g}%" for bound in found.relative)
         text += f"; {share} ({least} to {most})"
     return f"{text}. It may be looked at at any time."
-
-
-def _entries(log: Log, loop: str, after: int) -> Iterator[Entry]:
-    while entries := log.read(loop, after, CHUNK, bodies=False):
-        yield from entries
-        after = entries[-1].position
-
-
-def _mean(sums: list[float] | None) -> float:
-    return float("nan") if sums is None else sums[0] / sums[1]
 
 
 def _arm_report(arm: Arm, mean: float) -> ArmReport:

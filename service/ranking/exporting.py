@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -22,13 +22,14 @@ from service.log.records import (
     LoggedRank,
     decode_actions,
     decode_rank,
+    read_decision,
     read_reward,
 )
 
 CHUNK = 500
 NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
-_NOTHING = Decided(None, Example(b"", b"", 0), 0, 0.0)
+_NO_FEATURES = Example(b"", b"", 0)
 
 
 class Exporter:
@@ -60,18 +61,30 @@ class Exporter:
         entries = [entry for entry in self._log.find(loop, events) if entry.kind == RANK]
         return {str(entry.event): (entry, decode_rank(entry.body)) for entry in entries}
 
+    def stories(self, loop: str, events: list[str]) -> Iterator[tuple[dict[str, Any], list[Entry]]]:
+        """Yield those of the events that there are, and all records about each."""
+        now = self._log.heads()[loop].time
+        for about in self._about(loop, events).values():
+            for entry in about:
+                if entry.kind == RANK:
+                    yield self._event(entry, about, now), about
+
     def _joined(self, loop: str, ranks: list[Entry], now: int) -> Iterator[dict[str, Any]]:
-        about: dict[str | None, list[Entry]] = {}
-        for entry in self._log.find(loop, [entry.event for entry in ranks if entry.event is not None]):
-            if entry.kind in ABOUT and entry.position > self._since:
-                about.setdefault(entry.event, []).append(entry)
+        about = self._about(loop, [entry.event for entry in ranks if entry.event is not None])
         for entry in ranks:
             if entry.event in about:  # else it was erased this moment
                 yield self._event(entry, about[entry.event], now)
 
+    def _about(self, loop: str, events: list[str]) -> dict[str | None, list[Entry]]:
+        about: dict[str | None, list[Entry]] = {}
+        for entry in self._log.find(loop, events):
+            if entry.kind in ABOUT and entry.position > self._since:
+                about.setdefault(entry.event, []).append(entry)
+        return about
+
     def _event(self, entry: Entry, about: list[Entry], now: int) -> dict[str, Any]:
         body = decode_rank(entry.body)
-        status, reward = outcome(about, self._rules(entry.loop, body.settings), now)
+        status, reward, outcomes = outcome(about, self._rules(entry.loop, body.settings), now)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
         actions = [
@@ -79,7 +92,7 @@ class Exporter:
         ]
         return {
             "event_id": entry.event,
-            "time": datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds"),
+            "time": time_of(entry),
             "user": entry.user,
             "context": _plain(body.context),
             "actions": actions,
@@ -89,6 +102,7 @@ class Exporter:
             "model_version": body.version,
             "arm": body.arm,
             "reward": reward,
+            "outcomes": outcomes or None,
             "status": status,
             "position": entry.position,
         }
@@ -105,24 +119,40 @@ class Exporter:
         return {action.id: action.features for action in decode_actions(entry.body).put}
 
 
-def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None]:
-    """Return the status and the reward of the event that all entries are about, at the log's time ``now``."""
-    join, reward, event = Join(), None, str(about[0].event)
-    for entry in about:
-        found = [*join.expire(entry.time), _joined(join, entry, rules)]
-        reward = next((settled.reward for settled in found if settled is not None), reward)
-    reward = next((settled.reward for settled in join.expire(now)), reward)
-    return join.events[event].status, reward
+def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None, Mapping[str, float]]:
+    """Return status, reward and named outcomes of the event that all entries are about, at the log's time ``now``."""
+    join, event = Join(), str(about[0].event)
+    settled = [one for entry in about for one in settle(join, entry, lambda _: rules, 0)]
+    settled += join.expire(now)
+    reward, outcomes = (settled[0].reward, settled[0].outcomes) if settled else (None, {})
+    return join.events[event].status, reward, outcomes
 
 
-def _joined(join: Join, entry: Entry, rules: Rules) -> Settled | None:
-    event, position, time = str(entry.event), entry.position, entry.time
-    if entry.kind == RANK:
-        return join.rank(event, position, time, rules, _NOTHING, decode_rank(entry.body).deferred)
-    if entry.kind == REWARD:
+def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int) -> Iterator[Settled]:
+    """Join a record as the learner does; yield the events that are settled by then.
+
+    ``rules`` are those of the settings at a position, ``newest`` is the position of the newest settings.
+    """
+    yield from join.expire(entry.time)
+    if entry.kind not in ABOUT or entry.event is None:
+        return
+    event, position, time = entry.event, entry.position, entry.time
+    if entry.kind == ACTIVATE:
+        settled = join.activate(event, position, time, rules(newest))
+    elif entry.kind == REWARD:
         assert entry.example is not None
-        return join.reward(event, position, time, *read_reward(entry.example), rules)
-    return join.activate(event, position, time, rules)
+        settled = join.reward(event, position, time, *read_reward(entry.example), rules(newest))
+    else:
+        assert entry.example is not None
+        found = read_decision(entry.example)
+        decided = Decided(entry.user, _NO_FEATURES, found.settings, found.baseline_weight, found.control)
+        settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
+    if settled is not None:
+        yield settled
+
+
+def time_of(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds")
 
 
 def _plain(raw: msgspec.Raw) -> Any:

@@ -7,7 +7,7 @@ answered once its record is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
@@ -15,7 +15,7 @@ from fedres.scoring.features import Preparer
 from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
-from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward
+from service.log.records import ACTIVATE, Entry, LoggedRank, Record
 from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, LoopView, Models, NotPublished
@@ -23,7 +23,9 @@ from service.ranking.decide import Decision, decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.quotas import Quotas, exceeded
+from service.ranking.report_process import Reports, ThreadReports
 from service.ranking.requests import RankRequest, RankResult, check_id
+from service.ranking.rewards import reward_records
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
@@ -64,7 +66,9 @@ class Machine:
         limits: Limits | None = None,
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
+        reports: Reports | None = None,
     ) -> None:
+        self.reports = reports or ThreadReports(self.archive)
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
@@ -170,6 +174,7 @@ class Machine:
 
     def close(self) -> None:
         self.closed = True
+        self.reports.close()
         if self._archive is not None:
             self._archive.close()
 
@@ -350,19 +355,20 @@ class Ranker:
             raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
         return repeated(request, *known[event_id])
 
-    async def reward(self, loop: str, event_id: str, value: float, reward_id: str | None = None) -> None:
-        """Store a reward; it may come before its event, and repeats of it count once."""
+    async def reward(
+        self,
+        loop: str,
+        event_id: str,
+        value: float | None = None,
+        reward_id: str | None = None,
+        outcomes: Mapping[str, float] | None = None,
+    ) -> None:
+        """Store a reward, or named outcomes; they may come before their event, and repeats count once."""
         view = self._machine.loop(loop).view
-        low, high = view.settings.reward_range
-        if not low <= value <= high:
-            raise invalid(f"value must be in [{low:g}, {high:g}], got {value}", "value")
-        if reward_id is not None:
-            check_id("id", reward_id)
         check_id("event_id", event_id)
+        records = reward_records(view, event_id, value, reward_id, outcomes)
         await self._check_early(view, event_id)
-        example = encode_reward(float(value), reward_id)
-        body = encode(RewardBody(float(value), reward_id))
-        await self._machine.append(Record(loop, REWARD, event_id, None, example, body))
+        await self._machine.append(*records)
 
     async def _check_early(self, view: LoopView, event_id: str) -> None:
         """Where too many rewards came before their event, take only those of events that there are."""

@@ -66,7 +66,7 @@ class RankResult(Struct, omit_defaults=True, gc=False):
     probability: float
     ranking: list[Ranked]  # best score first
     model_version: int
-    arm: str | None = None  # control or treatment, where the loop has a control group
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
     explanations: list[Explained] | None = None
 
 

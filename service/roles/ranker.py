@@ -20,7 +20,9 @@ from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
+from service.ranking.admin import Admin
 from service.ranking.ranker import Machine
+from service.ranking.report_process import ReportProcess
 from service.ranking.status import Status
 from service.roles.config import Config
 
@@ -38,7 +40,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    machine = Machine(Models(config.run), client, learner, partial(open_log, config.store), only=config.loops)
+    open_store, reports = partial(open_log, config.store), ReportProcess(config.store)
+    machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, reports=reports)
     status = Status(machine, config.store.path.name, config.run)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
@@ -58,6 +61,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
+    guarding = asyncio.ensure_future(Admin(machine).watch_guardrails(config.run / "guardrails.lock"))
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     try:
         await server.serve()
@@ -65,5 +69,6 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
         metrics.flush_requests()
         loop.remove_reader(parent)
         connecting.cancel()
+        guarding.cancel()
         await client.close()
         machine.close()

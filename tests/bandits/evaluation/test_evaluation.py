@@ -176,7 +176,7 @@ def broken(event):
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        ("best", "policy must be one of logging, uniform, constant:ACTION_ID, .* got 'best'"),
+        ("best", "policy must be one of logging, uniform, first, likeliest, constant:ACTION_ID, .* got 'best'"),
         ("uniform:3", "policy must be one of .* got 'uniform:3'"),
         ("constant:", "policy must be one of .* got 'constant:'"),
         ("constant:d", "constant must be an action of the log, got 'd'"),
@@ -232,3 +232,17 @@ def test_the_document_is_plain_json_with_null_for_what_is_no_number(tmp_path):
     assert (document["n"], document["n_without_reward"], document["default_reward"]) == (20, 10, None)
     assert [row["value"] for row in document["rows"]] == [0.5, None]
     assert evaluate(path, [], default_reward=2.0).rows[0].value == pytest.approx(1.0)
+
+
+def test_the_first_and_the_likeliest_action_are_policies():
+    log = table(
+        [
+            LoggedEvent("1", {}, ("a", "b"), ({}, {}), 1, 0.7, 1.0, (0.3, 0.7)),
+            LoggedEvent("2", {}, ("b", "c", "d"), ({}, {}, {}), 0, 0.4, 0.0, (0.4, 0.4, 0.2)),
+        ]
+    )
+    assert target_probabilities(log, "first", None).tolist() == [1, 0, 1, 0, 0]
+    assert target_probabilities(log, "likeliest", None).tolist() == [0, 1, 0.5, 0.5, 0]
+    unknown = table([LoggedEvent("1", {}, ("a", "b"), ({}, {}), 1, 0.7, 1.0)])
+    with pytest.raises(ValueError, match="likeliest must have a log with the probabilities of all actions"):
+        target_probabilities(unknown, "likeliest", None)

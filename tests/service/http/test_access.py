@@ -33,12 +33,23 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /federated/updates",
         "GET /federated/round",
     },
-    "read": {"GET /lift"},
+    "read": {"GET /lift", "GET /report"},
 }
 PAGES = {("GET", path) for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json")}
-NO_KEY = {"GET /", "GET /healthz", "GET /readyz", *(f"{method} {path}" for method, path in PAGES)}
+NO_KEY = {
+    "GET /",
+    "GET /dashboard.js",
+    "GET /dashboard.css",
+    "GET /demo",
+    "GET /demo.js",
+    "GET /healthz",
+    "GET /readyz",
+    *(f"{method} {path}" for method, path in PAGES),
+}
 ADMIN_OF_A_LOOP = {
     "GET /events",
+    "GET /events/{event_id}",
+    "GET /users/{user}/decisions",
     "GET /rewards/unmatched",
     "GET /actions",
     "PUT /actions",

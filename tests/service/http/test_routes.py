@@ -308,3 +308,32 @@ def test_a_compressed_request_is_read(client):
     body = gzip.compress(json.dumps({"actions": ACTIONS}).encode())
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert client.post("/v1/rank", content=body, headers=headers).status_code == 200
+
+
+def test_the_story_of_an_event_has_its_decision_its_records_and_why(client):
+    given = {"event_id": "told", "user": "ann", "context": {"hour": 3}, "actions": [{"id": "x"}, {"id": "y"}]}
+    result = client.post("/v1/rank", json={**given, "explain": True}).json()
+    client.post("/v1/events/told/reward", json={"value": 0.5, "id": "click"}).raise_for_status()
+    story = client.get("/v1/events/told").json()
+    assert (story["event"]["action"], story["event"]["user"]) == (result["action"], "ann")
+    assert (story["event"]["reward"], story["event"]["status"]) == (0.5, "rewarded")
+    assert story["ranking"] == result["ranking"]
+    assert [one["id"] for one in story["explanations"]] == ["x", "y"]
+    assert [(one["kind"], one.get("value"), one.get("id")) for one in story["records"]] == [
+        ("rank", None, None),
+        ("reward", 0.5, "click"),
+    ]
+    told = client.get("/v1/users/ann/decisions").json()
+    assert [one["event"]["event_id"] for one in told["decisions"]] == ["told"]
+    assert client.get("/v1/users/nobody/decisions").json() == {"user": "nobody", "decisions": []}
+    unknown = client.get("/v1/events/never")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_event")
+
+
+def test_a_dashboard_below_a_path_finds_its_files_there(start):
+    with start(root_path="/shop/fedres") as live, live.client() as client:
+        page = client.get("/shop/fedres")
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        for path in re.findall(r'(?:src|href)="([^"]+dashboard[^"]+)"', page.text):
+            assert path.startswith("/shop/fedres/")
+            assert client.get(path).status_code == 200

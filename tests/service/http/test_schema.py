@@ -34,10 +34,19 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-TAKE_NOTHING = ("/", "/healthz", "/readyz")  # nothing can be wrong with such a request
+TAKE_NOTHING = (
+    "/",
+    "/dashboard.js",
+    "/dashboard.css",
+    "/demo",
+    "/demo.js",
+    "/healthz",
+    "/readyz",
+)  # nothing can be wrong with such a request
 RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
     "/lift",  # a control group
+    "/events/{event_id}",  # an event that was decided
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
     *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there

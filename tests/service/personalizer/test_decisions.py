@@ -213,7 +213,7 @@ def test_rewards_are_aggregated_until_the_wait_is_over(http, live, loop, aggrega
     entries = live.run(lambda: live.engine.log.find(loop.removeprefix("/loops/"), ["e"]))
     rules = rules_of(live.run(live.engine.view, loop.removeprefix("/loops/")).settings)
     assert rules.from_rank
-    assert outcome(entries, rules, entries[0].time + 5_000_000) == ("rewarded", pytest.approx(reward))
+    assert outcome(entries, rules, entries[0].time + 5_000_000) == ("rewarded", pytest.approx(reward), {})
 
 
 def test_an_apprentice_answers_with_the_first_action(http, loop):

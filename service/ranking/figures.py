@@ -1,0 +1,293 @@
+"""Figures of a loop from one pass over its log, which goes on where it stopped when it is asked again.
+
+``LoopFigures`` takes records in order and keeps sums and the newest finished events; ``report`` says what they show.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from service.learn.join import Join, Rules, Settled
+from service.learn.loop_state import read_settings_body, rules_of
+from service.log.protocol import Head, Log
+from service.log.records import (
+    ACTIONS,
+    ACTIVATE,
+    LOOP,
+    RANK,
+    SETTINGS,
+    Entry,
+    LoggedRank,
+    decode_actions,
+    decode_rank,
+    read_decision,
+)
+from service.outcomes import Guardrail
+from service.personalizer.importance import scored_columns
+from service.ranking.experiments import Experiment, LiftReport, OutcomeLift
+from service.ranking.exporting import NO_FEATURES, settle
+from service.ranking.series import (
+    Alarm,
+    Delays,
+    Feature,
+    Finished,
+    Funnel,
+    Line,
+    LoopReport,
+    buckets,
+    line_of,
+    numbered,
+    rounded,
+    traffic_of,
+    uniform_line,
+    values_of,
+)
+from service.settings import Settings
+
+CHUNK = 2_000  # records read at once
+MOST = 50_000  # finished events that a report looks at one by one, the newest
+SAMPLED = 2_000  # finished events whose features are looked at
+MOST_FEATURES = 100
+DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
+COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
+LOST = 0.05  # alarm: share of rewards that are late or have no event
+
+
+class LoopFigures:
+    """One loop, as far as it was read. ``head`` is where its log ended at the beginning."""
+
+    def __init__(self, since: int, head: Head) -> None:
+        self.since, self.position, self.time = since, since - 1, 0
+        self.removed = head.removed
+        self.experiment = Experiment()
+        self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
+        self.finished: deque[Finished] = deque(maxlen=MOST)
+        self._pending: dict[str, tuple[Finished, LoggedRank]] = {}
+        self._samples: deque[tuple[Finished, LoggedRank]] = deque(maxlen=SAMPLED)
+        self._catalogue: dict[str, msgspec.Raw] = {}
+        self._apprentice: set[str] = set()
+        self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
+
+    def read(self, log: Log, loop: str, last: int) -> None:
+        """Read what is new."""
+        while entries := log.read(loop, self.position, CHUNK, bodies=self.position > last - 3 * MOST):
+            for entry in entries:
+                self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Take the next record."""
+        self.position, self.time = entry.position, entry.time
+        if entry.kind in (LOOP, SETTINGS):
+            settings = self._settings[entry.position] = read_settings_body(entry.body)
+            self._newest = entry.position
+            self.experiment.take_settings(settings.control, entry.position, entry.time)
+        elif entry.kind == ACTIONS:
+            self._catalogue.update({action.id: action.features for action in decode_actions(entry.body).put})
+        elif entry.kind == RANK:
+            self._rank(entry)
+        was_activated = entry.kind == ACTIVATE and self._is_activated(entry.event)
+        for settled in settle(self._join, entry, self._rules, self._newest):
+            self._settle(settled)
+        if entry.kind in (RANK, ACTIVATE):
+            self.funnel.activated += self._is_activated(entry.event) and not was_activated
+        late, unmatched = self._join.take_counts()
+        self.funnel.late += late
+        self.funnel.unmatched += unmatched
+
+    def _rules(self, position: int) -> Rules:
+        return rules_of(self._settings.get(position) or self._settings[self._newest])
+
+    def _is_activated(self, event: str | None) -> bool:
+        found = self._join.events.get(event or "")
+        return found is not None and found.rules is not None and found.status != "deferred"
+
+    def _rank(self, entry: Entry) -> None:
+        assert entry.event is not None
+        assert entry.example is not None
+        self.funnel.ranked += 1
+        decision = read_decision(entry.example)
+        if decision.agreed is not None:
+            self._apprentice.add(entry.event)
+        if not entry.body:
+            return
+        body = decode_rank(entry.body)
+        excluded = set(body.exclude)
+        allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
+        decided = Finished(
+            entry.event,
+            entry.time,
+            entry.user,
+            decision.control,
+            tuple([body.actions[k].id for k in allowed]),
+            allowed.index(body.action),
+            tuple([body.probabilities[k] for k in allowed]),
+        )
+        self._pending[entry.event] = decided, body
+
+    def _settle(self, settled: Settled) -> None:
+        event, decided, reward, delay, outcomes = settled
+        if delay is None:
+            self.funnel.expired += 1
+        else:
+            self.funnel.rewarded += 1
+            self.delays[bisect_left(DELAYS, delay / 1e6)] += 1
+        pending = self._pending.pop(event, None)
+        if pending is not None:
+            finished, body = pending[0]._replace(reward=reward), pending[1]
+            self.finished.append(finished)
+            if reward is not None:
+                self._samples.append((finished, body))
+        if event in self._apprentice:
+            self._apprentice.remove(event)
+        elif reward is not None:
+            user = f"event {event}" if decided.user is None else f"user {decided.user}"
+            settings = self._settings.get(decided.settings) or self._settings[self._newest]
+            values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **outcomes}
+            self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
+
+    def events_of(self, user: str, most: int) -> list[str]:
+        """Return a user's newest events, the newest first."""
+        newest = (one for one, _ in reversed(self._pending.values()) if one.user == user)
+        finished = (one for one in reversed(self.finished) if one.user == user)
+        found = sorted([*islice(newest, most), *islice(finished, most)], key=lambda one: -one.time)
+        return [one.event_id for one in found[:most]]
+
+    def report(self) -> LoopReport:
+        """Return what the log shows."""
+        rewarded = [one for one in self.finished if one.reward is not None]
+        ends, bucket = buckets(rewarded)
+        reward = np.array([one.reward for one in rewarded], float)
+        user = numbered([one.user or f"\0{one.event_id}" for one in rewarded])
+        control = np.array([one.control for one in rewarded], bool)
+        known = np.array([min(one.probabilities) > 0 for one in rewarded], bool) & ~control
+        weight = np.array([1 / (len(one.actions) * one.probabilities[one.chosen]) for one in rewarded], float)
+
+        def line(mask: Array, weights: Array) -> Line:
+            return line_of(bucket[mask], reward[mask], weights[mask], user[mask], len(ends))
+
+        own = np.ones(len(rewarded))
+        waiting = {**msgspec.structs.asdict(self.funnel), "waiting": self._join.n_waiting}
+        shows = self.experiment.report() if self.experiment.control.share else None
+        return LoopReport(
+            position=self.position,
+            time=datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(timespec="seconds"),
+            events=len(rewarded),
+            bucket_ends=[end / 1e6 for end in ends],
+            policy=line(~control, own),
+            control=line(control, own),
+            uniform=uniform_line(bucket[known], reward[known], weight[known], user[known], len(ends)),
+            traffic=traffic_of([one for one in rewarded if not one.control], bucket[~control], len(ends)),
+            funnel=Funnel(**waiting),
+            delays=Delays(DELAYS, self.delays),
+            features=self._features(),
+            lift=shows,
+            values=values_of([one for one, good in zip(rewarded, known, strict=True) if good]),
+            alarms=self._alarms(rewarded, shows),
+        )
+
+    def _features(self) -> list[Feature]:
+        """Return how often features are there, and how much they say about rewards."""
+        rows = []
+        for one, body in self._samples:
+            taken = body.actions[body.action]
+            features = taken.features or self._catalogue.get(taken.id, NO_FEATURES)
+            action = {"id": taken.id, "features": msgspec.json.decode(features)}
+            context = msgspec.json.decode(body.context)
+            rows.append({"context": context, "actions": [action], "action": taken.id, "reward": one.reward})
+        found = []
+        for kind, name, score, values in scored_columns(rows):
+            n_missing = values.count(None)
+            n_values = len(set(values)) - bool(n_missing)
+            found.append(Feature(kind, name, rounded(score), rounded(1 - n_missing / len(rows)), n_values))
+        return sorted(found, key=lambda one: (-one.importance, one.kind, one.name))[:MOST_FEATURES]
+
+    def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None) -> list[Alarm]:
+        alarms, held = [], self.experiment.control.hold
+        if held:
+            alarms.append(Alarm("held", f"The baseline decides for everybody: {held}"))
+        elif shows is not None and shows.sample_ratio_is_wrong:
+            alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
+        for guardrail in self._settings[self._newest].guardrails:
+            alarms += _guarded(guardrail, [] if shows is None or held else shows.outcomes)
+        newest = [one for one in rewarded[-2 * WATCHED :] if not one.control and len(one.actions) > 1][-WATCHED:]
+        if len(newest) == WATCHED:
+            [(action, n)] = Counter(one.actions[one.chosen] for one in newest).most_common(1)
+            if n >= COLLAPSED * WATCHED:
+                message = f"{n} of the newest {WATCHED} decisions took the action {action!r}."
+                alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
+        arrived = self.funnel.rewarded + self.funnel.late + self.funnel.unmatched
+        for code, n in (("late_rewards", self.funnel.late), ("unmatched_rewards", self.funnel.unmatched)):
+            if n > LOST * arrived:
+                why = "came after the wait time" if code == "late_rewards" else "had no event"
+                alarms.append(Alarm(code, f"{n} of {arrived} rewards {why} and do not count."))
+        return alarms
+
+
+def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:
+    """Yield an alarm where an outcome surely did what it must not."""
+    revert = guardrail.revert
+    for one in outcomes:
+        if one.outcome == guardrail.outcome and one.absolute is not None:
+            change = f"{one.absolute.low:+.3g} to {one.absolute.high:+.3g} per event against the control group"
+            if guardrail.rise is not None and one.absolute.low > guardrail.rise:
+                yield Alarm("guardrail", f"{one.outcome} rose by more than {guardrail.rise:g}: {change}.", revert)
+            if guardrail.fall is not None and one.absolute.high < -guardrail.fall:
+                yield Alarm("guardrail", f"{one.outcome} fell by more than {guardrail.fall:g}: {change}.", revert)
+
+
+class Question(msgspec.Struct):
+    """What is asked about a loop that was made at position ``since``: report, lift or the newest events of a user."""
+
+    what: str
+    loop: str
+    since: int
+    user: str = ""
+    most: int = 20
+
+
+class Reporter:
+    """Answers questions, and remembers what it read for the next one.
+
+    A report is made anew once something was logged, but not before ``rest`` times as long as the last one took.
+    """
+
+    def __init__(self, rest: float = 0.0) -> None:
+        self._loops: dict[str, LoopFigures] = {}
+        self._reports: dict[str, tuple[LoopReport, float]] = {}  # and until when it is good enough
+        self._rest = rest
+
+    def answer(self, log: Log, question: Question) -> Any:
+        """Return what the log says now."""
+        loop, head = question.loop, log.heads()[question.loop]
+        known = self._loops.get(loop)
+        if known is None or known.since != question.since or known.removed != head.removed:  # or somebody was erased
+            known = self._loops[loop] = LoopFigures(question.since, head)
+            self._reports.pop(loop, None)
+        known.read(log, loop, head.last)
+        return _ANSWERS[question.what](self, known, question)
+
+    def _report(self, figures: LoopFigures, question: Question) -> LoopReport:
+        began = time.monotonic()
+        known, until = self._reports.get(question.loop, (None, 0.0))
+        if known is None or (known.position != figures.position and began >= until):
+            known = figures.report()
+            now = time.monotonic()
+            self._reports[question.loop] = known, now + self._rest * (now - began)
+        return known
+
+
+_ANSWERS: dict[str, Callable[[Reporter, LoopFigures, Question], Any]] = {
+    "report": Reporter._report,
+    "lift": lambda _, figures, question: figures.experiment.report(),
+    "user": lambda _, figures, question: figures.events_of(question.user, question.most),
+}

@@ -1,0 +1,256 @@
+"""The dashboard in a real browser: every page, both themes, a phone's width, hostile ids, keys of each role."""
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from live import run_service
+from typer.testing import CliRunner
+
+from service.cli import app
+from service.demo import Client, Demo
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("chromium is not installed: apt-get install chromium", allow_module_level=True)
+
+HOSTILE = "<img src=x onerror=window.pwned=1>"
+QUOTES = "\"'><script>window.pwned=1</script>"
+PAGES = {
+    "Loops": "#/",
+    "Operations": "#/operations",
+    "Loop default": "#/loops/default",
+    "Event e-7": "#/loops/default/events/e-7",
+    "User u1": "#/loops/default/users/u1",
+}
+PHONE, DESK = {"width": 360, "height": 740}, {"width": 1200, "height": 800}
+
+
+def fill(http, n=260):
+    """Decide and reward ``n`` times; one user, action, feature and experiment have hostile names."""
+    rng = np.random.default_rng(0)
+    http.patch("/v1/settings", json={"control": {"share": 0.3, "experiment": HOSTILE}}).raise_for_status()
+    actions = [{"id": name, "features": {"topic": name, QUOTES: 1}} for name in ("tea", "juice", HOSTILE)]
+    requests = [
+        {"event_id": f"e-{k}", "user": f"u{k % 40}", "context": {"hour": k % 3, HOSTILE: QUOTES}, "actions": actions}
+        for k in range(n)
+    ]
+    requests[3] |= {"event_id": HOSTILE, "user": QUOTES}
+    for start in range(0, n, 100):
+        reply = http.post("/v1/rank/batch", json={"requests": requests[start : start + 100]})
+        for result in reply.json()["results"]:
+            path, value = f"/v1/events/{quote(result['event_id'], safe='')}/reward", int(rng.integers(2))
+            http.post(path, json={"value": value, "id": HOSTILE}).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with run_service(tmp_path_factory.mktemp("service")) as running:
+        with running.client() as http:
+            fill(http)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Open a page: ``opened(url, theme, size)``; at the end nothing may have gone wrong or left the origin."""
+    contexts, wrong = [], []
+
+    def begin(url, theme="light", size=DESK, expect=()):
+        def expected(text):
+            return any(one in text for one in expect)
+
+        context = browser.new_context(color_scheme=theme, viewport=size)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "console",
+            lambda said: (
+                said.type == "error" and not any(one in said.text for one in expect) and wrong.append(said.text)
+            ),
+        )
+        page.on("request", lambda asked: asked.url.startswith((url, "blob:")) or wrong.append(asked.url))
+        return page
+
+    yield begin
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def show(page, url, title, path):
+    page.goto(f"{url}/{path}")
+    page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
+
+
+@pytest.mark.parametrize(("theme", "size"), [("light", DESK), ("dark", PHONE)])
+def test_every_page_shows_itself_in_both_themes_and_on_a_phone(live, opened, theme, size):
+    page = opened(live.url, theme, size)
+    for title, path in PAGES.items():
+        show(page, live.url, title, path)
+        assert page.title() == f"{title} – fedres"
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(n => n < 60)")
+        assert dark == (theme == "dark")
+
+
+def test_the_page_of_a_loop_shows_lift_values_curves_traffic_funnel_and_features(live, opened):
+    page = opened(live.url)
+    show(page, live.url, "Loop default", "#/loops/default")
+    text = page.locator("main").inner_text()
+    with live.client() as http:
+        report = http.get("/v1/report").json()
+    assert report["lift"]["sentence"] in text
+    assert all(feature["name"] in text for feature in report["features"])
+    labels = page.get_by_role("img").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    assert [label.split(":")[0] for label in labels] == [
+        "mean reward by time",
+        "decisions of the policy by time and action",
+        "rewards by delay",
+    ]
+    assert page.locator("path.curve").count() >= 2
+    assert page.locator("path.band").count() >= 1
+    for row in page.locator("section", has_text="From decision to reward").locator("tbody tr").all()[:7]:
+        name, n, _ = row.locator("td").all_inner_texts()
+        assert n.replace(",", "") == str(report["funnel"][name])
+    page.get_by_text("As a table").first.click()
+    assert page.locator("details[open] tbody tr").count() == len(report["bucket_ends"])
+
+
+def test_hostile_ids_features_actions_and_loop_names_are_text(live, opened):
+    page = opened(live.url, expect=("404",))
+    shown = (f"Event {HOSTILE}", "events", HOSTILE), (f"User {QUOTES}", "users", QUOTES)
+    for title, kind, name in shown:
+        show(page, live.url, title, f"#/loops/default/{kind}/{quote(name, safe='')}")
+        for summary in page.locator("summary").all():
+            summary.click()
+        assert page.locator("main img, main script").count() == 0
+    show(page, live.url, "Loop default", "#/loops/default")
+    assert HOSTILE in page.locator("main").inner_text()
+    page.goto(f"{live.url}/#/loops/{quote(HOSTILE, safe='')}")
+    page.get_by_text("loop must be one that exists").wait_for()
+    assert page.evaluate("window.pwned") is None
+
+
+def test_the_policy_of_the_page_lets_no_script_in(live, opened):
+    page = opened(live.url, expect=("Content Security Policy",))
+    show(page, live.url, "Loops", "")
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.pwned = 1'}))")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=/healthz onerror=window.pwned=1>')")
+    assert page.evaluate("new Promise(done => setTimeout(() => done(window.pwned ?? 'nothing')))") == "nothing"
+
+
+def test_the_keyboard_is_enough_to_look_up_an_event(live, opened):
+    page = opened(live.url)
+    show(page, live.url, "Loop default", "#/loops/default")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_label("event id").focus()
+    page.keyboard.type("e-9")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Event e-9").wait_for()
+    page.keyboard.press("Shift+Tab")  # from the page's content back to its head
+    assert page.evaluate("document.querySelector('header').contains(document.activeElement)")
+    unnamed = "all => all.filter(one => !one.labels?.length && !one.textContent).length"
+    assert page.locator("input, button").evaluate_all(unnamed) == 0
+
+
+def test_a_report_as_a_file_shows_the_same_pictures_without_the_service(live, opened, tmp_path):
+    folder, file = live.engine.folder, tmp_path / "report.html"
+    words = ["report", "default", "--html", str(file), "--store", f"sqlite:///{folder}/store.db"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    with live.client() as http:
+        report = http.get("/v1/report").json()
+    assert report["lift"]["sentence"] in done.stdout
+    page = opened("file://")
+    page.goto(file.as_uri())
+    page.get_by_role("heading", level=1, name="Loop default").wait_for()
+    assert report["lift"]["sentence"] in page.locator("main").inner_text()
+    assert HOSTILE in page.locator("main").inner_text()
+    assert page.get_by_role("img").count() == 3
+    assert page.locator("form, main img").count() == 0
+    assert page.evaluate("window.pwned") is None
+
+
+def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
+    with run_service(tmp_path) as live:
+        missing = opened(live.url, expect=("404",))
+        missing.goto(f"{live.url}/demo")
+        missing.get_by_text("fedres serve --demo").wait_for()
+        missing.close()
+        with closing(Client(live.url)) as client:
+            demo = Demo(client)
+            demo.begin()
+            for _ in range(200):
+                demo.play()
+        page = opened(live.url, "dark", PHONE)
+        page.goto(f"{live.url}/demo")
+        page.locator("#front li").first.wait_for()
+        with page.expect_response("**/v1/loops/demo/rank"):
+            page.get_by_label("You are").fill(HOSTILE)
+            page.keyboard.press("Enter")
+        for button, n in (("Read", "1"), ("Nothing for me", "1")):
+            with page.expect_response("**/v1/loops/demo/rank"):  # the next front page
+                page.get_by_role("button", name=button).first.click()
+            page.get_by_text(f"{n} articles read").wait_for()
+        page.locator("#compared li").first.wait_for()
+        page.wait_for_function("document.getElementById('lift').textContent != '…'")
+        assert page.locator("#front li").count() == page.locator("#compared li").count() == 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        live.settle("demo")
+        with live.client() as http:
+            told = http.get(f"/v1/loops/demo/users/{quote(HOSTILE, safe='')}/decisions").json()["decisions"]
+        assert [one["event"]["reward"] for one in told][1:3] == [0.0, 1.0]
+        page.close()
+
+
+def test_keys_show_what_their_role_may_see_and_an_admin_erases_after_a_confirmation(tmp_path, opened):
+    with run_service(tmp_path) as live:
+        with live.client() as http:
+            fill(http, 60)
+        keys = {role: live.keys.add(role) for role in ("read", "rank", "admin")}
+        page = opened(live.url, expect=("401", "403", "404"))
+        page.goto(live.url)
+        page.get_by_text("Enter a key above.").wait_for()
+        page.get_by_label("Key").fill(keys["rank"])
+        page.keyboard.press("Enter")
+        page.get_by_text("a key with the role rank for all loops may not").wait_for()
+        page.get_by_label("Key").fill(keys["read"])
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="default").click()
+        page.get_by_role("heading", name="Loop default").wait_for()
+        page.goto(f"{live.url}/#/loops/default/users/u1")
+        page.get_by_text("a key with the role read for all loops may not").wait_for()
+        page.get_by_label("Key").fill(keys["admin"])
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="User u1").wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Export events").click()
+        assert Path(download.value.path()).read_text().count('"user":"u1"') == 2
+        page.get_by_role("button", name="Erase…").click()
+        confirm = page.get_by_role("button", name="Erase for good")
+        page.get_by_label("Type the user's id").fill("u2")
+        assert confirm.is_disabled()
+        page.get_by_label("Type the user's id").fill("u1")
+        confirm.click()
+        page.get_by_text("The user was erased.").wait_for()
+        with live.client(keys["admin"]) as http:
+            assert http.get("/v1/users/u1/decisions").json()["decisions"] == []
+            assert len(http.get("/v1/users/u2/decisions").json()["decisions"]) == 2
+        page.close()
