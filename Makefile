@@ -2,6 +2,8 @@
 # make test    everything CI runs
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
+# make dist    sdist and wheel, in dist/; make dist-test installs the wheel with each extra
+# make docs    the documentation site, in docs/_build/html
 # Each makes its own .venv and installs what it needs.
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: serve test check lint kernels faults hardening dist clean
+.PHONY: serve test check lint kernels faults hardening docs dist dist-test clean
 
 test: check
 
@@ -40,8 +42,15 @@ hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-dist: .venv/installed  # a wheel, in dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+docs: .venv/installed  # the site, in docs/_build/html
+	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
+
+dist: .venv/installed  # an sdist and, from it, a wheel, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+dist-test: dist  # installs the wheel with each extra; takes minutes, and downloads. EXTRAS='base serve' for some
+	$(BIN)/python tests/install_wheel.py dist/*.whl $(EXTRAS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -31,7 +31,7 @@ IMPORTS = {  # extras, by commas: what their users run first
     "vw": ("from fedres import VWLearner; VWLearner()",),
     "serve": ("import service.cli", "import service.roles.ranker"),
     "postgres": ("import service.log.postgres",),
-    "bench": ("import libsvm_tasks.replay, libsvm_tasks.plots",),
+    "bench": ("import libsvm_tasks.task_replay, libsvm_tasks.plots",),
     "vw,serve,postgres,bench": ("import service.cli",),
 }
 

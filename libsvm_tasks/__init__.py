@@ -1,0 +1,19 @@
+"""Datasets as federations and bandits, and experiments on them: ``replay``, ``delays`` and ``bandit``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from libsvm_tasks.data import Data
+    from libsvm_tasks.experiments import Table, bandit, delays, replay
+
+__all__ = ["Data", "Table", "bandit", "delays", "replay"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'libsvm_tasks' has no attribute {name!r}")
+    return getattr(import_module("libsvm_tasks.data" if name == "Data" else "libsvm_tasks.experiments"), name)

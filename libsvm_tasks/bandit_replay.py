@@ -24,7 +24,8 @@ from fedres.checks import Array
 from fedres.global_learners import GLOBAL_LEARNERS
 from libsvm_tasks import grid
 from libsvm_tasks.bandit_tasks import bandit_task
-from libsvm_tasks.replay import dataset, standard_error
+from libsvm_tasks.data import Data
+from libsvm_tasks.task_replay import dataset, standard_error
 
 POINTS = 50  # of a learning curve
 COMPILED = ("fedres-adagrad", "linear")  # global and local learner of the compiled replay
@@ -42,16 +43,17 @@ class Setup:
     shared_features: str = "half"
     local_features: str = "all"
     seed: int = 0
+    label: str | None = None  # the column to predict, of a CSV file
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "rollouts"):
             checks.whole(name, getattr(self, name))
         checks.whole("seed", self.seed, least=0)
 
-    def stream(self, number: int) -> Stream:
-        """Return the stream of one rollout."""
+    def stream(self, number: int, data: Data | None = None) -> Stream:
+        """Return the stream of one rollout, from ``data`` or from the dataset of this name."""
         return bandit_task(
-            dataset(self.dataset),
+            data or dataset(self.dataset, self.label),
             self.clients,
             self.rounds,
             task=self.task,
@@ -125,6 +127,7 @@ class Rollout(NamedTuple):
     schemes: tuple[Scheme, ...]
     number: int
     fingerprint: str  # of the dataset
+    data: Data | None = None  # where it has no name to load it by
 
 
 @dataclass(frozen=True)
@@ -176,15 +179,16 @@ def run(
     setup: Setup,
     schemes: Sequence[Scheme],
     *,
+    data: Data | None = None,
     jobs: int | None = None,
     journal: Path | None = None,
     progress: grid.Progress | None = None,
 ) -> BanditReplay:
     """Return every scheme's rewards on the same streams; with a ``journal`` an interrupted call goes on."""
-    data = dataset(setup.dataset)
-    setup.stream(0)  # fails early
-    fingerprint = hashlib.sha256(data.features.tobytes() + data.label.tobytes()).hexdigest()
-    work = [Rollout(setup, tuple(schemes), number, fingerprint) for number in range(setup.rollouts)]
+    rows = data or dataset(setup.dataset, setup.label)
+    setup.stream(0, data)  # fails early
+    fingerprint = hashlib.sha256(rows.features.tobytes() + rows.label.tobytes()).hexdigest()
+    work = [Rollout(setup, tuple(schemes), number, fingerprint, data) for number in range(setup.rollouts)]
     pieces = grid.run(play_rollout, work, jobs=jobs, journal=journal, progress=progress)
     results = []
     for i, scheme in enumerate(schemes):
@@ -198,7 +202,7 @@ def run(
 
 def play_rollout(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the curves of all schemes on the stream of one rollout."""
-    setup, stream = rollout.setup, rollout.setup.stream(rollout.number)
+    setup, stream = rollout.setup, rollout.setup.stream(rollout.number, rollout.data)
     outcomes = []
     for scheme in rollout.schemes:
         start = time.perf_counter()

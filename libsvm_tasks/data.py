@@ -9,7 +9,7 @@ import numpy as np
 from fedres.checks import Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Data:
     """Rows and labels. For classification ``label`` is the place of a row's class in ``classes``."""
 
@@ -17,6 +17,10 @@ class Data:
     features: Array  # (n, d)
     label: Array  # (n,), class numbers from 0, or real values
     classes: Array | None = None  # the labels as they were written, sorted; None for regression
+
+    def __repr__(self) -> str:
+        rows, columns = self.features.shape
+        return f"Data({self.name!r}, {rows} rows, {columns} features, {self.n_classes or 'no'} classes)"
 
     @property
     def n_classes(self) -> int:

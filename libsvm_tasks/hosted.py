@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedres import Each, Example, Federation, delayed_sites, global_learner, ofediq_parameters
+from fedres import Each, Example, Federation, Linear, delayed_sites, global_learner, ofediq_parameters
 from fedres.checks import Array
 from fedres.local_learners.protocol import LocalGroup, LocalLearner
 from fedres.step_sizes import stable_step
 from libsvm_tasks import readable
-from libsvm_tasks.schemes import TIMINGS, Scheme, shared_bits
+from libsvm_tasks.schemes import TIMINGS, Scheme, hyperparameter_names, shared_bits
 from libsvm_tasks.tasks import Task
 
 RATE = 10.0  # VW's
@@ -20,11 +20,11 @@ RATE = 10.0  # VW's
 
 def hosted_accuracy(task: Task, scheme: Scheme) -> tuple[Array, float, float]:
     """Return every client's test accuracy, and the mean bits a client sent and was sent."""
-    if scheme.global_learner == "fedres-sgd":
+    if scheme.learner_name == "fedres-sgd":
         return _with_vw_everywhere(task, scheme)
     with ExitStack() as stack:
         make, dim, n_clients = readable.maker(scheme.local_learner, stack), len(task.local_features), len(task.label)
-        learners = [make(dim, RATE) for _ in range(n_clients)] if scheme.global_learner != "fedres-erm" else []
+        learners = [make(dim, RATE) for _ in range(n_clients)] if scheme.learner_name != "fedres-erm" else []
         alone = [make(dim, RATE) for _ in range(n_clients)] if scheme.alone else []
         return _play(task, scheme, learners, alone)
 
@@ -37,12 +37,7 @@ def _play(
     def group(who: Array) -> LocalGroup:
         return Each([learners[k] for k in who])
 
-    learner = global_learner(
-        scheme.global_learner,
-        dim=len(task.global_features) + 1,
-        n_clients=n_clients,
-        **default_hyperparameters(scheme.global_learner, task, scheme.delay),
-    )
+    learner = make_learner(task, scheme)
     sites = delayed_sites(n_clients, scheme.uplink_delay, scheme.downlink_delay, group if learners else None)
     timing = "aligned" if scheme.timing == "aligned" else "immediate"
     federation = Federation(learner, sites, local_timing=timing)
@@ -55,6 +50,16 @@ def _play(
             learner.learn(own[i, rows[i]], task.label[i, rows[i]])
     accuracy = _test(task, federation, learners, alone)
     return accuracy, float(federation.bits_up.mean()), float(federation.bits_down.mean())
+
+
+def make_learner(task: Task, scheme: Scheme) -> Any:
+    """Return the rule for the shared model: one of a name, with defaults, or what a class or function makes."""
+    dim, n_clients = len(task.global_features) + 1, len(task.label)
+    if not isinstance(scheme.global_learner, str):
+        return scheme.global_learner(model=Linear(dim), n_clients=n_clients)
+    defaults = default_hyperparameters(scheme.learner_name, task, scheme.delay)
+    known = {name: value for name, value in defaults.items() if name in hyperparameter_names(scheme.learner_name)}
+    return global_learner(scheme.learner_name, dim=dim, n_clients=n_clients, **known | scheme.hyperparameters)
 
 
 def _test(task: Task, federation: Federation, learners: list[LocalLearner], alone: list[LocalLearner]) -> Array:
@@ -106,6 +111,7 @@ def _with_vw_everywhere(task: Task, scheme: Scheme) -> tuple[Array, float, float
         timing=timing,
         local_timing=local_timing,
         alone=scheme.alone,
+        **scheme.hyperparameters,
     )
     return result.accuracy, *shared_bits(task, scheme)
 

@@ -1,4 +1,4 @@
-"""Reads a dataset: ``digits``, a name of the catalogue, or any LIBSVM/svmlight file."""
+"""Reads a dataset: ``digits``, a name of the catalogue, any LIBSVM/svmlight file, or a CSV file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from sklearn.datasets import load_digits, load_svmlight_file
 from fedres.checks import Array
 from libsvm_tasks.catalogue import CATALOGUE, Entry
 from libsvm_tasks.data import Data
+from libsvm_tasks.tables import read_csv
 
+TABLES = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = ("", ".bz2", ".xz", ".gz")
 LARGEST = 2 * 2**30  # bytes of a dense array
 MOST_CLASSES = 1000  # more distinct whole labels than this are values, not classes
 LAST_INDEX = 2**31 - 1  # scikit-learn keeps an index in 32 bits
 
 
-def load(dataset: str) -> Data:
-    """Return ``digits`` (pixels divided by 16: in [0, 1]), a dataset of the catalogue, or the svmlight file at a path.
+def load(dataset: str, label: str | None = None) -> Data:
+    """Return ``digits`` (pixels divided by 16: in [0, 1]), a dataset of the catalogue, or the file at a path.
+
+    A file that ends in .csv or .tsv has a header, and ``label`` names the column to predict (``tables.from_columns``
+    says what becomes of the others). Any other is an svmlight file, which has its labels in front.
 
     A name of the catalogue is looked up in the folder ``FEDRES_DATA``, then in ``cache_folder()``, as NAME.svm or NAME,
     plain or with .bz2, .xz or .gz. A name goes before a file called the same: write ``./letter`` for the file.
@@ -36,20 +41,36 @@ def load(dataset: str) -> Data:
     numbers and two values at most occur, or at most ``MOST_CLASSES`` that have two rows each on average; else for
     regression.
     """
+    path = Path(dataset).expanduser()
+    delimiter = None if dataset in CATALOGUE else _delimiter(path)
+    if label is not None and delimiter is None:
+        raise ValueError(f"label must come with a .csv or .tsv file, got {label!r} for {dataset}")
     if dataset == "digits":
         return _digits()
     if dataset in CATALOGUE:
-        path = find(dataset)
-        if path is None:
+        known = find(dataset)
+        if known is None:
             raise ValueError(_not_found(CATALOGUE[dataset]))
-        return read(path, CATALOGUE[dataset])
-    path = Path(dataset).expanduser()
+        return read(known, CATALOGUE[dataset])
     if not path.is_file():
         raise ValueError(
-            f"dataset must be one of {', '.join(sorted(CATALOGUE))}, or a path to an svmlight file; got {dataset!r}, "
-            f"and {path.absolute()} is {'a folder' if path.is_dir() else 'no file'}"
+            f"dataset must be one of {', '.join(sorted(CATALOGUE))}, or a path to an svmlight or CSV file; got "
+            f"{dataset!r}, and {path.absolute()} is {'a folder' if path.is_dir() else 'no file'}"
         )
-    return read(path)
+    return read(path) if delimiter is None else _table(path, label, delimiter)
+
+
+def _delimiter(path: Path) -> str | None:
+    name = path.with_suffix("") if path.suffix.lower() in SUFFIXES[1:] else path
+    return TABLES.get(name.suffix.lower())
+
+
+def _table(path: Path, label: str | None, delimiter: str) -> Data:
+    with _readable(path), _open(path) as file:
+        try:
+            return read_csv(path.name, file, label, delimiter=delimiter)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def cache_folder() -> Path:

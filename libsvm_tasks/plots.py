@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 
 from libsvm_tasks.bandit_replay import BanditReplay
-from libsvm_tasks.replay import Replay, Result
+from libsvm_tasks.task_replay import Replay, Result
 
 mpl.use("Agg")  # draws to files only, with no screen
 
@@ -96,14 +96,17 @@ def by_line(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def line_name(result: Result) -> str:
     scheme = result.scheme
-    return f"fedres, {scheme.timing}" if scheme.scheme == "fedres" else scheme.scheme
+    if scheme.scheme != "fedres":
+        return scheme.scheme
+    learner = "" if scheme.learner == "fedres-sgd" else f" {scheme.learner}"
+    return f"fedres{learner}, {scheme.timing}"
 
 
 def _name(result: Result) -> str:
     scheme = result.scheme
-    if scheme.scheme != "fedres" or scheme.global_learner == "fedres-sgd":
+    if scheme.scheme != "fedres" or scheme.learner == "fedres-sgd":
         return scheme.scheme
-    return f"fedres\n{scheme.global_learner}"
+    return f"fedres\n{scheme.learner}"
 
 
 def _title(replay: Replay) -> str:

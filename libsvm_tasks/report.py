@@ -10,7 +10,7 @@ from rich.table import Table
 from fedres.checks import Array
 from libsvm_tasks.bandit_replay import BanditReplay
 from libsvm_tasks.data import Data
-from libsvm_tasks.replay import Replay, Result, standard_error
+from libsvm_tasks.task_replay import Replay, Result, standard_error
 
 BAR = 24
 
@@ -42,7 +42,7 @@ def _cells(result: Result) -> list[str]:
         gain = f"{result.gain.mean():+.4f}{spread(result.gain)}"
     return [
         scheme.scheme,
-        scheme.global_learner if fedres else "",
+        scheme.learner if fedres else "",
         f"{scheme.local_learner}, {scheme.local_features}" if fedres else "",
         scheme.timing if fedres else "",
         "" if scheme.scheme == "independent" else str(scheme.delay),
@@ -72,7 +72,12 @@ def balance_table(data: Data) -> Table:
     table.add_column("share", justify="right")
     table.add_column("", min_width=BAR)
     for label, size in zip(classes if classes is not None else [], sizes, strict=True):
-        table.add_row(f"{label:g}", f"{size:,}", f"{size / sizes.sum():.1%}", bar(size, 0, sizes.max()))
+        table.add_row(
+            label if isinstance(label, str) else f"{label:g}",
+            f"{size:,}",
+            f"{size / sizes.sum():.1%}",
+            bar(size, 0, sizes.max()),
+        )
     return table
 
 

@@ -15,7 +15,7 @@ from fedres.checks import Array
 from libsvm_tasks.data import Data
 
 LOCAL_FEATURES = ("half", "all")
-FEWEST_CLASSES = 4  # the first K with floor(0.3 K) > 0
+FEWEST_CLASSES = 2  # C0 and one other
 FEWEST_SAMPLES = 2  # of each kind; a draw of A that leaves a client fewer is made again
 DRAWS_OF_A = 200
 TEST_SHARE = 5  # one row in five of each class is held out
@@ -80,7 +80,7 @@ def _check(data: Data, n_clients: int, samples: int, seed: int, local_features: 
     present = int(np.count_nonzero(data.class_sizes()))
     if present < FEWEST_CLASSES:
         raise ValueError(
-            f"{data.name} must have at least {FEWEST_CLASSES} classes, as floor(0.3 K) merge, got {present}"
+            f"{data.name} must have at least {FEWEST_CLASSES} classes, one of them to merge into C0, got {present}"
         )
     if data.features.shape[1] < 2:
         raise ValueError(f"{data.name} must have at least 2 features to split, got {data.features.shape[1]}")
@@ -106,9 +106,10 @@ def _draw_merged(
 ) -> tuple[Array, int]:
     """Return the classes A that become C0, drawn again while they leave too few rows a client, and N."""
     sizes = np.array([len(rows) for rows in train])
+    n_merged = max(1, 3 * len(sizes) // 10)  # |A| = floor(0.3 K); one class of two or three
     fewest = min(samples, FEWEST_SAMPLES)
     for _ in range(DRAWS_OF_A):
-        merged = rng.choice(len(sizes), 3 * len(sizes) // 10, replace=False)  # |A| = floor(0.3 K)
+        merged = rng.choice(len(sizes), n_merged, replace=False)
         n = _most_samples(sizes[merged].sum(), np.delete(sizes, merged), n_clients, samples)
         if n >= fewest:
             return merged, n

@@ -16,6 +16,8 @@ EXTRAS = {  # the extra that installs a module, as in pyproject.toml
     "joblib": "bench",
     "threadpoolctl": "bench",
     "matplotlib": "bench",
+    "ray": "ray",
+    "distributed": "dask",
 }
 COMMAND_LINE = ("typer", "rich")  # in serve and in bench
 BENCH_COMMANDS = ("bandit", "bench", "datasets", "delays", "fair", "replay", "reproduce")

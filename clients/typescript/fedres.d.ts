@@ -1,4 +1,4 @@
-import type { Explained, Ranked } from "./schema.js";
+import type { Explained, Ranked, Settings, UnmatchedReward } from "./schema.js";
 
 export type * from "./schema.js";
 
@@ -31,6 +31,17 @@ export interface Decision {
   activate(): void;
 }
 
+/** A stored event; other fields are those of the export. */
+export interface Event {
+  event_id: string;
+  position: number;
+  action: string;
+  probability: number;
+  reward: number | null;
+  status: string;
+  [field: string]: unknown;
+}
+
 export type Fallback = "first" | ((request: Request) => string) | null;
 
 export interface Options {
@@ -41,6 +52,8 @@ export interface Options {
   /** Who decides while the service does not; with null, a `ServiceError` is thrown. */
   fallback?: Fallback;
   queueLimit?: number;
+  /** Milliseconds for calls other than decisions; 30,000 by default. */
+  adminDeadline?: number;
   fetch?: typeof fetch;
   random?: () => number;
 }
@@ -63,6 +76,17 @@ export class Client {
   ): Promise<Decision[]>;
   reward(eventId: string, value: number, options?: { id?: string }): void;
   activate(eventId: string): void;
+  settings(): Promise<Required<Settings>>;
+  changeSettings(changes: Settings): Promise<Required<Settings>>;
+  replaceSettings(settings: Settings): Promise<Required<Settings>>;
+  actions(): Promise<Record<string, Features>>;
+  putActions(actions: Record<string, Features>, options?: { retire?: string[] }): Promise<void>;
+  events(options?: { after?: number; pageSize?: number }): AsyncGenerator<Event>;
+  evaluate(policies: string[], options?: { estimators?: string[] }): Promise<Record<string, unknown>>;
+  unmatched(): Promise<UnmatchedReward[]>;
+  erase(user: string): Promise<void>;
+  createLoop(name: string, settings?: Settings): Promise<Required<Settings>>;
+  status(): Promise<Record<string, unknown>>;
   rewards(): { queued: number; sent: number; refused: number; dropped: number };
   flush(milliseconds?: number): Promise<boolean>;
   close(milliseconds?: number): Promise<void>;

@@ -26,12 +26,13 @@ export function newEventId() {
 }
 
 export class Client {
-  #url; #loop; #headers; #deadline; #fallback; #limit; #fetch; #random;
+  #url; #loop; #headers; #deadline; #adminDeadline; #fallback; #limit; #fetch; #random;
   #queue = []; #sending = null; #woken = null; #closed = false;
   #counts = { sent: 0, refused: 0, dropped: 0 };
 
   constructor(url, options = {}) {
     const { loop = "default", key, deadline = 1000, fallback = "first", queueLimit = 10_000 } = options;
+    const { adminDeadline = 30_000 } = options;
     if (!/^https?:\/\//.test(url)) throw new TypeError(`url must begin with http:// or https://, got ${url}`);
     if (!(deadline > 0 && deadline < Infinity)) throw new RangeError(`deadline must be positive, got ${deadline}`);
     if (!(queueLimit >= 1)) throw new RangeError(`queueLimit must be at least 1, got ${queueLimit}`);
@@ -42,6 +43,7 @@ export class Client {
     this.#loop = `/v1/loops/${encodeURIComponent(loop)}`;
     this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
     this.#deadline = deadline;
+    this.#adminDeadline = adminDeadline;
     this.#fallback = fallback;
     this.#limit = queueLimit;
     this.#fetch = options.fetch ?? ((...words) => fetch(...words));
@@ -104,6 +106,69 @@ export class Client {
     this.#put(`/events/${encodeURIComponent(eventId)}/activate`, undefined);
   }
 
+  /** The loop's settings. */
+  async settings() {
+    return (await this.#call("GET", "/settings")).settings;
+  }
+
+  /** Change some settings, and leave the others; returns all. */
+  async changeSettings(changes) {
+    return (await this.#call("PATCH", "/settings", changes)).settings;
+  }
+
+  /** Replace all settings: those that are missing return to their defaults. */
+  async replaceSettings(settings) {
+    return (await this.#call("PUT", "/settings", settings)).settings;
+  }
+
+  /** The catalogue: features by id. */
+  async actions() {
+    const { actions } = await this.#call("GET", "/actions");
+    return Object.fromEntries(actions.map(({ id, features }) => [id, features]));
+  }
+
+  /** Add or replace actions of the catalogue, and retire others. */
+  async putActions(actions, { retire = [] } = {}) {
+    const put = Object.entries(actions).map(([id, features]) => ({ id, features }));
+    await this.#call("PUT", "/actions", { put, retire });
+  }
+
+  /** The stored events behind a position, fetched page by page. */
+  async *events({ after = 0, pageSize = 1000 } = {}) {
+    for (let last = after; ;) {
+      const text = await this.#call("GET", `/events?after=${last}&limit=${pageSize}`, undefined, { lines: true });
+      const page = text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+      yield* page;
+      if (page.length < pageSize) return;
+      last = page.at(-1).position;
+    }
+  }
+
+  /** What other policies would have earned on the stored events. */
+  evaluate(policies, { estimators = ["snips", "dr"] } = {}) {
+    return this.#call("POST", "/evaluations", { policies, estimators });
+  }
+
+  /** Rewards that do not count. */
+  async unmatched() {
+    return (await this.#call("GET", "/rewards/unmatched")).rewards;
+  }
+
+  /** Erase a user in all loops; resolves when nothing of the user is left. */
+  async erase(user) {
+    await this.#call("DELETE", `/v1/users/${encodeURIComponent(user)}`, undefined, { deadline: 150_000 });
+  }
+
+  /** Make a loop; returns its settings. */
+  async createLoop(name, settings = {}) {
+    return (await this.#call("POST", "/v1/loops", { name, settings })).settings;
+  }
+
+  /** The status of the service. */
+  status() {
+    return this.#call("GET", "/v1/status");
+  }
+
   /** How many rewards wait, and what became of the others. */
   rewards() {
     return { queued: this.#queue.length, ...this.#counts };
@@ -153,10 +218,19 @@ export class Client {
     }
   }
 
-  async #decide(path, sent, deadline = this.#deadline) {
+  #decide(path, sent, deadline = this.#deadline) {
+    return this.#retry("POST", this.#loop + path, sent, deadline, deadline / 2);
+  }
+
+  #call(method, path, sent, { deadline = this.#adminDeadline, lines = false } = {}) {
+    const where = path.startsWith("/v1/") ? path : this.#loop + path;
+    return this.#retry(method, where, sent, Math.max(deadline, this.#adminDeadline), deadline, lines);
+  }
+
+  async #retry(method, path, sent, deadline, each, lines = false) {
     const end = Date.now() + deadline;
     for (let failures = 0; ; failures++) {
-      const answer = await this.#try("POST", this.#loop + path, sent, Math.min(deadline / 2, end - Date.now()));
+      const answer = await this.#try(method, path, sent, Math.min(each, end - Date.now()), lines);
       if (answer.status >= 200 && answer.status < 300) return answer.content;
       const wait = this.#backOff(failures, answer);
       if (!passes(answer) || Date.now() + wait >= end) throw answer.error;
@@ -165,7 +239,7 @@ export class Client {
   }
 
   /** Return the status and the content of an answer, or the error it is; this never throws. */
-  async #try(method, path, sent, milliseconds) {
+  async #try(method, path, sent, milliseconds, lines = false) {
     const control = new AbortController(), requestId = newEventId();
     const timer = setTimeout(() => control.abort(), Math.max(1, milliseconds));
     try {
@@ -175,7 +249,7 @@ export class Client {
       const reply = await this.#fetch(this.#url + path, { method, headers, body: content, signal: control.signal });
       if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Error("a reply to another request");
       const text = await reply.text();
-      if (reply.ok) return { status: reply.status, content: text === "" ? null : JSON.parse(text) };
+      if (reply.ok) return { status: reply.status, content: lines ? text : text === "" ? null : JSON.parse(text) };
       const after = Number(reply.headers.get("retry-after")) * 1000 || 0;
       return { status: reply.status, after, error: refusal(reply.status, text) };
     } catch (error) {

@@ -15,7 +15,11 @@ from service.app import create_app
 
 FILE = Path(__file__).with_name("schema.d.ts")
 PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
-WANTED = ("RankRequest", "RankResult", "Batch", "Decisions", "SlotsRequest", "SlotsResult", "Reward", "Error")
+WANTED = (
+    *("RankRequest", "RankResult", "Batch", "Decisions", "SlotsRequest", "SlotsResult", "Reward", "Error"),
+    *("Settings", "Catalogue", "CatalogueChange", "Evaluate", "Unmatched", "NewLoop"),
+    *("Residuals", "ResidualsStored", "Round"),
+)
 
 
 def schemas() -> dict[str, Any]:

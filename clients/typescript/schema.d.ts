@@ -11,9 +11,37 @@ export interface Batch {
   requests: RankRequest[];
 }
 
+/** The actions that can be named by id alone. */
+export interface Catalogue {
+  actions: Action[];
+}
+
+/** Actions to add or change, and ids to retire. */
+export interface CatalogueChange {
+  put?: Action[];
+  retire?: string[];
+}
+
+/** A control group: users whose decisions a baseline makes. Any change of it begins a new experiment. */
+export interface Control {
+  share?: number;
+  baseline?: "first" | "uniform";
+  experiment?: string;
+  learn?: boolean | null;
+  hold?: string | null;
+}
+
 /** What became of each request of a batch, in its order. */
 export interface Decisions {
   results: (RankResult | Error)[];
+}
+
+/** Setting `defences` of a loop; None turns one off. */
+export interface Defences {
+  max_norm?: number | null;
+  client_share?: number | null;
+  client_pull?: number | null;
+  combine?: "mean" | "median" | "trimmed-mean";
 }
 
 /** What every failure looks like. */
@@ -25,6 +53,12 @@ export interface ErrorDetail {
   code: string;
   message: string;
   target: string | null;
+}
+
+/** Policies to value on the logged events, by these estimators. */
+export interface Evaluate {
+  policies: string[];
+  estimators?: string[];
 }
 
 /** Why an action scores as it does. */
@@ -43,6 +77,20 @@ export interface FilledSlot {
   action: string;
   probability: number;
   ranking: Ranked[];
+}
+
+/** What an outcome may do at most, in the mean per event against the control group. */
+export interface Guardrail {
+  outcome: string;
+  rise?: number | null;
+  fall?: number | null;
+  revert?: boolean;
+}
+
+/** A loop to be made; settings that are missing are at their defaults. */
+export interface NewLoop {
+  name: string;
+  settings?: Settings;
 }
 
 /** A request for a decision. */
@@ -73,10 +121,84 @@ export interface Ranked {
   score: number;
 }
 
+/** An example of a device, less what is private: the shared features, the local prediction and the label. */
+export interface Residual {
+  local: number;
+  label: number;
+  global?: number | null;
+  seq: number;
+  version: number;
+  context: Record<string, unknown> | null;
+  action: Action;
+}
+
+/** Examples of one device; a sequence number that comes twice counts once. */
+export interface Residuals {
+  client: string;
+  residuals: Residual[];
+}
+
+/** Where in the log each of them is, and the version that is published. */
+export interface ResidualsStored {
+  positions: number[];
+  version: number;
+}
+
 export interface Reward {
   value?: number | null;
   id?: string | null;
   outcomes?: Record<string, unknown> | null;
+}
+
+/** How a loop learns; with a round who uploads after it, or with a client too whether it does. */
+export interface Round {
+  global_learner: string;
+  hyperparameters: Record<string, unknown>;
+  bits: number;
+  timing: string;
+  crosses: boolean;
+  personal: boolean;
+  policy: string;
+  epsilon: number;
+  gamma: number;
+  learning_rate: number;
+  reward_range: number[];
+  settings_version: number;
+  version: number;
+  n_learned: number;
+  number: number | null;
+  t: number | null;
+  senders: number[] | null;
+  takes_part: boolean | null;
+}
+
+/** What a loop's owner may choose; a log record of them is in force from its position on. */
+export interface Settings {
+  model?: "adagrad" | "residual-kalman";
+  policy?: "epsilon-greedy" | "greedy" | "optimistic-squarecb" | "squarecb" | null;
+  gamma?: number | null;
+  floor?: number;
+  epsilon?: number;
+  learning_rate?: number;
+  reward_range?: unknown[];
+  wait_time?: number;
+  default_reward?: number | null;
+  wait_from?: "activation" | "rank";
+  aggregation?: "average" | "earliest" | "sum";
+  outcomes?: Record<string, unknown>;
+  formula?: string | null;
+  guardrails?: Guardrail[];
+  control?: Control;
+  apprentice?: boolean;
+  crosses?: boolean;
+  personal?: boolean;
+  update_interval?: number;
+  global_learner?: "dynamic-fedavg" | "fedogd" | "fedomd" | "fedres-adagrad" | "fedres-sgd" | "fedsea" | "ofedavg" | "ofediq";
+  hyperparameters?: Record<string, unknown>;
+  bits?: number;
+  timing?: "aligned" | "on-arrival";
+  defences?: Defences;
+  annotations?: Record<string, unknown>;
 }
 
 /** A place for one action, its features, what it must not show, and what it would show without us. */
@@ -110,4 +232,17 @@ export interface Strongest {
   action: string;
   shared: number;
   personal: number;
+}
+
+/** Rewards that came too late or have no event, the newest of them, oldest first. */
+export interface Unmatched {
+  rewards: UnmatchedReward[];
+}
+
+export interface UnmatchedReward {
+  event_id: string;
+  time: number;
+  value: number;
+  id: string | null;
+  status: string;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.metadata import entry_points
 from typing import Any
 
 from fedres import checks
@@ -32,6 +33,7 @@ GLOBAL_LEARNERS: dict[str, type[Setting]] = {
     "fedsea": FedSEA,
     "dynamic-fedavg": DynamicFedAvg,
 }
+ENTRY_POINTS = "fedres.global_learners"  # where other packages offer learners
 LOSSES = ("squared", "logistic", "softmax")
 
 
@@ -41,9 +43,7 @@ def global_learner(name: str, **hyperparameters: Any) -> Any:
     ``dim`` (and ``outputs`` for softmax) stands for a linear model on that many global features; any other is given as
     ``model``. ``loss`` is "squared" (the default), "logistic", "softmax" or a loss object.
     """
-    if name not in GLOBAL_LEARNERS:
-        raise ValueError(f"name must be one of {', '.join(GLOBAL_LEARNERS)}, got {name!r}")
-    learner = GLOBAL_LEARNERS[name]
+    learner = learner_class(name)
     given = dict(hyperparameters)
     outputs = given.pop("outputs", 0)
     if outputs and "dim" not in given:
@@ -63,6 +63,24 @@ def global_learner(name: str, **hyperparameters: Any) -> Any:
         if key not in known:
             raise ValueError(f"{key} is not a hyperparameter of {name!r}, which has dim, {', '.join(known)}")
     return learner(**given)
+
+
+def learner_class(name: str) -> type[Setting]:
+    """Return the class of a learner: one of ours, or of a package with an entry point ``fedres.global_learners``."""
+    if name in GLOBAL_LEARNERS:
+        return GLOBAL_LEARNERS[name]
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        found: type[Setting] = point.load()
+        return found
+    raise ValueError(f"name must be one of {', '.join(learner_names())}, got {name!r}")
+
+
+def learner_names() -> list[str]:
+    """Return the names of our learners, then those of installed packages."""
+    return [
+        *GLOBAL_LEARNERS,
+        *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(GLOBAL_LEARNERS)),
+    ]
 
 
 def _loss(name: str, outputs: int) -> Loss:

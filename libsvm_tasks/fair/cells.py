@@ -15,7 +15,7 @@ import numpy as np
 
 from fedres.checks import Array
 from libsvm_tasks.fair.methods import METHODS, RATES, Choice, accuracy, mean_of, reshuffled
-from libsvm_tasks.replay import dataset
+from libsvm_tasks.task_replay import dataset
 from libsvm_tasks.tasks import Task, paper_task
 
 TUNING_SEED, JUDGING_SEED = 5000, 6000

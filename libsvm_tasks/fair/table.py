@@ -20,7 +20,7 @@ from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.fair.cells import JUDGING_SEED, TUNING_SEED, Chosen, Judging, Tuning, choose, judge, key, tune
 from libsvm_tasks.fair.methods import METHODS
-from libsvm_tasks.replay import dataset
+from libsvm_tasks.task_replay import dataset
 
 DEVELOPMENT = ("letter", "pendigits", "satimage", "usps")  # looked at while methods and grids were made
 UNTOUCHED = ("sensorless", "shuttle", "covtype", "mnist")  # run once, after everything was decided

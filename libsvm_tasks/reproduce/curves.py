@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 
 from fedres.checks import Array
 from libsvm_tasks.plots import Series, lines
-from libsvm_tasks.replay import standard_error
+from libsvm_tasks.task_replay import standard_error
 
 
 def log_spaced(n_rounds: int, points: int = 80) -> Array:

@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from service.cli.base import (
+    Address,
+    Backend,
     DatasetArgument,
     Jobs,
     JsonFile,
+    Label,
     PlotFile,
     Seed,
     app,
@@ -26,6 +29,7 @@ from service.cli.base import (
 @one_line_errors
 def bandit(
     dataset: DatasetArgument,
+    label: Label = None,
     clients: Annotated[int, typer.Option(help="Number P of clients.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds T; each client decides once a round.")] = 8000,
     policy: Annotated[
@@ -61,6 +65,8 @@ def bandit(
     rollouts: Annotated[int, typer.Option(help="Independent repetitions.")] = 5,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
     log: Annotated[
@@ -73,6 +79,7 @@ def bandit(
     """
     from libsvm_tasks.bandit_log import write_log
     from libsvm_tasks.bandit_replay import Setup, make_scheme, run
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.load import cache_folder
     from libsvm_tasks.plots import check_path, plot_bandit
     from libsvm_tasks.report import bandit_table
@@ -81,7 +88,7 @@ def bandit(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if plot is not None:
         check_path(plot)
-    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed, label)
     given = {"epsilon": epsilon, "half_life": half_life, "floor": floor}
     options = {name: value for name, value in given.items() if value is not None}
     rows = [
@@ -91,7 +98,7 @@ def bandit(
         for name in schemes.split(",")
     ]
     journal = cache_folder() / "unfinished" / f"{hashlib.sha256(repr((setup, rows)).encode()).hexdigest()[:16]}.jsonl"
-    with progress_bar(f"deciding on {dataset}") as progress:
+    with cluster(backend, address, jobs), progress_bar(f"deciding on {dataset}") as progress:
         result = run(setup, rows, jobs=jobs, journal=journal, progress=progress)
     console().print(bandit_table(result))
     write_json(json_file, result.to_json())

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from service.cli.base import DatasetArgument, JsonFile, app, console, one_line_errors, write_json
+from service.cli.base import DatasetArgument, JsonFile, Label, app, console, one_line_errors, write_json
 
 datasets = typer.Typer(no_args_is_help=True, help="List, download and look at datasets.")
 app.add_typer(datasets, name="datasets")
@@ -55,12 +55,12 @@ def fetch_dataset(name: Annotated[str, typer.Argument(help="A name of `fedres da
 
 @datasets.command("show")
 @one_line_errors
-def show_dataset(name: DatasetArgument, json_file: JsonFile = None) -> None:
+def show_dataset(name: DatasetArgument, label: Label = None, json_file: JsonFile = None) -> None:
     """Print the shape of a dataset and a picture of its class balance."""
     from libsvm_tasks.load import load
     from libsvm_tasks.report import balance_table, spread_line
 
-    data = load(name)
+    data = load(name, label)
     rows, features = data.features.shape
     kind = f"{data.n_classes} classes" if data.classes is not None else "regression"
     typer.echo(f"{data.name}: {rows:,} rows, {features:,} features, {kind}")

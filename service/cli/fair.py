@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.base import Jobs, app, console, one_line_errors, progress_bar, whole_numbers
+from service.cli.base import Address, Backend, Jobs, app, console, one_line_errors, progress_bar, whole_numbers
 
 
 @app.command()
@@ -20,12 +20,15 @@ def fair(
     out: Annotated[Path, typer.Option(help="Folder for fair.md, its CSVs and the journal.")] = Path("results"),
     finished: Annotated[bool, typer.Option(help="Make the table of what is finished, and run nothing.")] = False,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
 ) -> None:
     """Compare FedRes with peers that are equipped alike, every hyperparameter chosen by one rule off the test rows.
 
     After an interruption, run the same command again to resume.
     """
     from libsvm_tasks.fair import table
+    from libsvm_tasks.grid import cluster
 
     wanted = table.Design(
         datasets=tuple(name.strip() for name in datasets.split(",")) if datasets else table.Design().datasets,
@@ -34,7 +37,7 @@ def fair(
         rollouts=rollouts,
     )
     out.mkdir(parents=True, exist_ok=True)
-    with progress_bar("comparing") as progress:
+    with cluster(backend, address, jobs), progress_bar("comparing") as progress:
         cells = table.run(wanted, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress, finished=finished)
     if not cells:
         raise ValueError(f"nothing is finished in {out}")

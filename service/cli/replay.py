@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.base import (
+    Address,
+    Backend,
     DatasetArgument,
     Jobs,
     JsonFile,
+    Label,
     PlotFile,
     Seed,
     app,
@@ -25,8 +28,8 @@ from service.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from libsvm_tasks.replay import Replay, Setup
     from libsvm_tasks.schemes import Scheme
+    from libsvm_tasks.task_replay import Replay, Setup
 
 Clients = Annotated[int, typer.Option(help="Number P of clients.")]
 Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
@@ -34,7 +37,10 @@ Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with 
 Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, separated by commas.")]
 GlobalLearners = Annotated[
     list[str] | None,
-    typer.Option(help="Rule for the shared model of fedres, e.g. ofedavg; repeatable. Default: fedres-sgd."),
+    typer.Option(
+        help="Rule for the shared model of fedres, also with hyperparameters: ofedavg or ofediq:levels=3,blocks=9."
+        " Repeatable. Default: fedres-sgd."
+    ),
 ]
 LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
 LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
@@ -45,6 +51,7 @@ Samples = Annotated[int, typer.Option(help="At most this many examples of each o
 @one_line_errors
 def replay(
     dataset: DatasetArgument,
+    label: Label = None,
     clients: Clients = 50,
     rounds: Rounds = 500,
     rollouts: Rollouts = 50,
@@ -57,26 +64,32 @@ def replay(
     samples: Samples = 30,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Replay a dataset as a federation: each client alone, one model for all, and both together (fedres)."""
+    from libsvm_tasks.experiments import contenders
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.plots import plot_replay
-    from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme
+    from libsvm_tasks.task_replay import Setup
 
-    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = [
         Scheme(name, learner, local_learner, local_features, timing, delay)
-        for name, learner in contenders(schemes, global_learner)
+        for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"])
     ]
-    _replay(setup, rows, jobs, json_file, plot, plot_replay)
+    with cluster(backend, address, jobs):
+        _replay(setup, rows, jobs, json_file, plot, plot_replay)
 
 
 @app.command()
 @one_line_errors
 def delays(
     dataset: DatasetArgument,
+    label: Label = None,
     delays: Annotated[str, typer.Option(help="Round trips to try, separated by commas.")] = "0,20,40,80,120,200",
     clients: Clients = 50,
     rounds: Rounds = 500,
@@ -91,27 +104,30 @@ def delays(
     samples: Samples = 30,
     seed: Seed = 0,
     jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Measure how accuracy holds up as messages between clients and server take longer."""
+    from libsvm_tasks.experiments import contenders
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.plots import plot_delays
-    from libsvm_tasks.replay import Setup
     from libsvm_tasks.schemes import Scheme, at_delays
+    from libsvm_tasks.task_replay import Setup
 
-    setup = Setup(dataset, clients, rounds, rollouts, samples, seed)
+    setup = Setup(dataset, clients, rounds, rollouts, samples, seed, label)
     rows = []
-    for name, learner in contenders(schemes, global_learner):
+    for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"]):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
         rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
-    _replay(setup, at_delays(rows, whole_numbers("delays", delays)), jobs, json_file, plot, plot_delays)
+    rows = at_delays(rows, whole_numbers("delays", delays))
+    with cluster(backend, address, jobs):
+        _replay(setup, rows, jobs, json_file, plot, plot_delays)
 
 
-def contenders(schemes: str, learners: list[str] | None) -> list[tuple[str, str]]:
-    """Return schemes with the learner of each; fedres comes once for every learner."""
-    chosen = list(dict.fromkeys(learners or ["fedres-sgd"]))
-    names = [name.strip() for name in schemes.split(",")]
-    return [(name, learner) for name in names for learner in (chosen if name == "fedres" else chosen[:1])]
+def names(schemes: str) -> list[str]:
+    return [name.strip() for name in schemes.split(",")]
 
 
 def _replay(
@@ -125,8 +141,8 @@ def _replay(
     """Run, print, write and draw; what an interrupted call had finished is found again."""
     from libsvm_tasks.load import cache_folder
     from libsvm_tasks.plots import check_path
-    from libsvm_tasks.replay import replay
     from libsvm_tasks.report import replay_table
+    from libsvm_tasks.task_replay import replay
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")

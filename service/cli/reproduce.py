@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.base import Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
+from service.cli.base import Address, Backend, Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
 
 
 @app.command()
@@ -19,6 +19,8 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="Small settings, on digits: minutes instead of an hour.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for pictures, CSVs and the table of claims.")] = Path("results"),
     jobs: Jobs = 2,
+    backend: Backend = "loky",
+    address: Address = None,
     json_file: JsonFile = None,
 ) -> None:
     """Remake the papers' figures, and say of every claim whether it was reproduced.
@@ -29,6 +31,7 @@ def reproduce(
 
     from rich.table import Table
 
+    from libsvm_tasks.grid import cluster
     from libsvm_tasks.reproduce.figure import Run
     from libsvm_tasks.reproduce.registry import FIGURES
     from libsvm_tasks.reproduce.registry import reproduce as remake
@@ -42,7 +45,7 @@ def reproduce(
     names = list(FIGURES) if every else figures
     if not names:
         raise ValueError("name figures to make, or give --list or --all")
-    with progress_bar("reproducing") as progress:
+    with cluster(backend, address, jobs), progress_bar("reproducing") as progress:
         claims = remake(names, Run(out, quick, jobs, progress))
     table = Table("figure", "claim", "measured", "verdict", show_lines=True)
     for claim in claims:

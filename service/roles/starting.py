@@ -11,11 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 
 from service.errors import ApiError
-from service.http.replies import SOON, Receive, Scope, Send, json_reply, refusal, send_reply
+from service.http.replies import SOON, Receive, Reply, Scope, Send, json_reply, refusal, send_reply
 from service.http.server import Server
 from service.roles.config import Config
 
 BETWEEN = 5.0  # seconds between two words on how it goes
+HTML = (b"content-type", b"text/html; charset=utf-8")
+PAGE = b"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedres is starting</title>
+<body style="font-family: system-ui, sans-serif; margin: 4rem auto; max-width: 36rem">
+<h1>fedres is starting</h1>
+<p>The first start on a machine compiles code, which takes about a minute. This page reloads until then.</p>
+"""
 
 Say = Callable[[str], None]
 
@@ -89,5 +96,9 @@ def _run(config: Config, sock: socket.socket) -> None:
 async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/healthz":
         await send_reply(send, json_reply(b'{"status":"ok"}'))
+    elif scope["method"] == "GET" and any(
+        name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+    ):
+        await send_reply(send, Reply(503, PAGE, (HTML, SOON)))
     else:
         await send_reply(send, refusal(ApiError(503, "starting", "the service is starting; try again"), (SOON,)))

@@ -11,7 +11,7 @@ from libsvm_tasks.fair.cells import Tuning, choose, held_out, key, tune
 from libsvm_tasks.fair.learned_prior import Shared, client, server
 from libsvm_tasks.fair.methods import METHODS, accuracy, mean_of, reshuffled
 from libsvm_tasks.fair.second_order import Ridge, counts, with_constant
-from libsvm_tasks.replay import dataset
+from libsvm_tasks.task_replay import dataset
 from libsvm_tasks.tasks import paper_task
 
 

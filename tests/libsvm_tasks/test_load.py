@@ -203,7 +203,7 @@ def test_an_unknown_name_lists_the_catalogue_and_where_it_looked(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     message = error_of("lettr")
     assert all(name in message for name in CATALOGUE)
-    assert "a path to an svmlight file; got 'lettr'" in message
+    assert "a path to an svmlight or CSV file; got 'lettr'" in message
     assert f"{tmp_path / 'lettr'} is no file" in message
     assert f"{tmp_path} is a folder" in error_of(str(tmp_path))
 

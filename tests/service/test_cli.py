@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
@@ -55,6 +56,25 @@ def test_several_learners_are_compared_in_one_run_and_one_rollout_has_no_spread(
     found = [tuple(cell.strip() for cell in row) for row in rows]
     assert found == [("independent", ""), ("central", ""), ("fedres", "fedres-sgd"), ("fedres", "fedogd")]
     assert "±" not in result.output
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_csv_file_with_few_classes_and_hyperparameters_on_the_command_line(tmp_path, n_classes):
+    rng = np.random.default_rng(n_classes)
+    kinds = rng.integers(n_classes, size=400)
+    rows = [f"{30 + 9 * k + rng.normal():.3f},{'red' if k else 'blue'},species {k}" for k in kinds]
+    (tmp_path / "birds.csv").write_text("\n".join(["wing,colour,species", *rows]))
+    table = [tmp_path / "birds.csv", "--label", "species"]
+    learners = ["--global-learner", "ofedavg:participation=0.5", "--global-learner", "ofedavg:participation=0.05"]
+    result = fedres("replay", *table, *SMALL, *learners, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    *_, often, rare = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert often["accuracy_mean"] > 0.9
+    assert rare["global_learner"] == "ofedavg:participation=0.05"
+    assert rare["bits_up"] < often["bits_up"] / 4
+    assert "species 1" in fedres("datasets", "show", *table).output
+    bandit = fedres("bandit", *table, "--clients", 2, "--rounds", 50, "--rollouts", 1)
+    assert bandit.exit_code == 0, bandit.output
 
 
 def test_delays_shows_both_timing_rules_at_every_delay(tmp_path):
@@ -116,6 +136,8 @@ ONE_CLASS = "".join(f"1 1:{i} 2:{i * i}\n" for i in range(40))
         (["replay", "digits", "--global-learner", "fedres-erm", "--local-learner", "vw"], "fedres-erm must have"),
         (["replay", "digits", "--schemes", "both"], "scheme must be one of central, fedres, independent, got 'both'"),
         (["replay", "digits", "--global-learner", "fedavg"], "global_learner must be one of"),
+        (["replay", "digits", "--global-learner", "ofedavg:p=1"], "p is not a hyperparameter of ofedavg"),
+        (["replay", "digits", "--label", "x"], "label must come with a .csv or .tsv file"),
         (["replay", "digits", "--timing", "late"], "timing must be one of aligned, on-arrival, got 'late'"),
         (["replay", "digits", "--local-features", "some"], "local_features must be one of all, half, got 'some'"),
         (["replay", "digits", "--jobs", "0"], "jobs must be at least 1, got 0"),

@@ -83,3 +83,27 @@ test("ids are new and need no quoting", () => {
   assert.equal(ids.size, 1000);
   for (const id of ids) assert.match(id, /^[\w-]{22}$/);
 });
+
+test("settings, catalogue, export and the rest", async () => {
+  const client = new Client(url, { loop: `admin-${newEventId()}`, deadline: 60_000, fallback: null });
+  const name = `admin-${newEventId()}`;
+  assert.equal((await client.createLoop(name, { epsilon: 0.3 })).epsilon, 0.3);
+  const shop = new Client(url, { loop: name, deadline: 60_000, fallback: null });
+  assert.equal((await shop.changeSettings({ wait_time: 5 })).epsilon, 0.3);
+  assert.deepEqual([(await shop.settings()).wait_time, (await shop.replaceSettings({})).epsilon], [5, 0.1]);
+  await shop.putActions({ ...MENU, old: {} });
+  await shop.putActions({}, { retire: ["old"] });
+  assert.deepEqual(await shop.actions(), MENU);
+  for (let k = 0; k < 12; k++) (await shop.rank({ user: name, actions: ["tea", "juice"] })).reward(1);
+  assert.ok(await shop.flush(60_000));
+  const events = [];
+  for await (const event of shop.events({ pageSize: 5 })) events.push(event);
+  assert.equal(events.length, 12);
+  assert.equal(new Set(events.map((event) => event.event_id)).size, 12);
+  assert.deepEqual([(await shop.evaluate(["uniform"])).rows.length > 0, await shop.unmatched()], [true, []]);
+  await shop.erase(name);
+  for await (const event of shop.events()) assert.fail(event.event_id);
+  assert.ok("loops" in (await shop.status()));
+  await assert.rejects(client.settings(), (error) => error instanceof ServiceError && error.status === 404);
+  await Promise.all([client.close(), shop.close()]);
+});

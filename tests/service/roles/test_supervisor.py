@@ -285,6 +285,9 @@ def test_while_it_starts_it_is_alive_but_not_ready(starting):
         for reply in (service.ask("/readyz"), service.ask("/v1/rank", "POST", json=RANK), service.ask("/metrics")):
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "starting")
             assert reply.headers["retry-after"] == "1"
+    page = service.ask("/", headers={"Accept": "text/html,application/xhtml+xml"})
+    assert (page.status_code, page.headers["content-type"]) == (503, "text/html; charset=utf-8")
+    assert '<meta http-equiv="refresh"' in page.text
     gate.write_text("")
     until(lambda: service.ask("/readyz").status_code == 200)
     assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200

@@ -33,6 +33,7 @@ class Setup:
     rollouts: int = 50
     samples: int = 30  # N_0, the most examples of a class that a client has
     seed: int = 0
+    label: str | None = None  # the column to predict, of a CSV file
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "rollouts", "samples"):
@@ -56,6 +57,7 @@ class Rollout(NamedTuple):
     schemes: tuple[Scheme, ...]
     number: int
     fingerprint: str  # of the dataset: another file of the same name is other work
+    data: Data | None = None  # where it has no name to load it by
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Replay:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    row: dict[str, Any] = asdict(result.scheme)
+    row: dict[str, Any] = asdict(result.scheme) | {"global_learner": result.scheme.learner}
     row |= {"accuracy_mean": result.accuracy_mean, "accuracy_se": result.accuracy_se}
     row["accuracy"] = result.accuracy.tolist()  # of each rollout
     row |= {"bits_up": result.bits_up, "bits_down": result.bits_down, "seconds": result.seconds}
@@ -113,15 +115,19 @@ def replay(
     setup: Setup,
     schemes: Sequence[Scheme],
     *,
+    data: Data | None = None,
     jobs: int | None = None,
     journal: Path | None = None,
     progress: grid.Progress | None = None,
 ) -> Replay:
-    """Return every scheme's accuracy on the same tasks. With a ``journal`` an interrupted call goes on where it was."""
-    data = dataset(setup.dataset)
-    paper_task(data, setup.clients, samples=setup.samples, seed=setup.seed, n_rounds=setup.rounds)  # fails early
-    fingerprint = hashlib.sha256(data.features.tobytes() + data.label.tobytes()).hexdigest()
-    work = [Rollout(setup, tuple(schemes), number, fingerprint) for number in range(setup.rollouts)]
+    """Return every scheme's accuracy on the same tasks, made from ``data`` or from the dataset that the setup names.
+
+    With a ``journal`` an interrupted call goes on where it was.
+    """
+    rows = dataset(setup.dataset, setup.label) if data is None else data
+    paper_task(rows, setup.clients, samples=setup.samples, seed=setup.seed, n_rounds=setup.rounds)  # fails early
+    fingerprint = hashlib.sha256(rows.features.tobytes() + rows.label.tobytes()).hexdigest()
+    work = [Rollout(setup, tuple(schemes), number, fingerprint, data) for number in range(setup.rollouts)]
     pieces = grid.run(play_rollout, work, jobs=jobs, journal=journal, progress=progress)
     accuracy = np.array([[Outcome(*o).accuracy for o in piece["outcomes"]] for piece in pieces]).T
     totals = np.array([piece["outcomes"] for piece in pieces]).mean(axis=0)
@@ -136,7 +142,7 @@ def replay(
 def play_rollout(rollout: Rollout) -> dict[str, Any]:
     """Return the outcomes of all schemes on the task of one seed."""
     setup = rollout.setup
-    data = dataset(setup.dataset)
+    data = rollout.data or dataset(setup.dataset, setup.label)
     tasks: dict[str, Task] = {}
     outcomes = []
     for scheme in rollout.schemes:
@@ -157,7 +163,7 @@ def play_rollout(rollout: Rollout) -> dict[str, Any]:
 def play(task: Task, scheme: Scheme) -> Outcome:
     """Return the outcome of one scheme on one task."""
     start = time.perf_counter()
-    if scheme.scheme == "fedres" and (scheme.global_learner != "fedres-sgd" or scheme.local_learner != "linear"):
+    if scheme.scheme == "fedres" and (scheme.learner_name != "fedres-sgd" or scheme.local_learner != "linear"):
         accuracy, bits_up, bits_down = hosted_accuracy(task, scheme)
     else:
         timing, local_timing = TIMINGS[scheme.timing]
@@ -169,12 +175,13 @@ def play(task: Task, scheme: Scheme) -> Outcome:
             timing=timing,
             local_timing=local_timing,
             alone=scheme.alone,
+            **(scheme.hyperparameters if scheme.learner_name == "fedres-sgd" else {}),
         ).accuracy
         bits_up, bits_down = shared_bits(task, scheme)
     return Outcome(float(np.mean(accuracy)), bits_up, bits_down, time.perf_counter() - start)
 
 
 @lru_cache(maxsize=2)
-def dataset(name: str) -> Data:
+def dataset(name: str, label: str | None = None) -> Data:
     """Return a dataset, kept for the next rollouts of this process."""
-    return load(name)
+    return load(name, label)

@@ -1,0 +1,59 @@
+// A device without a service; tests/client/test_browser_device.py compares it with the Python device.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { short } from "../adagrad.js";
+import { FedresDevice, MemoryStore } from "../device.js";
+
+const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, ...options });
+
+test("a service that does not answer is left alone for a while, longer each time, and as long as it asks", async () => {
+  let now = 1e9, late = 0, asked = 0, syncs = 0, after = "";
+  const busy = async () => (asked++, new Response("{}", { status: 503, headers: after && { "Retry-After": after } }));
+  const device = await open({ fetch: busy, clock: () => now, random: () => 1 });
+  const turns = async () => { // others sync again and again meanwhile
+    for (const end = syncs + 10; syncs < end;) await new Promise((resolve) => setTimeout(resolve, 1));
+  };
+  const other = await open({ client: "other", fetch: async () => (syncs++, new Response("{}", { status: 503 })), clock: () => (late += 1e9) });
+  await turns();
+  assert.equal(asked, 1);
+  for (const [rest, wanted] of [[999, 1], [1, 2], [1999, 2], [1, 3]]) {
+    now += rest;
+    await turns();
+    assert.equal(asked, wanted);
+  }
+  after = "60";
+  now += 4000;
+  await turns();
+  assert.equal(asked, 4);
+  now += 59_999;
+  await turns();
+  assert.equal(asked, 4);
+  assert.match(device.status().trouble, /503/);
+  await Promise.all([device.close(), other.close()]);
+});
+
+test("the journal becomes a saved model, and a device that is opened again goes on from it", async () => {
+  const store = new MemoryStore();
+  let device = await open({ store, syncSeconds: null });
+  const probe = () => device.decide({ context: { x: 0.3 }, actions: ["a", "b"] });
+  for (let k = 0; k < 1003; k++) {
+    const { eventId, action } = await device.decide({ context: { x: k / 1003, day: `d${k % 7}` }, actions: ["a", "b"] });
+    await device.reward(eventId, Number(action === (k % 7 > 3 ? "a" : "b")));
+  }
+  assert.equal(store.content.journal.size, 3);
+  const before = await probe();
+  device = await open({ store, syncSeconds: null }); // the first was not closed: as after a crash
+  assert.deepEqual((await probe()).scores, before.scores);
+  await device.close();
+  assert.equal(store.content.journal.size, 0);
+  device = await open({ store, syncSeconds: null });
+  assert.deepEqual((await probe()).scores, before.scores);
+});
+
+test("numbers are sent with the fewest digits that are the same in 32 bits", () => {
+  for (const [part, wanted] of [[0.1, 0.1], [1 / 3, 0.33333334], [0, 0], [-2.5, -2.5], [16777217, 16777216], [1e-20, 1e-20]]) {
+    assert.equal(short(Math.fround(part)), wanted);
+  }
+});

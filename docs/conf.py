@@ -1,0 +1,55 @@
+"""The documentation site: ``make docs`` builds it into docs/_build/html, with warnings as errors."""
+
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE)]
+
+from reference_pages import cli_page, http_page  # noqa: E402
+
+project = "fedres"
+version = release = importlib.metadata.version("fedres")
+project_copyright = "The fedres maintainers"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+myst_heading_anchors = 4
+autodoc_typehints = "none"  # signatures have them
+autodoc_member_order = "bysource"
+suppress_warnings = ["misc.highlighting_failure"]  # JSON with "...", languages that Pygments does not know
+html_theme = "furo"
+html_title = "fedres"
+html_extra_path = ["llms.txt"]
+html_copy_source = False
+
+
+def write_reference(app):
+    """Write the pages that are made from the code; they are not checked in."""
+    for name, page in {"http.md": http_page(), "cli.md": cli_page()}.items():
+        path = HERE / "reference" / name
+        if not path.exists() or path.read_text(encoding="utf-8") != page:
+            path.write_text(page, encoding="utf-8")
+
+
+TITLES = {"results/claims": "All claims", "results/fair": "FedRes and peers, equipped alike"}  # written without one
+
+
+def drop_links_out(app, name, source):
+    """Keep the text alone of links to files that are not part of the site, such as source files."""
+    if name in TITLES and not source[0].startswith("# "):
+        source[0] = f"# {TITLES[name]}\n\n{source[0]}"
+    folder = Path(app.env.doc2path(name)).parent
+
+    def keep_or_drop(found):
+        target = (folder / found[2].partition("#")[0]).resolve()
+        inside = target.is_relative_to(HERE) and target.suffix in (".md", ".png", ".svg")
+        return found[0] if inside else found[1]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", keep_or_drop, source[0])
+
+
+def setup(app):
+    app.connect("builder-inited", write_reference)
+    app.connect("source-read", drop_links_out)

@@ -1,0 +1,337 @@
+"""The device in JavaScript beside the one in Python: in Node, and once in Chromium with IndexedDB."""
+
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
+
+from fedres.client import DeviceClient
+from fedres.local_learners.adagrad import FUSED
+from fedres.local_learners.linear import LinearLearner
+
+FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
+MENU = {"tea": {"hot": True, "price": 3}, "juice": {"hot": False, "taste": [0.5, 2]}, "Müsli": {"tags": ["a", "b"]}}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: the device is not tested")
+
+
+class Played:
+    """A device in Node."""
+
+    def __init__(self):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        self.process = subprocess.Popen(["node", "played_device.js"], cwd=Path(__file__).parent, **pipes)
+
+    def __call__(self, name, argument=None):
+        self.process.stdin.write(json.dumps([name, argument]) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer["value"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def played():
+    with contextlib.closing(Played()) as device:
+        yield device
+
+
+def stream(n, seed=7):
+    """Return requests, and who likes what: a taste for hours that all share, a private mood that nobody knows."""
+    rng = random.Random(seed)
+    for k in range(n):
+        context = {"hour": rng.randrange(24), "weather": rng.choice(["cold", "warm"]), "geo": {"lat": rng.random()}}
+        mood = round(rng.uniform(-1, 1), 3)
+        liked = "tea" if context["weather"] == "cold" else "Müsli" if mood > 0 else "juice"
+        yield {"context": context, "private": {"mood": mood}, "actions": MENU, "eventId": f"e-{k}"}, liked
+
+
+def loop_of(live, name, **settings):
+    live.make_loop(name, model="adagrad", update_interval=0.001, **settings)
+    return name
+
+
+def same(found, wanted):
+    if FUSED:  # JavaScript has no fused multiply-add
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    else:
+        assert found == wanted
+
+
+@needs_node
+@pytest.mark.parametrize("settings", [{}, {"policy": "squarecb"}, {"timing": "aligned", "crosses": False}])
+def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, played, tmp_path, settings):
+    name = "-".join(["parity", *settings])
+    python_loop, browser_loop = loop_of(live, f"{name}-py", **settings), loop_of(live, f"{name}-js", **settings)
+    played("open", {"url": live.url, "client": "phone", "loop": browser_loop, "store": "a"})
+    options = {"loop": python_loop, "learner": "linear", "sync_seconds": None}
+    with DeviceClient(live.url, "phone", tmp_path / "phone", **options) as device:
+        for k, (request, liked) in enumerate(stream(60)):
+            if k % 10 == 5:
+                wanted = device.sync()
+                found = played("sync")
+                assert (found["sent"], found["trouble"], wanted.trouble) == (wanted.sent, None, None)
+                live.settle(python_loop), live.settle(browser_loop)
+                device.sync(), played("sync")
+            found = played("decide", request)
+            private, event = request["private"], request["eventId"]
+            wanted = device.decide(request["context"], MENU, private=private, event_id=event)
+            same(list(found["scores"].values()), list(wanted.scores.values()))
+            assert found["action"] == wanted.action
+            same(found["probability"], wanted.probability)
+            assert (found["modelVersion"] > 0) == (wanted.model_version > 0) == (k >= 5)
+            value = float(wanted.action == liked)
+            played("reward", {"eventId": event, "value": value})
+            device.reward(event, value)
+    same(live.weights(browser_loop).tolist(), live.weights(python_loop).tolist())
+    assert np.count_nonzero(live.weights(browser_loop)) > 10
+
+
+@needs_node
+def test_nothing_private_is_uploaded_and_a_crash_loses_nothing(live, played):
+    loop = loop_of(live, "crash")
+    how = {"url": live.url, "client": "phone", "loop": loop, "store": "kept"}
+    played("open", how)
+    for request, liked in stream(20):
+        decision = played("decide", request)
+        played("reward", {"eventId": decision["eventId"], "value": float(decision["action"] == liked)})
+    probe = {"context": {"hour": 3}, "private": {"mood": 0.5}, "actions": MENU}
+    before = played("decide", {**probe, "eventId": "before"})
+    played("crash")
+    assert played("open", how)["queued"] == 20
+    assert played("decide", {**probe, "eventId": "after"})["scores"] == before["scores"]
+    played("reward", {"eventId": "before", "value": 1})
+    assert played("sync")["sent"] == 21
+    uploads = [entry.body for entry in live.engine.logged(loop) if entry.kind == "residual"]
+    assert len(uploads) == 21
+    assert not any(b"mood" in body for body in uploads)
+    played("close")
+    with pytest.raises(ValueError, match="closed"):
+        played("decide", probe)
+
+
+@needs_node
+def test_offline_it_decides_and_keeps_its_uploads_and_says_what_is_wrong(live, played):
+    played("open", {"url": "http://127.0.0.1:1", "client": "phone", "loop": "nowhere", "store": "off", "queueLimit": 3})
+    for request, _ in stream(5):
+        played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
+    synced = played("sync")
+    assert "does not answer" in synced["trouble"]
+    assert played("status") | {"trouble": None} == {
+        "modelVersion": 0,
+        "waiting": 0,
+        "queued": 3,
+        "dropped": 2,
+        "trouble": None,
+    }
+    for request, message in [
+        ({"actions": []}, "exclude must leave at least one action"),
+        ({"actions": ["a"], "context": {"private": 1}}, "context must not hold 'private'"),
+        ({"actions": ["a"], "context": {"x": [1, "b"]}}, "numbers alone or strings alone"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            played("decide", request)
+    with pytest.raises(ValueError, match="waits for its reward"):
+        played("reward", {"eventId": "unknown", "value": 1})
+
+
+@needs_node
+def test_an_upload_that_the_service_refuses_is_dropped_and_the_others_are_sent(live, played):
+    loop = loop_of(live, "refusing")
+    played("open", {"url": live.url, "client": "phone", "loop": loop, "store": "refused"})
+    for (request, _), value in zip(stream(5), [1, 1, 500, 0, 1], strict=True):  # the range is not known here yet
+        played("reward", {"eventId": played("decide", request)["eventId"], "value": value})
+    synced = played("sync")
+    assert (synced["sent"], synced["dropped"], synced["trouble"]) == (4, 1, None)
+
+
+@needs_node
+def test_through_a_faulty_network_no_upload_is_lost_and_none_doubled(live, played):
+    loop, rng = loop_of(live, "faulty"), random.Random(11)
+    fault = lambda request: rng.choices([PASS, DROP, MUTE, TWICE, REPEAT], [4, 2, 2, 1, 1])[0]  # noqa: E731
+    with FaultyProxy(live.address, fault) as proxy:
+        played("open", {"url": proxy.url, "client": "phone", "loop": loop, "store": "faulty"})
+        troubles = 0
+        for k, (request, _) in enumerate(stream(40)):
+            played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
+            if k % 4 == 3:
+                troubles += played("sync")["trouble"] is not None
+        while played("status")["queued"]:
+            troubles += played("sync")["trouble"] is not None
+    contexts = [msgspec.json.decode(e.body)["context"] for e in live.engine.logged(loop) if e.kind == "residual"]
+    assert contexts == [request["context"] for request, _ in stream(40)]
+    assert troubles > 3
+
+
+def examples(n):
+    rng = np.random.default_rng(3)
+    for _ in range(n):
+        indices = rng.integers(0, 40, size=rng.integers(1, 30))
+        values = (rng.normal(size=indices.size) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+        values[rng.random(indices.size) < 0.1] = 0
+        yield indices, values, float(rng.normal()), float(np.float32(rng.normal()))
+
+
+SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's
+
+
+class Twin:
+    """The step in plain 32-bit NumPy, each product and each sum rounded by itself."""
+
+    def __init__(self, dim, rate):
+        self.weights, self.squares = np.zeros(dim + 1, np.float32), np.zeros(dim + 1, np.float32)
+        self.rate, self.low, self.high = np.float32(rate), np.float32(0), np.float32(0)
+
+    def joint(self, indices, values, offset):
+        total = np.float32(offset)
+        for j, x in zip(indices, values, strict=True):
+            total = self.weights[j] * x + total
+        return total + self.weights[-1]
+
+    def learn(self, indices, values, label, offset):
+        label = np.float32(label)
+        self.low, self.high = min(self.low, label), max(self.high, label)
+        error = label - np.clip(self.joint(indices, values, offset), self.low, self.high)
+        if not error * error > 0:
+            return
+        slope, pull = np.float32(4) * error * error, np.float32(2) * error * self.rate
+        pairs = [(j, x) for j, x in zip(indices, values, strict=True) if x != 0] + [(-1, np.float32(1))]
+        for j, x in pairs:
+            self.squares[j] = slope * max(x * x, SMALLEST_SQUARE) + self.squares[j]
+        for j, x in pairs:
+            self.weights[j] = pull * (x * (np.float32(1) / np.sqrt(self.squares[j]))) + self.weights[j]
+
+
+@needs_node
+def test_the_personal_model_is_that_of_a_twin_that_rounds_twice_to_the_bit(played):
+    last = 2**18 - 1
+    twin, learner = Twin(last, 0.5), LinearLearner(last, 0.5)
+    played("model", {"rate": 0.5})
+    for indices, values, label, offset in examples(150):
+        how = {"indices": indices.tolist(), "values": values.astype(float).tolist(), "label": label, "offset": offset}
+        found = played("learn", how)
+        assert found == float(twin.joint(indices, values, 0))
+        same(found, learner.score((indices, values)))
+        twin.learn(indices, values, label, offset)
+        learner.learn((indices, values), label, offset)
+
+
+PAGE = """<script type="module">
+import { FedresDevice } from "/device.js";
+const report = (found) => fetch("/found", { method: "POST", body: JSON.stringify(found) });
+try {
+  const options = { client: "phone", loop: "browser", syncSeconds: null };
+  let device = await FedresDevice.open(location.origin, options);
+  const other = await FedresDevice.open(location.origin, options).catch((error) => error.message);
+  const found = [];
+  for (const [k, [request, liked]] of (await (await fetch("/stream")).json()).entries()) {
+    if (k % 10 === 5) {
+      await device.sync();
+      await fetch("/settle");
+      await device.sync();
+      await device.close(); // what follows is read from IndexedDB
+      device = await FedresDevice.open(location.origin, options);
+    }
+    const decision = await device.decide(request);
+    await device.reward(decision.eventId, Number(decision.action === liked));
+    found.push(decision);
+  }
+  await report({ found, other });
+} catch (error) {
+  await report({ error: `${error} ${error.stack}` });
+}
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the device is not tested in a browser")
+def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live, tmp_path):
+    loops = loop_of(live, "browser"), loop_of(live, "browser-twin")
+    requests, answers, done = list(stream(30)), [], threading.Event()
+
+    class Site(BaseHTTPRequestHandler):
+        """A page, the client's files, and the service below the same origin, as a proxy would have it."""
+
+        def do_GET(self):
+            if self.path == "/":
+                self.answer(200, PAGE.encode(), "text/html")
+            elif self.path == "/stream":
+                self.answer(200, json.dumps(requests).encode(), "application/json")
+            elif self.path == "/settle":
+                live.settle(loops[0])
+                self.answer(200, b"{}", "application/json")
+            elif self.path.startswith("/v1/"):
+                self.forward(b"")
+            else:
+                self.answer(200, (FOLDER / self.path[1:]).read_bytes(), "text/javascript")
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/found":
+                answers.append(json.loads(body))
+                self.answer(204, b"", "text/plain")
+                done.set()
+            else:
+                self.forward(body)
+
+        def forward(self, body):
+            kept = {name: value for name, value in self.headers.items() if name in ("Content-Type", "If-None-Match")}
+            reply = httpx.request(self.command, live.url + self.path, content=body, headers=kept)
+            self.answer(reply.status_code, reply.content, reply.headers.get("content-type", "text/plain"))
+
+        def answer(self, status, body, kind):
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={tmp_path / 'user'}",
+        ]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([CHROMIUM, *options, f"http://127.0.0.1:{site.server_port}/"], **pipes) as browser:
+            try:
+                assert done.wait(120)
+            finally:
+                browser.terminate()
+                site.shutdown()
+    [answer] = answers
+    assert "error" not in answer, answer
+    assert "another tab uses this device" in answer["other"]
+    how = {"loop": loops[1], "learner": "linear", "sync_seconds": None}
+    with DeviceClient(live.url, "phone", tmp_path / "phone", **how) as device:
+        for k, (request, liked) in enumerate(requests):
+            if k % 10 == 5:
+                device.sync()
+                live.settle(loops[1])
+                device.sync()
+            event, private = request["eventId"], request["private"]
+            wanted = device.decide(request["context"], MENU, private=private, event_id=event)
+            same(list(answer["found"][k]["scores"].values()), list(wanted.scores.values()))
+            assert answer["found"][k]["action"] == wanted.action
+            device.reward(event, float(wanted.action == liked))

@@ -1,0 +1,91 @@
+"""Files for operators: rules and dashboard name metrics that exist, and Prometheus's own tool accepts them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed: rules are not checked"
+)
+
+
+def documented():
+    """Return the metrics that the page on operations names; a test compares it with the service."""
+    table = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    return set(re.findall(r"`(fedres_\w+)`", table))
+
+
+def named(text):
+    return {re.sub(r"_(bucket|sum|count)$", "", name) if name != "fedres_reward_sum" else name for name in text}
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana/dashboard.json"])
+def test_only_metrics_that_the_service_has_are_asked_for(file):
+    asked = named(re.findall(r"fedres_\w+", (DEPLOY / file).read_text(encoding="utf-8")))
+    assert len(asked) > 5
+    assert asked <= documented()
+
+
+def test_the_guide_to_monitoring_asks_for_metrics_that_the_service_has():
+    asked = named(re.findall(r"fedres_\w+", (ROOT / "docs" / "howto" / "monitor.md").read_text(encoding="utf-8")))
+    assert len(asked) > 5
+    assert asked <= documented()
+
+
+@needs_promtool
+@pytest.mark.parametrize("words", ["check rules alerts.yml", "test rules alerts_test.yml"])
+def test_promtool_accepts_the_rules_and_their_tests(words):
+    done = subprocess.run(["promtool", *words.split()], cwd=DEPLOY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_accepts_the_configuration(tmp_path):
+    for name in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(DEPLOY / name, tmp_path)
+    (tmp_path / "read.key").write_text("a key")
+    done = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@needs_promtool
+def test_every_expression_of_the_dashboard_is_one(tmp_path):
+    """As a recording rule, as promtool checks no single expression."""
+    board = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+    asked = [target["expr"].replace("$loop", ".*") for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"r{k}", "expr": expression} for k, expression in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert len(asked) >= 8
+
+
+def test_files_that_the_compose_file_and_the_dockerfile_name_are_there():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert {"fedres", "postgres", "prometheus", "grafana"} == set(services)
+    mounted = [volume.partition(":")[0] for service in services.values() for volume in service["volumes"]]
+    for path in (path for path in mounted if path.startswith("./") and path != "./read.key"):
+        assert (DEPLOY / path).exists(), path
+    assert (DEPLOY / services["fedres"]["build"]["context"] / services["fedres"]["build"]["dockerfile"]).exists()
+    for path in re.findall(r"/src/([\w.]+)", (DEPLOY / "Dockerfile").read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_commands_of_the_containers_are_those_of_the_command_line():
+    from typer.testing import CliRunner
+
+    from service.cli import app
+
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    described = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    for word in services["fedres"]["command"]:
+        assert not word.startswith("--") or word in described, word

@@ -1,0 +1,235 @@
+"""The tutorial and the how-to guides are followed to the letter, in an empty folder; and no page is left out.
+
+Files are written where a page says "Save this as", programs that serve are started and left running, and the other
+commands and examples run one after the other. Blocks of ``console`` are not run: they need a network or a cluster.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+HERE = [*sorted((DOCS / "howto").glob("*.md")), *sorted((DOCS / "explanation").glob("*.md"))]
+ELSEWHERE = {  # pages with code, and the tests that run it
+    "service.md": "service/test_service_docs.py",
+    "api.md": "service/test_service_docs.py",
+    "lift.md": "service/test_service_docs.py",
+    "operations.md": "service/test_service_docs.py",
+    "devices.md": "service/test_service_docs.py",
+    "client.md": "service/test_service_docs.py",
+    "log.md": "service/test_log_docs.py",
+    "postgresql.md": "service/test_postgres_docs.py",
+    "hashing.md": "scoring/test_features.py",
+}
+NOT_RUN = {
+    "azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",
+    "evaluation-intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
+    "results/README.md": "the papers' figures, for hours; tests/libsvm_tasks/test_reproduce.py makes them small",
+}
+CODE = ("sh", "python", "js", "javascript", "sql")
+ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+MADE_FROM_CODE = (DOCS / "reference" / "http.md", DOCS / "reference" / "cli.md")
+
+
+def pages():
+    """Return all pages that are checked in."""
+    found = [page for page in DOCS.rglob("*.md") if DOCS / "_build" not in page.parents]
+    return [page for page in found if page not in MADE_FROM_CODE]
+
+
+class Block(NamedTuple):
+    file: str | None  # "Save this as `file`"
+    language: str
+    code: str
+
+
+def blocks(page):
+    """Return the blocks of a page that have a language."""
+    found = []
+    before, *rest = re.split(
+        r"^```(\w*)\n(.*?)^```\n", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    for language, code, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        name = re.search(r"Save this as\s+`([\w.-]+)`", before.strip().rpartition("\n\n")[2])
+        if language:
+            found.append(Block(name and name[1], language, code))
+        before = after
+    return found
+
+
+@contextmanager
+def started(command, folder):
+    """Start a program that serves, on a port that is free; return its address."""
+    words = [*re.sub(r" --port \d+", "", command).split(), "--port", "0"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": folder, "env": ENV}
+    with subprocess.Popen([Path(sys.executable).with_name(words[0]), *words[1:]], **options) as process:
+        try:
+            said = iter(process.stdout.readline, "")
+            address = next(found[1] for line in said if (found := re.search(r"(http://127\.0\.0\.1:\d+)", line)))
+            rest = Thread(target=process.stdout.read)  # a pipe that nobody reads would stop it once it is full
+            rest.start()
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+            rest.join()
+
+
+class Interpreter:
+    """Runs one example after the other, each in a namespace of its own: imports take longer than most of them."""
+
+    LOOP = """
+import contextlib, io, json, sys, traceback
+sys.path[0] = ""
+for line in sys.stdin:
+    printed, error = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(json.loads(line), "example", "exec"), {"__name__": "__main__"})
+        except BaseException:
+            error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), flush=True)
+"""
+
+    def __init__(self, folder):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", self.LOOP], cwd=folder, env=ENV, **pipes)
+
+    def run(self, code):
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(60)
+
+
+def follow(page, folder, stack, addresses, interpreter):
+    """Do what a page says; return what its commands and examples printed."""
+    printed = []
+    for block in blocks(page):
+        code = block.code
+        for port, address in addresses.items():
+            code = code.replace(f"http://127.0.0.1:{port}", address)
+        if block.file:
+            (folder / block.file).write_text(code)
+        elif code.startswith(("fedres serve", "uvicorn ")):
+            port = re.search(r"--port (\d+)", code)
+            addresses[port[1] if port else "8000"] = stack.enter_context(started(code, folder))
+        elif block.language == "python":
+            said, error = interpreter.run(code)
+            assert error is None, f"{page.name}: {block.code}\n{said}\n{error}"
+            printed.append(said)
+        elif block.language == "sh":
+            code = code.replace("curl -s", "curl -sS --fail-with-body")
+            command = ["sh", "-e", "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENV, check=False)
+            assert done.returncode == 0, f"{page.name}: {block.code}\n{done.stdout}\n{done.stderr}"
+            printed.append(done.stdout)
+    return printed
+
+
+@pytest.mark.slow
+def test_the_tutorial_leads_to_a_page_that_learns(tmp_path):
+    with ExitStack() as stack:
+        first, _, visits, explained = follow(DOCS / "tutorial.md", tmp_path, stack, {}, None)
+    assert json.loads(first)["probability"] == pytest.approx(1 / 3)
+    clicks = [int(number) for number in re.findall(r": (\d+) clicks", visits)]
+    assert max(clicks[0], 75) < clicks[-1]
+    ben, emil = (json.loads(text) for text in re.findall(r"\{.*?\](?:\}|,\"explanations\".*?\]\})(?=\{|$)", explained))
+    assert [ben["ranking"][0]["id"], emil["ranking"][0]["id"]] == ["tea", "coffee"]
+
+
+@pytest.mark.slow
+def test_the_guides_do_what_they_say(tmp_path):
+    with ExitStack() as stack:  # one service for all: a start takes seconds
+        url = stack.enter_context(started("fedres serve", tmp_path))
+        interpreter = stack.enter_context(closing(Interpreter(tmp_path)))
+        for page in HERE:
+            follow(page, tmp_path, stack, {"8000": url}, interpreter)
+        if shutil.which("node") is None:
+            pytest.skip("node is not installed: all guides but howto/nextjs.md were followed")
+        visit(tmp_path, url)
+
+
+def visit(folder, url):
+    """Let the handler of the guide to Next.js, which was saved in the folder, decide and take a reward."""
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules" / "fedres").symlink_to(ROOT / "clients" / "typescript")
+    script = """
+import { GET, POST } from "./banner.js";
+const shown = await (await GET(new Request("http://localhost/api/banner?user=anna&weather=cold"))).json();
+const reply = await POST(new Request("http://localhost/api/banner", { method: "POST", body: JSON.stringify(shown) }));
+console.log(JSON.stringify({ ...shown, status: reply.status }));
+"""
+    (folder / "visit.js").write_text(script)
+    env = {**ENV, "FEDRES_URL": url}
+    done = subprocess.run(["node", "visit.js"], cwd=folder, env=env, capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)
+    assert (shown["status"], shown["banner"] in ("tea", "juice")) == (204, True)
+
+
+def test_every_page_with_code_is_run_by_a_test_or_says_why_not():
+    for page in pages():
+        name = str(page.relative_to(DOCS))
+        if page in HERE or name == "tutorial.md":
+            continue
+        if any(block.language in CODE for block in blocks(page)):
+            assert (name in ELSEWHERE) != (name in NOT_RUN), f"{name}: name the test that runs its code"
+            assert name in NOT_RUN or page.name in (ROOT / "tests" / ELSEWHERE[name]).read_text(encoding="utf-8")
+
+
+def test_the_file_for_language_models_leads_to_pages_that_exist():
+    for link in re.findall(r"\]\(([\w/-]+)\.html\)", (DOCS / "llms.txt").read_text(encoding="utf-8")):
+        assert DOCS / f"{link}.md" in {*pages(), *MADE_FROM_CODE}, link
+
+
+def test_every_page_is_in_an_index():
+    """The rest of what `make docs` would warn of, links and headings, is in test_docs.py."""
+    listed = set()
+    for page in pages():
+        for tree in re.findall(
+            r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        ):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            found = [re.sub(r".*<(.*)>", r"\1", name) for name in names]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in found}
+    assert listed == {*pages(), *MADE_FROM_CODE} - {DOCS / "index.md"}
+
+
+def test_reference_pages_are_made_from_the_code(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    from reference_pages import cli_page, http_page
+
+    http, command_line = http_page(), cli_page()
+    assert "## POST /v1/rank\n" in http
+    assert "[RankRequest](#rankrequest)" in http
+    assert "### RankRequest\n" in http
+    assert "personalizer" not in http
+    assert {"## fedres serve", "## fedres log backup", "## fedres replay"} <= set(command_line.splitlines())
+    assert "| `--global-learner` |" in command_line
+
+
+def test_what_the_python_reference_names_exists_and_has_a_docstring():
+    text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)\.(\w+)$", text, flags=re.MULTILINE)
+    assert len(names) == text.count(".. auto") > 20
+    for module, name in names:
+        assert getattr(import_module(module), name).__doc__, name
