@@ -28,6 +28,7 @@ class Statistics(msgspec.Struct):
     control_reward: float = 0.0
     control_learned: int = 0  # those of them that were learned from
     late_rewards: int = 0  # rewards that came after their event's wait time
+    low: int = 0  # settled events that earned no more than the default reward
     unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
 
     @property

@@ -148,6 +148,7 @@ class LoopState:
             learned.append(LearnedEvent(decided, reward, position))
             statistics.settled += 1
             statistics.reward += reward
+            statistics.low += settings.default_reward is not None and reward <= settings.default_reward
             statistics.baseline_weight += decided.baseline_weight
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:

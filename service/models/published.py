@@ -70,6 +70,15 @@ class LoopView(msgspec.Struct, array_like=True):
     def id(self) -> str:
         return loop_id(self.name, self.since)
 
+    @property
+    def knows_successes_only(self) -> bool:
+        """Whether no event is known to have failed, and most are pending: as where only clicks are sent, at first.
+
+        All actions that were ever taken with success look perfect then, and the others more uncertain than they are.
+        """
+        sums = self.statistics
+        return self.settings.default_reward is not None and not sums.low and self.n_waiting > sums.settled
+
 
 class LearnerView(msgspec.Struct, array_like=True):
     """How the learner does."""

@@ -148,7 +148,7 @@ def decide(
         for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
     ]
     memory = NO_MEMORY if models.memory is None else models.memory.words
-    policy = policy_of(settings, loop.n_learned)
+    policy = policy_of(settings, 0 if view.knows_successes_only else loop.n_learned)
     choices = iter(choose(questions, loop.shared, memory, policy, crosses=settings.crosses))
     decisions: list[Decision | ApiError] = []
     for one in prepared:

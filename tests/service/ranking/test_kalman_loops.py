@@ -128,6 +128,31 @@ def test_the_first_events_are_uniform_and_a_user_without_a_model_is_given_what_o
     asyncio.run(story())
 
 
+def test_clicks_alone_teach_no_preference_until_an_event_is_known_to_have_failed(tmp_path):
+    """Only a2 is ever clicked, and nothing is known of the others: they seem to be worth a try, again and again."""
+
+    async def story():
+        async with running(tmp_path) as engine:
+            n_clicks = 0
+            for k in range(90):
+                answer = await engine.rank("default", request(f"u{k % 6}", {"hour": k % 4}, event_id=f"e{k}"))
+                assert [ranked.probability for ranked in answer.ranking] == pytest.approx([1 / 3] * 3)
+                if answer.action_id == "a2":
+                    n_clicks += 1
+                    await engine.reward("default", answer.event_id, 1.0)
+                    await engine.settle()
+                else:
+                    last = answer
+            assert START_EVENTS < n_clicks < 45
+            assert last.action_id != "a2"
+            await engine.reward("default", last.event_id, 0.0)
+            await engine.settle()
+            after = await engine.rank("default", request("u1", {"hour": 1}))
+            assert max(ranked.probability for ranked in after.ranking) > 0.9
+
+    asyncio.run(story())
+
+
 def test_a_personal_model_takes_four_kilobytes_at_most(tmp_path):
     async def story():
         rng = np.random.default_rng(2)
