@@ -1,14 +1,11 @@
 """Grids on Ray and on Dask: the bytes that processes of this machine give. Needs the extras ``ray`` and ``dask``."""
 
 import json
+from math import sqrt as work  # known to workers that another test has started somewhere else
 
 import pytest
 
 from libsvm_tasks.grid import BACKENDS, cluster, run
-
-
-def work(item):
-    return {"item": item, "third": item / 3}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
