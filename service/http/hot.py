@@ -41,10 +41,6 @@ class Reward(Struct, forbid_unknown_fields=True):
     id: Id | None = None
     outcomes: dict[str, float] | None = None
 
-    def __post_init__(self) -> None:
-        if self.value is None and self.outcomes is None:
-            raise ValueError("value is missing, or outcomes where the loop has any")
-
 
 _rank = msgspec.json.Decoder(RankRequest)
 _batch = msgspec.json.Decoder(Batch)
