@@ -239,16 +239,25 @@ class Admin:
         """Let the baseline decide in loops whose guardrails ask for it; return those loops."""
         reverted = []
         for loop in self.loops():
-            settings = self._machine.loop(loop).view.settings
-            if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
-                continue
-            found = msgspec.json.decode(await self.report(loop), type=LoopReport)
-            reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
-            if reasons:
-                control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
-                await self.patch_settings(loop, {"control": control})
-                reverted.append(loop)
+            try:
+                if await self._revert_if_asked(loop):
+                    reverted.append(loop)
+            except (ApiError, StoreUnavailable) as error:  # the next look may do better, and others have their turn
+                log.warning("guardrails of loop %r could not be checked: %s", loop, error)
+            except Exception:  # a guardrail must not end because of one loop
+                log.exception("guardrails of loop %r could not be checked", loop)
         return reverted
+
+    async def _revert_if_asked(self, loop: str) -> bool:
+        settings = self._machine.loop(loop).view.settings
+        if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
+            return False
+        found = msgspec.json.decode(await self.report(loop), type=LoopReport)
+        reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
+        if reasons:
+            control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
+            await self.patch_settings(loop, {"control": control})
+        return bool(reasons)
 
     async def watch_guardrails(self, lock: Path) -> None:
         """Look every minute, on one of the machine's rankers: the one that holds the lock."""
@@ -258,10 +267,8 @@ class Admin:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     await self.check_guardrails()
-                except BlockingIOError:
+                except BlockingIOError:  # another ranker looks
                     pass
-                except (ApiError, StoreUnavailable) as error:  # the next look may do better
-                    log.warning("guardrails could not be checked: %s", error)
 
     async def story(self, loop: str, event_id: str) -> Story:
         """Return all about an event."""

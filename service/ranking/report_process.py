@@ -120,8 +120,6 @@ class ReportProcess:
 def main() -> None:
     """Answer the questions that come as lines, each by a line; one that begins with ``!`` says what went wrong."""
     os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):  # anything else that wakes up goes first, at once
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
     lines, out = FileIO(0), sys.stdout.buffer  # without a buffer, which select could not see
     path, *database = msgspec.json.decode(lines.readline())

@@ -39,7 +39,7 @@ def compiling(say: Say) -> Iterator[None]:
         def on_start(self, _: object) -> None:
             if not self.begun:
                 self.begun = self.said_at = time.monotonic()
-                say("Compiling what decides and learns: once, about 20 s.")
+                say("Compiling what decides and learns: once, a minute or two.")
 
         def on_end(self, _: object) -> None:
             self.n += 1
