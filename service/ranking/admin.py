@@ -288,8 +288,15 @@ class Admin:
         return await self._machine.reports.ask(question)
 
     async def evaluate(
-        self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")
+        self,
+        loop: str,
+        policies: Sequence[str],
+        estimators: Sequence[str] = ("snips", "dr"),
+        *,
+        time_uniform: bool = False,
     ) -> dict[str, object]:
         """Return off-policy values of policies on the logged events, worked out on a thread."""
-        events = await self.events(loop)
-        return await asyncio.to_thread(reports.evaluation, events, policies, estimators)
+        events, known = await self.events(loop), self._machine.loop(loop).view.settings.reward_range
+        return await asyncio.to_thread(
+            reports.evaluation, events, policies, estimators, time_uniform=time_uniform, known_range=known
+        )
