@@ -59,6 +59,7 @@ export interface ErrorDetail {
 export interface Evaluate {
   policies: string[];
   estimators?: string[];
+  time_uniform?: boolean;
 }
 
 /** Why an action scores as it does. */

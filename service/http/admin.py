@@ -83,6 +83,7 @@ class Evaluate(Struct, forbid_unknown_fields=True):
 
     policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
     estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
+    time_uniform: bool = False  # intervals that hold at all looks at the growing log together, else at one look
 
 
 class Health(Struct):
@@ -170,7 +171,7 @@ def loop_routes(admin: Admin) -> Routes:
     @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
         wanted = await read_json(request, Evaluate)
-        return json_response(await admin.evaluate(loop, wanted.policies, wanted.estimators))
+        return json_response(await admin.evaluate(loop, wanted.policies, wanted.estimators, time_uniform=wanted.time_uniform))
 
     return routes
 

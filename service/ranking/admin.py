@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,11 +11,10 @@ import msgspec
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named
 from fedres.scoring.flattening import FeatureError
-from service.control_group import LONGEST_REASON
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate, Log, StoreUnavailable
+from service.log.protocol import Duplicate, Log
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -41,14 +37,10 @@ from service.ranking.figures import Question
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
-from service.ranking.series import LoopReport
 from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
-GUARD_SECONDS = 60.0  # between two looks at guardrails
-
-log = logging.getLogger("fedres.service")
 
 
 class Admin:
@@ -235,41 +227,6 @@ class Admin:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
         return await self._ask("report", loop)
 
-    async def check_guardrails(self) -> list[str]:
-        """Let the baseline decide in loops whose guardrails ask for it; return those loops."""
-        reverted = []
-        for loop in self.loops():
-            try:
-                if await self._revert_if_asked(loop):
-                    reverted.append(loop)
-            except (ApiError, StoreUnavailable) as error:  # the next look may do better, and others have their turn
-                log.warning("guardrails of loop %r could not be checked: %s", loop, error)
-            except Exception:  # a guardrail must not end because of one loop
-                log.exception("guardrails of loop %r could not be checked", loop)
-        return reverted
-
-    async def _revert_if_asked(self, loop: str) -> bool:
-        settings = self._machine.loop(loop).view.settings
-        if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
-            return False
-        found = msgspec.json.decode(await self.report(loop), type=LoopReport)
-        reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
-        if reasons:
-            control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
-            await self.patch_settings(loop, {"control": control})
-        return bool(reasons)
-
-    async def watch_guardrails(self, lock: Path) -> None:
-        """Look every minute, on one of the machine's rankers: the one that holds the lock."""
-        with open(lock, "ab") as file:
-            while True:
-                await asyncio.sleep(GUARD_SECONDS)
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    await self.check_guardrails()
-                except BlockingIOError:  # another ranker looks
-                    pass
-
     async def story(self, loop: str, event_id: str) -> Story:
         """Return all about an event."""
         found = await stories(self._machine, loop, [event_id])
@@ -288,8 +245,15 @@ class Admin:
         return await self._machine.reports.ask(question)
 
     async def evaluate(
-        self, loop: str, policies: Sequence[str], estimators: Sequence[str] = ("snips", "dr")
+        self,
+        loop: str,
+        policies: Sequence[str],
+        estimators: Sequence[str] = ("snips", "dr"),
+        *,
+        time_uniform: bool = False,
     ) -> dict[str, object]:
         """Return off-policy values of policies on the logged events, worked out on a thread."""
-        events = await self.events(loop)
-        return await asyncio.to_thread(reports.evaluation, events, policies, estimators)
+        events, known = await self.events(loop), self._machine.loop(loop).view.settings.reward_range
+        return await asyncio.to_thread(
+            reports.evaluation, events, policies, estimators, time_uniform=time_uniform, known_range=known
+        )

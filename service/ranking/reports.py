@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import bandits
+from fedres.checks import Array
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.log.records import encode
@@ -59,9 +59,19 @@ def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
 
 
 def evaluation(
-    events: Iterable[dict[str, Any]], policies: Sequence[str], estimators: Sequence[str]
+    events: Iterable[dict[str, Any]],
+    policies: Sequence[str],
+    estimators: Sequence[str],
+    *,
+    time_uniform: bool,
+    known_range: tuple[float, float],
 ) -> dict[str, object]:
-    """Return what policies would have earned on the events; those that read files are refused."""
+    """Return what policies would have earned on the events; those that read files are refused.
+
+    ``known_range`` is what a reward can be by the settings of now.
+    """
+    from bandits.evaluation import evaluate, load_log  # SciPy is loaded by the first evaluation
+
     for policy in policies:
         if policy.startswith("file:"):
             raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
@@ -70,9 +80,16 @@ def evaluation(
             file.write(encode(event) + b"\n")
         file.flush()
         try:
-            return bandits.evaluate(file.name, policies, estimators=estimators).to_json()
+            log = load_log(file.name)
+            options: dict[str, Any] = {"time_uniform": time_uniform, "reward_range": range_of(log.reward, known_range)}
+            return evaluate(log, policies, estimators=estimators, **options).to_json()
         except ValueError as error:
             raise ApiError(422, "invalid_evaluation", str(error).replace(file.name, "the log")) from None
+
+
+def range_of(rewards: Array, known: tuple[float, float]) -> tuple[float, float] | None:
+    """Return what a reward can be, None where earlier settings, or sums of rewards, went beyond it."""
+    return known if rewards.size and known[0] <= rewards.min() and rewards.max() <= known[1] else None
 
 
 def _ratio(total: float, count: float) -> float:

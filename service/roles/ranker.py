@@ -21,6 +21,7 @@ from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
 from service.ranking.admin import Admin
+from service.ranking.guardrails import Guardrails
 from service.ranking.ranker import Machine
 from service.ranking.report_process import ReportProcess
 from service.ranking.status import Status
@@ -61,7 +62,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
-    guarding = asyncio.ensure_future(Admin(machine).watch_guardrails(config.run / "guardrails.lock"))
+    guarding = asyncio.ensure_future(Guardrails(Admin(machine)).watch(config.run / "guardrails.lock"))
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     try:
         await server.serve()

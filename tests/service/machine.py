@@ -122,7 +122,8 @@ class Engine:
             Models(run), InlineWriter(self.log), InlineLearner(self.learner), self._open_log, limits
         )
         self.machine.core = self.learner
-        self.parts = [Ranker(self.machine), Admin(self.machine), Devices(self.machine)]
+        self.admin = Admin(self.machine)
+        self.parts = [Ranker(self.machine), self.admin, Devices(self.machine)]
 
     def __getattr__(self, name):
         for part in self.__dict__["parts"]:

@@ -226,6 +226,16 @@ def test_policies_are_valued_on_the_stored_events(client):
     report = client.post("/v1/loops/valued/evaluations", json={"policies": ["uniform"], "estimators": ["ips"]}).json()
     assert report["n"] == 20
     assert report["rows"][0]["value"] == 1.0
+    assert (report["time_uniform"], report["reward_range"]) == (False, [0, 1])
+    wanted = {"policies": ["uniform"], "estimators": ["ips"], "time_uniform": True}
+    daily = client.post("/v1/loops/valued/evaluations", json=wanted).json()
+    assert daily["time_uniform"]
+    for row, wider in zip(report["rows"], daily["rows"], strict=True):
+        assert wider["low"] < row["low"] <= row["value"] == wider["value"]
+    client.patch("/v1/loops/valued/settings", json={"reward_range": [0, 5]}).raise_for_status()
+    wide = client.post("/v1/loops/valued/evaluations", json=wanted).json()
+    assert wide["reward_range"] == [0, 5]  # what a reward can be, not what was seen
+    assert wide["rows"][0]["high"] > daily["rows"][0]["high"]
     unknown = client.post("/v1/loops/valued/evaluations", json={"policies": ["best"]})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "invalid_evaluation")
 
