@@ -171,7 +171,8 @@ def loop_routes(admin: Admin) -> Routes:
     @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
         wanted = await read_json(request, Evaluate)
-        return json_response(await admin.evaluate(loop, wanted.policies, wanted.estimators, time_uniform=wanted.time_uniform))
+        asked = wanted.policies, wanted.estimators
+        return json_response(await admin.evaluate(loop, *asked, time_uniform=wanted.time_uniform))
 
     return routes
 

@@ -28,7 +28,7 @@ class Guardrails:
         self._admin, self._sleep = admin, sleep
 
     async def watch(self, lock: Path) -> None:
-        """Look every minute, on one of the machine's rankers: the one that holds the lock. Nothing but its end ends it."""
+        """Look every minute, on the one ranker of the machine that holds the lock; no failed look ends the watch."""
         with open(lock, "ab") as file:
             while True:
                 await self._sleep(WATCH_SECONDS)
