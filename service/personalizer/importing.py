@@ -94,8 +94,8 @@ class _Importer:
             numbers += [number] * len(found)
         prepared = prepare_all([one.request for one in logged], self._loop, self._preparer)
         wrong = {number: made for number, made in zip(numbers, prepared, strict=True) if isinstance(made, ApiError)}
-        for number, error in sorted(wrong.items()):
-            ended = self._refuse(file, number, str(error)) or ended
+        for number, reason in sorted(wrong.items()):
+            ended = self._refuse(file, number, str(reason)) or ended
             if ended is not None:
                 break
         last = min(wrong, default=math.inf) if ended is not None else math.inf
