@@ -34,10 +34,13 @@ from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.figures import Question
+from service.ranking.how_personal import MOST_USERS, HowPersonal, how_personal
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
+from service.ranking.series import Taken
 from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
+from service.ranking.what_if import CHANGEABLE
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
@@ -226,6 +229,27 @@ class Admin:
     async def report(self, loop: str) -> bytes:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
         return await self._ask("report", loop)
+
+    async def what_if(self, loop: str, wanted: Sequence[dict[str, Any]]) -> bytes:
+        """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
+        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        for place, changes in enumerate(wanted):
+            for name in changes:
+                if name not in CHANGEABLE:
+                    raise invalid(
+                        f"settings must be of {', '.join(CHANGEABLE)}, got {name[:100]!r}", f"settings[{place}]"
+                    )
+            read_settings({**known, **changes})
+        return await self._ask("what-if", loop, settings=list(wanted))
+
+    async def how_personal(self, loop: str) -> HowPersonal:
+        """Return how much of the newest decisions' scores is personal."""
+        found = await self._ask("taken", loop, most=MOST_USERS)
+        return await how_personal(self._machine, loop, msgspec.json.decode(found, type=list[Taken]))
+
+    async def devices(self, loop: str) -> bytes:
+        """Return the devices that uploaded last, a ``DeviceList`` as JSON."""
+        return await self._ask("devices", loop)
 
     async def story(self, loop: str, event_id: str) -> Story:
         """Return all about an event."""
