@@ -21,6 +21,7 @@ from service.log.records import (
     ERASE,
     LOOP,
     MODEL,
+    PIN,
     SETTINGS,
     ActionsBody,
     EraseBody,
@@ -35,6 +36,7 @@ from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.figures import Question
 from service.ranking.how_personal import MOST_USERS, HowPersonal, how_personal
+from service.ranking.pinned import check_new, pin_body, read_pinned
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
@@ -64,6 +66,7 @@ class Admin:
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._machine.check_follows(name)
+        check_new(read_settings(settings or {}))
         body = encode(read_settings(settings or {}))
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
@@ -116,7 +119,23 @@ class Admin:
             if getattr(wanted, name) != getattr(known, name):
                 message = f"{name} is fixed when the loop is created, got {getattr(wanted, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
+        wanted = await self._with_pinned(loop, wanted)
         return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
+
+    async def _with_pinned(self, loop: str, wanted: Settings) -> Settings:
+        """Return settings whose control group has its model: that which they name, or that of now."""
+        control = wanted.control
+        if control.baseline != "pinned":
+            return wanted
+        if control.pinned is not None:
+            position = control.pinned
+            if position <= self._machine.loop(loop).view.since:
+                raise invalid(f"control.pinned must be of this loop, got {position}", "control")
+            await self._machine.look_up(lambda log: read_pinned(log, loop, position, wanted))
+            return wanted
+        model = await self.model(loop)
+        position = await self._machine.append(Record(loop, PIN, body=pin_body(self._machine.loop(loop), model)))
+        return msgspec.structs.replace(wanted, control=msgspec.structs.replace(control, pinned=position))
 
     def has_learned_nothing(self, loop: str) -> bool:
         """Return whether a loop's models are as they were made."""
