@@ -109,7 +109,7 @@ def declared_routes(machine: Machine, status: Status, limits: Limits, root_path:
         *loop_routes(admin).all,
         *device_routes(Devices(machine), limits).all,
         *service_routes(admin, status, root_path).all,
-        *personalizer_routes(machine, ranker, admin).all,
+        *personalizer_routes(machine, ranker, admin, root_path).all,
     ]
 
 
@@ -132,6 +132,7 @@ def fastapi_routes() -> list[Route]:
             takes_subscription_key=False,
             choices={},
             query=(),
+            wide=False,
             endpoint=Response,
         )
 

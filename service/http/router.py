@@ -1,11 +1,12 @@
 """The way in: finds the route, asks for the key, reads the body within its limits, and answers all failures.
 
 Pure ASGI. Hot routes are answered here, before FastAPI sees the request; all others go on to FastAPI with their body.
-Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id and ``/`` is not.
+Paths are looked up segment by segment, still quoted: ``%2F`` is part of an id and ``/`` is not, but on wide routes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
@@ -78,6 +79,7 @@ class Table:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
         self._fixed: dict[bytes, tuple[Methods, dict[str, str]]] = {}  # paths without parameters, found at once
+        self._wide: list[tuple[re.Pattern[bytes], Methods]] = []
         for route in routes:
             node = self._root
             for segment in route.path[1:].split("/"):
@@ -86,6 +88,8 @@ class Table:
             node.ends.routes[route.method] = route
             if not node.ends.names:
                 self._fixed[route.path.encode()] = (node.ends, {})
+            if route.wide:
+                self._wide.append((_wide_pattern(route), node.ends))
 
     def find(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
         """Return the routes and their parameters, unquoted; a path that has none is refused with 404."""
@@ -97,12 +101,33 @@ class Table:
             if following is None:
                 following = node.parameter
                 if following is None or not segment:
-                    raise _no_path(raw_path)
+                    return self._find_wide(raw_path)
                 quoted.append(segment)
             node = following
         if node.ends is None:
-            raise _no_path(raw_path)
-        return node.ends, dict(zip(node.ends.names, map(_unquoted, quoted), strict=True))
+            return self._find_wide(raw_path)
+        return _found(node.ends, quoted)
+
+    def _find_wide(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
+        for pattern, methods in self._wide:
+            match = pattern.fullmatch(raw_path)
+            if match is not None:
+                return _found(methods, match.groups())
+        raise _no_path(raw_path)
+
+
+def _found(methods: Methods, quoted: Iterable[bytes]) -> tuple[Methods, dict[str, str]]:
+    return methods, dict(zip(methods.names, map(_unquoted, quoted), strict=True))
+
+
+def _wide_pattern(route: Route) -> re.Pattern[bytes]:
+    """Return what matches a path whose last parameter may have slashes."""
+    *before, last = [segment for segment in re.split(r"({\w+})", route.path) if segment.startswith("{")]
+    pattern = re.escape(route.path).replace(re.escape(last), "(.+)")
+    for name in before:
+        choices = route.choices.get(name[1:-1], ())
+        pattern = pattern.replace(re.escape(name), f"({'|'.join(map(re.escape, choices)) or '[^/]+'})")
+    return re.compile(pattern.encode(), re.DOTALL)
 
 
 def _below(root: bytes, raw_path: bytes) -> bytes:
@@ -180,7 +205,7 @@ class Router:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
                 query = scope.get("query_string", b"")
-                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query)
+                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query, scope)
                 reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
         except Disconnected:
             return path, GONE

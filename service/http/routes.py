@@ -41,6 +41,7 @@ class Call(NamedTuple):
     body: bytes
     client: str | None  # the only device that it may speak for, None if any
     query: bytes = b""
+    scope: Mapping[str, Any] = {}  # of ASGI
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
@@ -65,6 +66,7 @@ class Route:
     takes_subscription_key: bool  # the key may come as Azure's clients send it
     choices: Mapping[str, Sequence[str]]  # what parameters of the path may be, where not any text
     query: tuple[str, ...]  # its parameters
+    wide: bool  # its last parameter may have a "/" that is not quoted
     endpoint: Callable[..., Any]
     audited: bool = field(init=False)  # it is noted who asks: only admins may, and something changes
 
@@ -117,6 +119,7 @@ class Routes:
         takes_subscription_key: bool = False,
         choices: Mapping[str, Sequence[str]] | None = None,
         query: tuple[str, ...] = (),
+        wide: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
         """Declare a route of several paths."""
         if body is not None and body_type is None:
@@ -140,6 +143,7 @@ class Routes:
                         takes_subscription_key=takes_subscription_key,
                         choices=choices or {},
                         query=query,
+                        wide=wide,
                         endpoint=endpoint,
                     )
                 )

@@ -7,10 +7,11 @@ from typing import Any
 from service.http.replies import NO_CONTENT, Reply
 from service.http.routes import ADMIN, BINARY, JSON, Call
 from service.personalizer.configuration import Configurations
+from service.personalizer.errors import Refusal
 from service.personalizer.jobs import Jobs, importance_shown, new_evaluation, old_evaluation, page
 from service.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyReference
 from service.personalizer.model_and_logs import ModelAndLogs
-from service.personalizer.routing import NEW, OLD, PersonalizerRoutes, answered, id_in, query, reader
+from service.personalizer.routing import NEW, OLD, PersonalizerRoutes, address, answered, id_in, query, reader
 
 INVALID_EVALUATION, INVALID = "InvalidEvaluationContract", "InvalidContract"
 
@@ -48,13 +49,23 @@ def model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs) -> Non
     async def get_log_properties(call: Call) -> Reply:
         return answered(await parts.log_properties(call.loop))
 
+    async def refuse(call: Call) -> Reply:
+        message = "models here decide on the server: call rank and reward, or import dsjson with `fedres log import`"
+        raise Refusal("InvalidApiAccess", message)
+
+    for path in ("/logs/interactions", "/logs/observations"):
+        about = "Refused: for local inference, which is not there."
+        routes.of("POST", path, ADMIN, about, "InvalidRequest", body=BINARY, status=204)(refuse)
+
     @routes.of("DELETE", "/logs", ADMIN, "Leave events so far out.", "BadRequest", status=204)
     async def delete_logs(call: Call) -> Reply:
         await parts.delete_logs(call.loop)
         return NO_CONTENT
 
 
-def evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations) -> None:
+def evaluation_routes(
+    routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations, root_path: str = ""
+) -> None:
     """Declare evaluations, which the two families make and show in different ways."""
     read, one, name = reader(EvaluationContract), "/evaluations/{evaluation_id}", "evaluation_id"
     read_reference = reader(PolicyReference)
@@ -73,8 +84,7 @@ def evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Co
     async def post_evaluation(call: Call) -> Reply:
         job = await jobs.evaluate(call.loop, read(call))
         made = answered(old_evaluation(job), 201)
-        prefix = f"/loops/{call.loop}" if "loop" in call.parameters else ""
-        place = f"{prefix}/personalizer/{call.parameters['version']}/evaluations/{job.id}"
+        place = address(call, f"/{call.parameters['version']}/evaluations/{job.id}", root_path)
         return Reply(made.status, made.body, (*made.headers, (b"location", place.encode())))
 
     @routes.of("GET", "/evaluations", ADMIN, "List evaluations.", INVALID, (OLD,), reply=JSON)
@@ -112,10 +122,11 @@ def evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Co
         INVALID,
         (NEW,),
         reply=JSON,
-        query=("api-version", "filter", "top", "skip"),
+        query=("api-version", "filter", "top", "skip", "maxpagesize"),
     )
     async def list_new(call: Call) -> Reply:
-        return answered(page(await jobs.evaluations(call.loop), query(call)))
+        own = address(call, "/evaluations", root_path)
+        return answered(page(await jobs.evaluations(call.loop), query(call), own))
 
     @routes.of(
         "GET",
@@ -146,7 +157,7 @@ def evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Co
         return NO_CONTENT
 
 
-def importance_routes(routes: PersonalizerRoutes, jobs: Jobs) -> None:
+def importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str = "") -> None:
     """Declare feature importances, which are there in 2022 alone."""
     read, one = reader(FeatureImportanceContract), "/featureImportances/{importance_id}"
     version: dict[str, Any] = {"families": (NEW,), "query": ("api-version",)}
@@ -174,8 +185,10 @@ def importance_routes(routes: PersonalizerRoutes, jobs: Jobs) -> None:
         ADMIN,
         "List rates of features.",
         INVALID,
+        (NEW,),
         reply=JSON,
-        **version,
+        query=("api-version", "top", "skip", "maxpagesize"),
     )
     async def list_all(call: Call) -> Reply:
-        return answered(page(await jobs.importances(call.loop), query(call)))
+        own = address(call, "/featureImportances", root_path)
+        return answered(page(await jobs.importances(call.loop), query(call), own))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from service.errors import ApiError
 from service.learn.shared_models import new_model
@@ -22,7 +23,7 @@ from service.personalizer.arguments import (
     read_arguments,
     with_epsilon,
 )
-from service.personalizer.durations import read_duration, read_time, show_duration, show_time
+from service.personalizer.durations import iso_duration, read_duration, read_time, show_duration, show_time
 from service.personalizer.errors import Refusal
 from service.personalizer.messages import PolicyContract, ServiceConfiguration
 from service.personalizer.retraining import Retrainer
@@ -150,21 +151,24 @@ class Configurations:
         kept = kept_of(settings)
         wait = _checked_wait(wanted)
         _check_rest(wanted, wait)
+        exploration = _single(wanted.exploration_percentage)
         changes: dict[str, Any] = {
             "wait_time": wait,
-            "default_reward": wanted.default_reward,
+            "default_reward": _single(wanted.default_reward),
             "aggregation": wanted.reward_aggregation,
         }
         mode = wanted.learning_mode or kept.learning_mode
         if (mode == "Online") != (kept.learning_mode == "Online"):
             _check_mode_alone(settings, changes)
         given = {name: getattr(wanted, name) for name in _IN_BOTH if getattr(wanted, name) is not None}
+        for name in _DURATIONS & given.keys():
+            given[name] = iso_duration(given[name])
         kept = msgspec.structs.replace(kept, **given)
         kept.last_configuration_edit_date = show_time(round(time.time() * 1e6))
         changes["apprentice"] = mode != "Online"
-        if wanted.exploration_percentage != _exploration(settings):
-            changes |= {"policy": "epsilon-greedy", "epsilon": wanted.exploration_percentage}
-            kept.arguments = with_epsilon(kept.arguments, wanted.exploration_percentage)
+        if exploration != _exploration(settings):
+            changes |= {"policy": "epsilon-greedy", "epsilon": exploration}
+            kept.arguments = with_epsilon(kept.arguments, exploration)
         if kept.is_auto_optimization_enabled and read_arguments(kept.arguments).multi_slot:
             message = "isAutoOptimizationEnabled must be false for a multi-slot policy"
             raise Refusal("ProblemTypeIncompatibleWithAutoOptimization", message, "isAutoOptimizationEnabled")
@@ -194,11 +198,8 @@ class Configurations:
         rate = meaning.learning_rate
         if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
             rate = Settings().learning_rate
-        if settings.model == "adagrad":
+        if settings.model == "adagrad":  # residual-kalman has no rate, and always has interactions
             changes |= {"crosses": meaning.crosses, "learning_rate": rate}
-        elif rate != Settings().learning_rate:
-            message = f"-l must be {AZURE_RATE} or left out: {settings.model} has no learning rate, got {rate:g}"
-            raise Refusal("InvalidPolicyConfiguration", message, "arguments")
         kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
         try:
             await self._put(loop, settings, kept, **changes)
@@ -213,6 +214,12 @@ class Configurations:
 
 
 _IN_BOTH = tuple(set(Kept.__struct_fields__) & set(ServiceConfiguration.__struct_fields__))
+_DURATIONS = {"model_export_frequency", "auto_optimization_frequency"}
+
+
+def _single(number: float) -> float:
+    """Return a number without what single precision added: clients in C# and Java send 0.2 as 0.200000003."""
+    return float(str(np.float32(number)))
 
 
 def _exploration(settings: Settings) -> float:

@@ -13,19 +13,32 @@ _DURATION = re.compile(
     + "".join(_PART.format(unit=unit) for unit in "HMS")
     + ")?"
 )
+_TIME_SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # days, hours, minutes, seconds
 _SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
 
 
 def read_duration(text: str) -> float:
-    """Return seconds; a month counts 30 days, a year 365.
+    """Return seconds; a month counts 30 days, a year 365. The examples of v1.0 write durations as .NET does.
 
-    >>> read_duration("PT10M"), read_duration("P1DT0.5S")
-    (600.0, 86400.5)
+    >>> read_duration("PT10M"), read_duration("P1DT0.5S"), read_duration("00:10:00"), read_duration("2.00:00:00")
+    (600.0, 86400.5, 600.0, 172800.0)
     """
+    as_time = _TIME_SPAN.fullmatch(text)
+    if as_time is not None:
+        return sum(float(given) * unit for given, unit in zip(as_time.groups(), _SECONDS[3:], strict=True) if given)
     found = _DURATION.fullmatch(text)
     if found is None or text.endswith(("P", "T")):
         raise ValueError(f"a duration must be like PT10M or P2D, got {text[:40]!r}")
     return sum(float(given) * unit for given, unit in zip(found.groups(), _SECONDS, strict=True) if given)
+
+
+def iso_duration(text: str) -> str:
+    """Return a duration in ISO 8601, as it was given if it was.
+
+    >>> iso_duration("00:05:00"), iso_duration("PT60M")
+    ('PT5M', 'PT60M')
+    """
+    return text if text.startswith("P") else show_duration(read_duration(text))
 
 
 def show_duration(seconds: float) -> str:

@@ -93,7 +93,8 @@ def evaluate_policies(
         for epsilon in EXPERIMENTS:
             arguments = with_epsilon(DEFAULT_ARGUMENTS, epsilon)
             wanted.append((f"Hyper{epsilon:g}", arguments, "OfflineExperimentation", f"epsilon-greedy:{epsilon}"))
-    rewards = cache(lambda: crossfit_rewards(log, 5))
+    # a model cannot be fitted to one event alone: all actions are worth the same then
+    rewards = cache(lambda: crossfit_rewards(log, min(5, len(log))) if len(log) > 1 else np.zeros(log.action.size))
     times = np.array([microseconds(read_time(str(about[0]))) for about in log.about])
     return [_valued(log, times, rewards, *one) for one in wanted]
 

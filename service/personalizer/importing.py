@@ -6,6 +6,7 @@ Events are known by their id: an import that was interrupted is run again, and g
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,10 +19,10 @@ from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body
 from service.log.protocol import Duplicate, Group, Log, Refused
-from service.log.records import DELETED, LOOP, REWARD, SETTINGS, Record, RewardBody, encode, encode_reward
+from service.log.records import DELETED, LOOP, RANK, REWARD, SETTINGS, Record, RewardBody, encode, encode_reward
 from service.models.published import Loop
 from service.personalizer.configuration import azure_settings
-from service.personalizer.dsjson import Logged, read_line
+from service.personalizer.dsjson import Logged, event_ids, read_line
 from service.ranking.decide import Decision, prepare_all
 from service.settings import Settings
 
@@ -72,7 +73,7 @@ def _plain(file: Path, raw: BinaryIO) -> BinaryIO:
 
 class _Importer:
     def __init__(self, log: Log, name: str, report: Callable[[str], None] | None) -> None:
-        self._log, self._report = log, report
+        self._log, self._name, self._report = log, name, report
         self._settings, self._position = _settings_in(log, name)
         self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings)))
         self._preparer = Preparer()
@@ -81,34 +82,57 @@ class _Importer:
     def take(self, file: Path, lines: Sequence[tuple[int, bytes]]) -> None:
         """Store the decisions of lines; where one is wrong and not passed over, those before it are stored first."""
         numbers, logged, ended = [], [], None
-        for number, line in lines:
+        for number, line in self._unknown(lines):
             try:
-                logged.append(self._read(line))
-                numbers.append(number)
+                found = self._read(line)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 ended = self._refuse(file, number, str(error))
                 if ended is not None:
                     break
-        groups: list[Group] = []
+                continue
+            logged += found
+            numbers += [number] * len(found)
         prepared = prepare_all([one.request for one in logged], self._loop, self._preparer)
-        for number, one, made in zip(numbers, logged, prepared, strict=True):
-            if isinstance(made, ApiError):
-                refused = self._refuse(file, number, str(made))
-                if refused is not None:
-                    ended = refused
-                    break
-            else:
-                groups.append(self._records(one, made))
-        self._append(groups)
+        wrong = {number: made for number, made in zip(numbers, prepared, strict=True) if isinstance(made, ApiError)}
+        for number, reason in sorted(wrong.items()):
+            ended = self._refuse(file, number, str(reason)) or ended
+            if ended is not None:
+                break
+        last = min(wrong, default=math.inf) if ended is not None else math.inf
+        self._append(
+            [
+                self._records(one, made)
+                for number, one, made in zip(numbers, logged, prepared, strict=True)
+                if number not in wrong and number < last
+            ]
+        )
         if ended is not None:
             raise ended
 
-    def _read(self, line: bytes) -> Logged:
+    def _unknown(self, lines: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
+        """Return lines without those that an earlier run has stored: it went on at least to the last of a batch."""
+        if not self._known(lines[-1:]):
+            return lines
+        known, unknown = self._known(lines), []
+        for number, line in lines:
+            ids = _ids(line)
+            if known.issuperset(ids):
+                self.known += len(ids)
+            else:
+                unknown.append((number, line))
+        return unknown
+
+    def _known(self, lines: Sequence[tuple[int, bytes]]) -> set[str]:
+        asked = [name for _, line in lines for name in _ids(line)]
+        return {str(entry.event) for entry in self._log.find(self._name, asked) if entry.kind == RANK}
+
+    def _read(self, line: bytes) -> list[Logged]:
         low, high = self._settings.reward_range
-        logged = read_line(line)
-        if logged.reward is not None and not low <= logged.reward <= high:
-            raise ValueError(f"-_label_cost must be in [{low:g}, {high:g}], got {logged.reward:g}")
-        return logged
+        found = read_line(line)
+        for one in found:
+            if one.reward is not None and not low <= one.reward <= high:
+                raise ValueError(f"-_label_cost must be in [{low:g}, {high:g}], got {one.reward:g}")
+        return found
 
     def _refuse(self, file: Path, number: int, message: str) -> WrongLine | None:
         """Return what ends the import, None where the line is passed over."""
@@ -121,6 +145,7 @@ class _Importer:
 
     def _records(self, logged: Logged, prepared: Any) -> Group:
         scores = [0.0] * len(logged.probabilities)
+        prepared = prepared._replace(request=logged.dated())
         decision = Decision(prepared, logged.action, logged.probabilities, scores, None, self._position, self._position)
         rank = decision.record(self._loop)
         if logged.reward is None:
@@ -136,6 +161,14 @@ class _Importer:
                 raise ValueError(str(outcome))
             else:
                 self.stored += 1
+
+
+def _ids(line: bytes) -> list[str]:
+    """Return the ids of a line's decisions, one that nobody has where it has none."""
+    try:
+        return event_ids(line)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return [""]
 
 
 def _settings_in(log: Log, name: str) -> tuple[Settings, int]:

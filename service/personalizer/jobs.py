@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -19,6 +20,7 @@ from service.personalizer.errors import Refusal
 from service.personalizer.evaluation import PolicyValue
 from service.personalizer.importance import feature_scores
 from service.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
+from service.personalizer.retention import retained_after
 from service.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
 from service.ranking.exporting import Exporter
 from service.ranking.ranker import Machine
@@ -26,6 +28,7 @@ from service.ranking.ranker import Machine
 EVALUATION, IMPORTANCE = "evaluation", "importance"
 OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}
 INTERVALS = (5, 60, 360, 720, 1440)
+PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
 
 T = TypeVar("T")
 
@@ -151,7 +154,7 @@ class Jobs:
     async def _events(self, loop: str, start: datetime, end: datetime) -> Iterator[dict[str, Any]]:
         """Return the events of a time that have a reward; read on a thread."""
         since = self._machine.loop(loop).view.since
-        after = max(since, kept_of(await self._configurations.settings(loop)).logs_after)
+        after = await retained_after(self._machine, self._configurations, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
         events = Exporter(self._machine.archive(), since).events(loop, after, None)
         return (one for one in events if one["reward"] is not None and low <= one["time"] <= high)
@@ -240,12 +243,21 @@ def importance_shown(job: Job) -> dict[str, Any]:
     return shown if job.description is None else {**shown, "description": job.description}
 
 
-def page(jobs: Sequence[Job], query: dict[str, str]) -> dict[str, Any]:
-    """Return a list of 2022: ``top`` jobs behind ``skip``, and those of a type where it is filtered."""
+def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, Any]:
+    """Return a list of 2022: at most ``maxpagesize`` of the ``top`` jobs behind ``skip``, and where the next ones are.
+
+    A filter names the type of evaluations; there are only manual ones.
+    """
     kind = query.get("filter", "").rpartition(" ")[2].strip("'\"")
     chosen = [job for job in jobs if kind in ("", "Manual")]
-    skip, top = _whole("skip", query, 0), _whole("top", query, len(chosen))
-    return {"value": [summary(job) for job in chosen[skip : skip + top]]}
+    skip, top, size = _whole("skip", query, 0), _whole("top", query, MOST), _whole("maxpagesize", query, PAGE)
+    if not size:
+        raise Refusal("InvalidRequest", "maxpagesize must be at least 1, got 0", "maxpagesize")
+    shown: dict[str, Any] = {"value": [summary(job) for job in chosen[skip : skip + min(top, size)]]}
+    if top > size and len(chosen) > skip + size:
+        asked = {**query, "top": top - size, "skip": skip + size, "maxpagesize": size}
+        shown["nextLink"] = f"{address}?{urlencode(asked)}"
+    return shown
 
 
 def _whole(name: str, query: dict[str, str], default: int) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 from service.learn.shared_models import new_model
 from service.log.protocol import Log
 from service.log.records import LOOP, MODEL, RANK
-from service.personalizer.configuration import Configurations, kept_of
+from service.personalizer.configuration import Configurations
 from service.personalizer.durations import show_time
+from service.personalizer.retention import retained_after
 from service.ranking.admin import Admin
 from service.ranking.ranker import Machine
 
@@ -38,7 +39,7 @@ class ModelAndLogs:
 
     async def log_properties(self, loop: str) -> dict[str, Any]:
         """Return the time of the first and of the last decision, nothing where there is none."""
-        after = await self._after(loop)
+        after = await retained_after(self._machine, self._configurations, loop)
         found = await self._machine.look_up(lambda log: _range(log, loop, after))
         return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
 
@@ -47,10 +48,6 @@ class ModelAndLogs:
         self._machine.loop(loop)  # one that there is
         last = await self._machine.look_up(lambda log: log.heads()[loop].last)
         await self._configurations.keep(loop, logs_after=last)
-
-    async def _after(self, loop: str) -> int:
-        since = self._machine.loop(loop).view.since
-        return max(since, kept_of(await self._configurations.settings(loop)).logs_after)
 
 
 def _times(log: Log, loop: str, since: int, version: int) -> tuple[int, int]:

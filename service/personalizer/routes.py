@@ -25,15 +25,15 @@ from service.ranking.admin import Admin
 from service.ranking.ranker import Machine, Ranker
 
 
-def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin) -> Routes:
-    """Return all routes of Azure's API."""
+def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:
+    """Return all routes of Azure's API; ``root_path`` is where a proxy offers them."""
     routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(machine, admin))
     _decision_routes(routes, Decisions(machine, ranker, configurations))
     _configuration_routes(routes, configurations)
     model_and_log_routes(routes, ModelAndLogs(machine, admin, configurations))
     jobs = Jobs(machine, configurations)
-    evaluation_routes(routes, jobs, configurations)
-    importance_routes(routes, jobs)
+    evaluation_routes(routes, jobs, configurations, root_path)
+    importance_routes(routes, jobs, root_path)
     return routes
 
 
@@ -62,6 +62,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "InvalidRewardRequest",
         body=PersonalizerReward,
         status=204,
+        wide=True,
     )
     async def reward(call: Call) -> Reply:
         await decisions.reward(call.loop, id_in(call, "event_id"), read_reward(call))
@@ -74,6 +75,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "Activate an event.",
         "InvalidEventIdToActivate",
         status=204,
+        wide=True,
     )
     async def activate(call: Call) -> Reply:
         await decisions.activate(call.loop, id_in(call, "event_id"))
@@ -100,6 +102,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "InvalidRewardRequest",
         body=MultiSlotReward,
         status=204,
+        wide=True,
     )
     async def reward_slots(call: Call) -> Reply:
         await decisions.reward_slots(call.loop, id_in(call, "event_id"), read_rewards(call))
@@ -112,6 +115,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "Activate a multi-slot event.",
         "InvalidEventIdToActivate",
         status=204,
+        wide=True,
     )
     async def activate_slots(call: Call) -> Reply:
         await decisions.activate_slots(call.loop, id_in(call, "event_id"))

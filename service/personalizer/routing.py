@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import msgspec
 
@@ -82,6 +82,17 @@ def _check_version(call: Call) -> None:
 def query(call: Call) -> dict[str, str]:
     """Return the parameters of a query, of one that comes twice the last."""
     return {name: values[-1] for name, values in parse_qs(call.query.decode("latin-1")).items()}
+
+
+def address(call: Call, path: str, root_path: str) -> str:
+    """Return the whole address of a path below the loop's ``personalizer``, as the client knows the service."""
+    headers = dict(call.scope.get("headers", ()))
+    host = headers.get(b"host", b"localhost").decode("latin-1")
+    scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1")
+    if scheme not in ("http", "https"):
+        scheme = call.scope.get("scheme", "http")
+    loop = f"/loops/{quote(call.parameters['loop'], safe='')}" if "loop" in call.parameters else ""
+    return f"{scheme}://{host}{root_path}{loop}/personalizer{path}"
 
 
 def id_in(call: Call, name: str) -> str:

@@ -156,7 +156,7 @@ def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], R
     for place, (slot, event) in enumerate(zip(request.slots, events_of(event_id, len(request.slots)), strict=True)):
         asked = RankRequest(
             actions=_baseline_first(request.actions, slot.baseline),
-            context=_context(request, place),
+            context=slot_context(request, place),
             user=request.user,
             exclude=[*slot.exclude, *taken, *reserve.needed(place)],
             event_id=event,
@@ -198,7 +198,7 @@ def _answered(place: int, answer: Callable[[RankRequest], RankResult], asked: Ra
         raise ApiError(error.status, error.code, f"slots[{place}]: {error}", error.target) from None
 
 
-def _context(request: SlotsRequest, place: int) -> Raw:
+def slot_context(request: SlotsRequest, place: int) -> Raw:
     """Return the call's context with the slot's id and features as ``slot``, and in it ``_of``, the number of slots.
 
     No name that begins with ``_`` is a feature; this one tells calls apart that begin with the same slots.

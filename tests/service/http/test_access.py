@@ -73,6 +73,8 @@ ADMIN_OF_A_LOOP = {
     "GET /personalizer/model/properties",
     "GET /personalizer/logs/properties",
     "DELETE /personalizer/logs",
+    "POST /personalizer/logs/interactions",
+    "POST /personalizer/logs/observations",
     "GET /personalizer/evaluations",
     "POST /personalizer/evaluations",
     "GET /personalizer/evaluations/{evaluation_id}",

@@ -51,6 +51,7 @@ RARELY_RIGHT = (  # it takes more than the type
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
     *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there
+    *("/logs/interactions", "/logs/observations"),  # always refused
 )
 NO_DEVICES = "/v1/federated/"  # the loop ``default`` has no model for them
 DONE = {200, 201, 204}

@@ -1,5 +1,7 @@
 """Which route a path belongs to, and what its parameters are."""
 
+from urllib.parse import quote
+
 import pytest
 
 from service.app import declared_routes, fastapi_routes
@@ -35,6 +37,29 @@ def test_quoted_characters_belong_to_the_id(quoted, event_id):
     found, parameters = TABLE.find(f"/v1/events/{quoted}/reward".encode())
     assert found.path == "/v1/events/{event_id}/reward"
     assert parameters == {"event_id": event_id}
+
+
+@pytest.mark.parametrize("prefix", ["", "/multislot"])
+@pytest.mark.parametrize(
+    "event_id", ["a/b", "a//b", "/a", "a/", "reward", "a/reward", "reward/reward", "x/events/y", "é/1"]
+)
+def test_azures_event_ids_may_have_slashes_that_are_not_quoted(prefix, event_id):
+    for version in ("", "/v1.0", "/v1.1-preview.3"):
+        for place in ("", "/loops/shop"):
+            path = f"{place}/personalizer{version}{prefix}/events/{quote(event_id)}/reward"
+            found, parameters = TABLE.find(path.encode())
+            assert found.path.endswith(f"{prefix}/events/{{event_id}}/reward")
+            assert parameters["event_id"] == event_id
+            assert parameters.get("version", "") == version[1:]
+
+
+@pytest.mark.parametrize(
+    "path", ["/personalizer/v1.0/events//reward", "/personalizer/v1.0/events/a/b", "/v1/events/a/b/reward"]
+)
+def test_what_has_no_event_or_no_call_is_unknown(path):
+    with pytest.raises(ApiError) as caught:
+        TABLE.find(path.encode())
+    assert caught.value.status == 404
 
 
 @pytest.mark.parametrize("path", [b"/v1", b"/v1/rank/", b"//v1/rank", b"/v1/events//reward", b"/v2/rank", b"/v1/\xff"])

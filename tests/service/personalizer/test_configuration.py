@@ -5,10 +5,11 @@ import pytest
 from service.settings import Settings
 
 DEFAULT = "--cb_explore_adf --epsilon 0.2 --power_t 0 -l 0.001 --cb_type mtr -q ::"
-OF_THE_SPECIFICATION = (
+OF_THE_RECORDINGS = (
     "--cb_explore_adf --quadratic GT --quadratic MR --quadratic GR --quadratic ME --quadratic OT --quadratic OE"
     " --quadratic OR --quadratic MS --quadratic GX --ignore A --cb_type ips --epsilon 0.2"
 )
+OF_THE_SPECIFICATION = "--cb_explore_adf --epsilon 0.2 --dsjson --cb_type ips -l 0.5 --l1 1E-07 --power_t 0.5"
 WANTED = {
     "rewardAggregation": "average",
     "modelExportFrequency": "PT3M",
@@ -94,6 +95,22 @@ def test_a_wrong_configuration_is_refused(http, loop, changes, code):
     assert http.get(path).json() == before
 
 
+def test_durations_may_be_written_as_the_examples_of_v1_write_them(http, live, loop):
+    path = f"{loop}/personalizer/v1.0/configurations/service"
+    sent = {**WANTED, "rewardWaitTime": "00:10:00", "modelExportFrequency": "00:05:00"}
+    found = http.put(path, json=sent).json()
+    assert (found["rewardWaitTime"], found["modelExportFrequency"]) == ("PT10M", "PT5M")
+    assert native(live, loop).wait_time == 600
+
+
+def test_numbers_of_single_precision_are_what_was_meant(http, live, loop):
+    path = f"{loop}/personalizer/v1.1-preview.3/configurations/service"
+    sent = {**http.get(path).json(), "explorationPercentage": 0.200000003, "defaultReward": 0.300000012}
+    found = http.put(path, json=sent).json()
+    assert (found["explorationPercentage"], found["defaultReward"]) == (0.2, 0.3)
+    assert (native(live, loop).epsilon, native(live, loop).default_reward) == (0.2, 0.3)
+
+
 @pytest.mark.parametrize(("wait", "seconds"), [("PT5S", 5), ("PT10M", 600), ("P2D", 172_800), ("P180D", 180 * 86_400)])
 def test_events_may_wait_five_seconds_or_months(http, live, loop, wait, seconds):
     path = f"{loop}/personalizer/v1.0/configurations/service"
@@ -111,6 +128,7 @@ def test_the_learning_mode_changes_alone(http, live, loop):
 def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
     assert http.get(f"{base}/policy").json()["arguments"] == DEFAULT
     for arguments in (
+        OF_THE_RECORDINGS,
         OF_THE_SPECIFICATION,
         DEFAULT.replace("--cb_explore", "--ccb_explore"),
         DEFAULT.replace("-q ::", "--epsilon=0.5"),
@@ -145,7 +163,7 @@ def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
                 "--cb_explore_adf -q abc",
                 "--cb_explore_adf --l2 0.1",
                 "--cb_explore_adf --bag 5",
-                "--cb_explore_adf -l 0.5",
+                "--cb_explore_adf -l x",
                 "--cb_explore_adf rm -rf",
                 "--cb_explore_adf 'x",
             )
@@ -175,7 +193,7 @@ def test_a_loop_of_adagrad_learns_at_the_policys_rate_with_its_interactions(http
 
 def test_ignored_namespaces_are_no_features(http, live, loop):
     path = f"{loop}/personalizer/v1.0"
-    http.put(f"{path}/configurations/policy", json={"name": "x", "arguments": OF_THE_SPECIFICATION})
+    http.put(f"{path}/configurations/policy", json={"name": "x", "arguments": OF_THE_RECORDINGS})
     asked = {"actions": [{"id": "a", "features": [{"Age": 1, "x": 1}]}], "contextFeatures": [{"A": {"b": 1}, "B": 1}]}
     http.post(f"{path}/rank", json={**asked, "eventId": "e"})
     [entry] = live.run(lambda: live.engine.log.find(loop.removeprefix("/loops/"), ["e"]))

@@ -189,7 +189,7 @@ def events(http, live, loop):
 def test_rewards_reach_their_events(http, live, loop):
     for name in ("plain", "a/b 漢", "x" * 256, "deferred", "activated"):
         assert rank(http, loop, eventId=name, deferActivation=name in ("deferred", "activated")).status_code == 201
-    for name in ("plain", "a%2Fb%20%E6%BC%A2", "x" * 256, "deferred", "activated"):
+    for name in ("plain", "a/b%20%E6%BC%A2", "x" * 256, "deferred", "activated"):
         path = f"{loop}/personalizer/events/{name}/reward"
         assert http.post(path, json={"value": -0.5}).status_code == 204
     assert http.post(f"{loop}/personalizer/events/activated/activate").status_code == 204

@@ -9,7 +9,7 @@ from machine import running
 from typer.testing import CliRunner
 
 from service.cli.base import app
-from service.personalizer.dsjson import read_line
+from service.personalizer.dsjson import event_ids, read_line
 from service.personalizer.importing import WrongLine, import_dsjson
 
 
@@ -35,16 +35,59 @@ def line(k, chosen=2, cost=-1.0, **changes):
     return json.dumps({**record, **changes}).encode()
 
 
+def slots_line(k, **changes):
+    """Return a line of two slots as Azure Personalizer wrote it: the second could not have what the first took."""
+    record = {
+        "Timestamp": "2024-05-01T10:00:00.000Z",
+        "Version": "1",
+        "EventId": f"visit {k}",
+        "c": {
+            "FromUrl": [{"user": {"taste": "b"}}],
+            "_multi": [{"_tag": name, "j": [{"topic": name}]} for name in "abc"],
+            "_slots": [{"_id": "top", "j": [{"size": "large", "id": 5}]}, {"_id": "side", "_inc": [0, 1]}],
+        },
+        "_outcomes": [
+            {"_id": "top", "_label_cost": -1.0, "_a": [1, 0, 2], "_p": [0.8, 0.1, 0.1], "_o": [1.0]},
+            {"_id": "side", "_label_cost": 0.0, "_a": [0], "_p": [1.0], "_o": []},
+        ],
+        "VWState": {"m": "x"},
+    }
+    return json.dumps({**record, **changes}).encode()
+
+
+def outcomes(*pairs):
+    return [{"_id": f"id {k}", "_label_cost": -0.5, "_a": a, "_p": p} for k, (a, p) in enumerate(pairs)]
+
+
+def test_a_line_of_several_slots_is_a_decision_for_each():
+    top, side = read_line(slots_line(1))
+    assert [one.request.event_id for one in (top, side)] == event_ids(slots_line(1)) == ["visit 1~1", "visit 1~2"]
+    context = json.loads(bytes(top.request.context))
+    assert context["slot"] == {"id": "top", "_of": 2, "size": "large", "id ": 5}
+    assert context["user"] == {"taste": "b"}
+    assert json.loads(bytes(side.request.context))["slot"] == {"id": "side", "_of": 2}
+    assert (top.action, top.probabilities, top.reward, top.request.exclude) == (1, [0.1, 0.8, 0.1], 1.0, [])
+    assert (side.action, side.probabilities, side.reward) == (0, [1.0, 0.0, 0.0], 0.0)
+    assert side.request.exclude == ["b", "c"]
+
+
+def test_the_first_form_of_slots_has_no_id_of_its_own():
+    given = outcomes((2, 0.5), ([0, 1], [0.9, 0.1]))
+    first, second = read_line(slots_line(1, EventId=None, _outcomes=given))
+    assert [one.request.event_id for one in (first, second)] == ["id 0", "id 1"]
+    assert [json.loads(bytes(one.request.context))["slot"]["id"] for one in (first, second)] == ["1", "2"]
+    assert (first.action, first.probabilities) == (2, [0.25, 0.25, 0.5])
+    assert (second.probabilities, second.request.exclude) == ([0.9, 0.1, 0.0], ["c"])
+
+
 def test_a_line_is_what_azures_client_sent():
-    logged = read_line(line(1))
+    [logged] = read_line(line(1))
     assert [action.id for action in logged.request.actions] == ["a", "b"]
     assert json.loads(bytes(logged.request.actions[1].features)) == {"topic": "b"}
-    context = json.loads(bytes(logged.request.context))
-    assert context == {
-        "user": {"taste": "b"},
-        "device": {"mobile": True},
-        "_timestamp": "2024-05-01T10:00:00.000Z",
-    }
+    context = {"user": {"taste": "b"}, "device": {"mobile": True}}
+    assert json.loads(bytes(logged.request.context)) == context
+    dated = {**context, "_timestamp": "2024-05-01T10:00:00.000Z"}
+    assert json.loads(bytes(logged.dated().context)) == dated
     assert (logged.request.event_id, logged.action, logged.reward) == ("event 1", 1, 1.0)
     assert logged.probabilities == [0.2, 0.8]
     assert not logged.request.defer
@@ -52,7 +95,7 @@ def test_a_line_is_what_azures_client_sent():
 
 def test_a_line_of_vw_keeps_its_namespaces():
     context = {"GUser": {"id": "x"}, "_multi": [{"TAction": {"a": 1}}, {"TAction": {"a": 2}}]}
-    logged = read_line(line(1, c=context, p=None, a=None, _skipLearn=True))
+    [logged] = read_line(line(1, c=context, p=None, a=None, _skipLearn=True))
     assert [action.id for action in logged.request.actions] == ["1", "2"]
     assert json.loads(bytes(logged.request.context))["GUser"] == {"id": "x"}
     assert json.loads(bytes(logged.request.actions[0].features)) == {"TAction": {"a": 1}}
@@ -62,17 +105,28 @@ def test_a_line_of_vw_keeps_its_namespaces():
 
 WRONG = {
     b"{": "truncated",
-    b"[]": "the line must be an object",
-    line(1, c=None): "c must be an object",
-    line(1, c={}): "c._multi must be a list",
+    b"[]": "Expected `object`",
+    line(1, c=None): "c: Expected `object`",
+    line(1, c={}): "c._multi: Expected `array`",
+    line(1, c={"_multi": []}): "c._multi must be a list of actions, got none",
+    line(1, c={"_multi": [1]}): "_multi must be an object",
     line(1, _label_Action=3): "_label_Action must be in 1 to 2",
     line(1, _label_probability=0): "_label_probability must be in (0, 1]",
     line(1, _label_cost="x"): "_label_cost must be a finite number",
     line(1, EventId=None): "EventId must be a text",
     line(1, p=[0.5, 0.1]): "p must be at least 0 and sum to 1",
-    line(1, a=[1, 1]): "a must name each of 2 actions once",
+    line(1, a=[1, 1]): "a must name each action once",
+    line(1, a=[1]): "a must name each of 2 actions once",
     line(1, cost=-2.0): "-_label_cost must be in [-1, 1]",
-    line(1, _outcomes=[]): "must be of one slot",
+    line(1, _outcomes=[]): "c._slots: Expected `array`",
+    slots_line(1, _outcomes=[]): "_outcomes must be a list with an outcome for each slot",
+    slots_line(1, _outcomes=outcomes((0, 1))): "_slots and _outcomes must be of the same number",
+    slots_line(1, _outcomes=outcomes(([0], [0.5, 0.5]), (1, 1))): "_p must have one entry for each of 1 actions",
+    slots_line(1, _outcomes=outcomes((0, 0.5), (0, 1))): "_a must begin with an action that the slot may take",
+    slots_line(1, _outcomes=outcomes((0, 0.5), (2, 1))): "_a must begin with an action that the slot may take",
+    slots_line(1, _outcomes=outcomes((3, 0.5), (1, 1))): "_a must be in 0 to 2",
+    slots_line(1, _outcomes=outcomes((0, 0), (1, 1))): "_p must be in (0, 1]",
+    slots_line(1, EventId=None, _outcomes=[{}, {}]): "each outcome must have an _id of its own",
     line(1, c={"x": [{}, 1], "_multi": [{"x": 1}, {"x": 2}]}): "x must hold numbers alone",
 }
 
@@ -121,9 +175,31 @@ def test_what_is_imported_is_learned_and_evaluated_as_if_it_was_decided_here(tmp
                 0.8,
                 1.0,
             ]
+            assert events[0]["context"]["_timestamp"] == "2024-05-01T10:00:00.000Z"
             assert events[-1]["status"] == "deferred"
             report = await engine.evaluate("bought", ["uniform", "constant:a"], ["snips"])
             assert report["n"] == 400
+
+    asyncio.run(story())
+
+
+def test_slots_are_learned_from_and_known_again(tmp_path):
+    file = tmp_path / "log.dsjson"
+    file.write_bytes(b"\n".join([*[slots_line(k) for k in range(30)], line("one"), slots_line(0)]))
+
+    async def story():
+        async with running(tmp_path) as engine:
+            found = imported(engine, file)
+            assert (found.stored, found.known, found.wrong) == (61, 2, 0)
+            assert imported(engine, file)[:2] == (0, 63)
+            await engine.settle()
+            assert engine.view("bought").statistics.settled == 61
+            assert engine.digest("bought") == engine.rebuilt("bought")
+            events = {one["event_id"]: one for one in await engine.events("bought")}
+            assert [events[f"visit 7~{k}"]["action"] for k in (1, 2)] == ["b", "a"]
+            assert events["visit 7~2"]["context"]["slot"]["id"] == "side"
+            report = await engine.evaluate("bought", ["uniform"], ["snips"])
+            assert report["n"] == 61
 
     asyncio.run(story())
 

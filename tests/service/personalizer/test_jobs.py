@@ -1,12 +1,20 @@
 """Evaluations, feature importances, models and logs, on both families of URLs."""
 
+import contextlib
 import random
 
 import httpx
 import pytest
 
+from service.log.opening import Store, open_log
+from service.log.records import LOOP, RANK, Record
+from service.personalizer.retention import last_before
+
 ACTIONS = [{"id": name, "features": [{"topic": {"kind": name}}]} for name in ("news", "sport", "arts")]
-CUSTOM = {"name": "Custom", "arguments": "--cb_explore_adf --epsilon 0.05 --dsjson --cb_type ips -l 0.001 --l1 1E-07"}
+CUSTOM = {
+    "name": "Custom",
+    "arguments": "--cb_explore_adf --epsilon 0.05 --dsjson --cb_type ips -l 0.5 --l1 1E-07 --power_t 0.5",
+}
 LAST_CENTURY, FUTURE = "1999-01-01T00:00:00Z", "2100-01-01"
 
 
@@ -51,7 +59,7 @@ def test_an_evaluation_of_v1(http, live, played):
     assert made.status_code == 201
     body = made.json()
     assert body["status"] in ("pending", "notSubmitted")
-    assert made.headers["location"] == f"{base}/{body['id']}"
+    assert made.headers["location"] == f"{live.url}{base}/{body['id']}"
     assert [one["name"] for one in body["policyResults"]] == ["Custom"]
     done = finished(http, live, made.headers["location"])
     assert (done["status"], done["name"], done["evaluationType"]) == ("completed", "first", "Manual")
@@ -169,6 +177,71 @@ def test_a_model_makes_a_round_trip_and_rubbish_is_refused(http, live, played, v
     assert http.put(base, content=reply.content, headers=sent).status_code == 204
     assert http.get(base).content == reply.content
     assert http.get(f"{base}/properties").json()["lastModifiedTime"] > before["lastModifiedTime"]
+
+
+def test_lists_come_in_pages(http, live, played):
+    base = f"{played}/featureImportances"
+    asked = {"name": "first", "startTime": "2020-01-01", "endTime": FUTURE}
+    for k in range(5):
+        assert http.put(f"{base}/page{k}", json=asked).status_code == 200
+    version = {"api-version": "2022-09-01-preview"}
+    pages, link, query = [], base, {**version, "maxpagesize": 2, "top": 5}
+    while link:
+        body = http.get(link, params=query).json()
+        pages.append([one["id"] for one in body["value"]])
+        link, query = body.get("nextLink"), None
+        assert link is None or link.startswith(f"{live.url}{base}?")
+    assert pages == [["page0", "page1"], ["page2", "page3"], ["page4"]]
+    assert len(http.get(base, params={**version, "top": 2, "maxpagesize": 2}).json()["value"]) == 2
+    behind = http.get(base, params=version, headers={"X-Forwarded-Proto": "https", "Host": "shop.example"})
+    assert "nextLink" not in behind.json()
+    refused(http.get(base, params={**version, "maxpagesize": 0}), "InvalidRequest")
+    proxied = http.get(base, params={**version, "maxpagesize": 1}, headers={"X-Forwarded-Proto": "https"}).json()
+    assert proxied["nextLink"].startswith("https://")
+    for k in range(5):
+        assert http.delete(f"{base}/page{k}").status_code == 204
+
+
+def test_one_event_is_enough_for_an_evaluation(http, live, loop):
+    base = f"{loop}/personalizer"
+    assert http.post(f"{base}/rank", json={"actions": ACTIONS, "eventId": "one"}).status_code == 201
+    assert http.post(f"{base}/events/one/reward", json={"value": 1}).status_code == 204
+    live.settle(loop.removeprefix("/loops/"))
+    assert http.put(f"{base}/evaluations/e", json=contract()).status_code == 200
+    done = finished(http, live, f"{base}/evaluations/e")
+    assert done["status"] == "Succeeded", done
+    assert {one["name"] for one in done["content"]["value"]} == {"online", "baseline1", "baselineRand", "Custom"}
+    applied = {"evaluationId": "e", "policyName": "Custom"}
+    assert http.post(f"{base}/configurations/applyFromEvaluation", json=applied).status_code == 204
+    assert http.get(f"{base}/configurations/policy").json()["arguments"] == CUSTOM["arguments"]
+
+
+@pytest.mark.parametrize("version", ["/v1.1-preview.2", ""])
+def test_logs_of_local_inference_are_refused(http, played, version):
+    for name in ("interactions", "observations"):
+        sent = {"content": b"id", "headers": {"Content-Type": "application/octet-stream"}}
+        refused(http.post(f"{played}{version}/logs/{name}", **sent), "InvalidApiAccess")
+
+
+def test_events_older_than_the_log_is_kept_are_left_out(tmp_path):
+    log = open_log(Store(tmp_path / "log.db"))
+    with contextlib.closing(log):
+        log.append([[Record("shop", LOOP, "loop", body=b"{}")]])
+        log.append([[Record("shop", RANK, f"e{k}", body=b"{}")] for k in range(9)])
+        times = [entry.time for entry in log.read("shop", 0, 100)]
+        for moment in times:
+            assert last_before(log, "shop", moment, 1) == max(1, times.index(moment))
+        assert last_before(log, "shop", times[-1] + 1, 1) == last_before(log, "shop", times[0], 10) == 10
+
+
+def test_the_days_of_the_configuration_say_how_long_logs_are_kept(http, loop, monkeypatch):
+    base = f"{loop}/personalizer"
+    assert http.post(f"{base}/rank", json={"actions": ACTIONS}).status_code == 201
+    monkeypatch.setattr("service.personalizer.retention.DAY", 0)  # so that any number of days is over
+    assert http.get(f"{base}/logs/properties").json() == {}
+    wanted = {**http.get(f"{base}/configurations/service").json(), "logRetentionDays": -1}
+    assert http.put(f"{base}/configurations/service", json=wanted).status_code == 200
+    assert set(http.get(f"{base}/logs/properties").json()) == {"dateRange"}
 
 
 @pytest.mark.parametrize("version", ["/v1.0", "/v1.1-preview.3", ""])
