@@ -1,10 +1,12 @@
 """How often lift intervals hold the truth, and how soon they find a lift: simulated experiments, looked at all along.
 
-    python benchmarks/lift_coverage.py [--experiments 2000]
+    python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes]
 
 In each experiment users arrive one after the other and come back at random; a share of them is the control group.
-Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Printed for each kind of
-experiment, with no lift and with one of 10%:
+Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Rewards are clicks, with
+intervals from 20 clicks in each arm on. Outcomes are rarer, may be amounts (lognormal), and have intervals from 20 of
+them in both arms together on, as in ``GET /v1/lift``. Printed for each kind of experiment, with no lift and with one
+of 10% (rewards) or 100% (outcomes):
 
 - false alarms: share of experiments in which any interval, at any look, leaves out the truth; 5% are allowed
 - worst look: largest share of experiments whose interval leaves out the truth at one look
@@ -39,9 +41,11 @@ class Experiment(NamedTuple):
     n_users: int = 2_000
     n_events: int = 10_000
     before: bool = False  # 20 earlier events are known of 7 in 10 users
+    spread: float = 0.0  # of amounts: the σ of a lognormal number with the mean 1
+    is_outcome: bool = False
 
 
-KINDS = (
+REWARDS = (
     Experiment("halves"),
     Experiment("control 10%", share=0.1),
     Experiment("users differ", alike=5.0),
@@ -49,6 +53,17 @@ KINDS = (
     Experiment("rare clicks", rate=0.03),
     Experiment("200 users", n_users=200, alike=5.0),
 )
+RARE = Experiment("", share=0.1, rate=0.01, is_outcome=True)
+OUTCOMES = (
+    RARE._replace(name="1% of events, halves", share=0.5),
+    RARE._replace(name="1%, control 10%"),
+    RARE._replace(name="1%, control 90%", share=0.9),
+    RARE._replace(name="0.2%, control 10%", rate=0.002, n_events=20_000),
+    RARE._replace(name="amounts, σ = 1, 2%, control 10%", rate=0.02, spread=1.0),
+    RARE._replace(name="amounts, σ = 1.5, 2%, halves", rate=0.02, spread=1.5, share=0.5),
+    RARE._replace(name="amounts, σ = 2, 2%, control 10%", rate=0.02, spread=2.0),
+)
+PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0)}
 
 
 class Look(NamedTuple):
@@ -63,38 +78,42 @@ def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:
     is_control = rng.random(m) < kind.share
     user = rng.integers(0, 1 + np.arange(n) * m // n)
     clicked = rng.random(n) < np.where(is_control, rates, rates * (1 + effect))[user]
+    amount = clicked * (rng.lognormal(-(kind.spread**2) / 2, kind.spread, n) if kind.spread else 1.0)
     known = rng.random(m) < 0.7
     before = np.where(known, rng.binomial(20, rates) / 20, np.nan) if kind.before else None
     truth = kind.rate / (1 + effect) * effect
-    rewards, events = np.zeros(m), np.zeros(m)
+    rewards, events, clicks = np.zeros(m), np.zeros(m), np.zeros(m)
     missed, above = [], []
     for start in range(0, n, EVERY):
         some = slice(start, start + EVERY)
-        np.add.at(rewards, user[some], clicked[some])
+        np.add.at(rewards, user[some], amount[some])
+        np.add.at(clicks, user[some], clicked[some])
         np.add.at(events, user[some], 1)
-        arms = [_arm((is_control == control) & (events > 0), rewards, events, before) for control in (True, False)]
-        found = lift(*arms).absolute
+        groups = [(is_control == control) & (events > 0) for control in (True, False)]
+        n_clicks = [int(clicks[group].sum()) for group in groups]
+        counted = [sum(n_clicks)] * 2 if kind.is_outcome else n_clicks
+        each = zip(groups, counted, strict=True)
+        control, treatment = (
+            Arm(rewards[group], events[group], n, None if before is None else before[group]) for group, n in each
+        )
+        found = lift(control, treatment).absolute
         missed.append(found is not None and not found.low <= truth <= found.high)
         above.append(found is not None and found.low > 0)
     return Look(np.array(missed), np.array(above))
 
 
-def _arm(chosen: Array, rewards: Array, events: Array, before: Array | None) -> Arm:
-    mine = rewards[chosen]
-    return Arm(mine, events[chosen], int(mine.sum()), None if before is None else before[chosen])
-
-
 def fixed_horizon(kind: Experiment, effect: float) -> float:
     """Return the events that a test for one look, 5% two-sided, is planned with for a power of 80%, users all alike."""
     low, high = kind.rate / (1 + effect), kind.rate
-    variance = low * (1 - low) / kind.share + high * (1 - high) / (1 - kind.share)
+    square = np.exp(kind.spread**2)  # mean of the squared amount
+    variance = low * (square - low) / kind.share + high * (square - high) / (1 - kind.share)
     return float((ndtri(0.975) + ndtri(0.8)) ** 2 * variance / (high - low) ** 2)
 
 
-def row(kind: Experiment, n_experiments: int, seed: int) -> list[str]:
+def row(kind: Experiment, place: int, lift_of: float, n_experiments: int, seed: int) -> list[str]:
     cells = [kind.name]
-    for effect in (0.0, 0.1):
-        rng = np.random.default_rng([seed, KINDS.index(kind), round(effect * 100)])
+    for effect in (0.0, lift_of):
+        rng = np.random.default_rng([seed, place, round(effect * 100)])
         looks = [play(kind, effect, rng) for _ in range(n_experiments)]
         missed = np.array([look.missed for look in looks])
         cells += [f"{missed.any(1).mean():.3f}", f"{missed.mean(0).max():.3f}"]
@@ -110,14 +129,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Coverage of lift intervals; see the head of this file.")
     parser.add_argument("--experiments", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; both unless given.")
     options: Any = parser.parse_args()
-    headings = ("experiment", "no lift:\nfalse alarms", "worst\nlook", "lift of 10%:\nmissed", "worst\nlook")
-    table = Table(
-        *headings, "found", "median\nevents", "fixed", title=f"{options.experiments} experiments of each kind"
-    )
-    for kind in track(KINDS, "experiments"):
-        table.add_row(*row(kind, options.experiments, options.seed))
-    Console(width=150).print(table)
+    for part in options.part or PARTS:
+        kinds, effect = PARTS[part]
+        headings = ("no lift:\nfalse alarms", "worst\nlook", f"lift of {effect:.0%}:\nmissed", "worst\nlook")
+        title = f"{part}: {options.experiments} experiments of each kind"
+        table = Table("experiment", *headings, "found", "median\nevents", "fixed", title=title)
+        for place, kind in enumerate(track(kinds, part)):
+            table.add_row(*row(kind, place, effect, options.experiments, options.seed))
+        Console(width=150).print(table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dashboard at ``/``: a page and two files. It asks the service's own routes, and no other host."""
+"""The dashboard at ``/``: a page and its files. It asks the service's own routes, and no other host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from importlib.resources import files
 
 import msgspec
 
-ASSETS = {"dashboard.js": "text/javascript", "dashboard.css": "text/css", "demo.js": "text/javascript"}
+SCRIPT = "text/javascript"
+ASSETS = {"dashboard.js": SCRIPT, "parts.js": SCRIPT, "demo.js": SCRIPT, "dashboard.css": "text/css"}
 PAGES = {"/": "dashboard.html", "/demo": "demo.html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -32,9 +34,12 @@ def asset(name: str) -> bytes:
 
 def report_page(loop: str, report: bytes) -> bytes:
     """Return a report as a page that needs no other file; it may run its own script and no other."""
-    style, script = (asset(name).decode() for name in ("dashboard.css", "dashboard.js"))
+    style, script = asset("dashboard.css").decode(), _bundled()
     data = '{"loop":' + msgspec.json.encode(loop).decode() + ',"report":' + report.decode() + "}"
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -53,6 +58,12 @@ def report_page(loop: str, report: bytes) -> bytes:
 </body>
 </html>
 """.encode()
+
+
+def _bundled() -> str:
+    """Return the dashboard's scripts as one module."""
+    pages = [line for line in asset("dashboard.js").decode().splitlines() if not line.startswith("import ")]
+    return asset("parts.js").decode() + "\n".join(pages) + "\n"
 
 
 def _hash(text: str) -> str:

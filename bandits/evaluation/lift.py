@@ -9,12 +9,15 @@
 
 A user is one observation: the sum of the user's rewards and the number of the user's events. Means are rewards per
 event, so their errors are those of ratios, linearised. Intervals are asymptotic: below ``LEAST_USERS`` users or
-``LEAST_REWARDED`` rewarded events in an arm there is none.
+``LEAST_REWARDED`` rewarded events in an arm there is none. What is rare may be missing in a small arm by chance, whose
+variance then seems to be 0. So in the variance of each arm the user furthest from its mean, of both arms, counts once
+more, as the largest possible observation does in ``evidence``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +79,11 @@ def lift(control: Arm, treatment: Arm, level: float = 0.95) -> Lift:
     missing = _missing(control, "control") or _missing(treatment, "treatment")
     if missing:
         return Lift(*means, None, None, missing, n_users, 1.0)
-    plain = sum(_variance(arm.rewards, arm.events) for arm in (control, treatment))
+    variance0, variance1 = _variances([control.rewards, treatment.rewards], [control.events, treatment.events])
+    plain = variance0 + variance1
     adjusted = _adjusted(control, treatment)
-    (mean0, variance0), (mean1, variance1) = [
-        (_mean(rewards, arm.events), _variance(rewards, arm.events))
-        for rewards, arm in zip(adjusted, (control, treatment), strict=True)
-    ]
+    mean0, mean1 = _mean(adjusted[0], control.events), _mean(adjusted[1], treatment.events)
+    variance0, variance1 = _variances(adjusted, [control.events, treatment.events])
     factor = _factor(control.n_events + treatment.n_events, 1 - level)
     factor = float(-stdtrit(min(control.n_users, treatment.n_users) - 1, ndtr(-factor)))  # variances are estimates
     width = factor * math.sqrt(variance0 + variance1)
@@ -114,10 +116,15 @@ def _mean(rewards: Array, events: Array) -> float:
     return float(rewards.sum()) / n if n else math.nan
 
 
-def _variance(rewards: Array, events: Array) -> float:
-    """Return the variance of the mean reward per event, one observation a user."""
-    n, mean = events.size, _mean(rewards, events)
-    return n / (n - 1) * float(((rewards - mean * events) ** 2).sum()) / float(events.sum()) ** 2
+def _variances(rewards: Sequence[Array], events: Sequence[Array]) -> list[float]:
+    """Return the variance of each arm's mean reward per event, one observation a user; see above for rare rewards."""
+    found = []
+    for own_rewards, own_events in zip(rewards, events, strict=True):
+        n, mean = own_events.size, _mean(own_rewards, own_events)
+        squares = [(r - mean * e) ** 2 for r, e in zip(rewards, events, strict=True)]
+        own = n / (n - 1) * float(((own_rewards - mean * own_events) ** 2).sum())
+        found.append((own + max(float(one.max()) for one in squares)) / float(own_events.sum()) ** 2)
+    return found
 
 
 def _factor(n_events: int, alpha: float) -> float:

@@ -25,7 +25,8 @@ export interface CatalogueChange {
 /** A control group: users whose decisions a baseline makes. Any change of it begins a new experiment. */
 export interface Control {
   share?: number;
-  baseline?: "first" | "uniform";
+  baseline?: "first" | "pinned" | "uniform";
+  pinned?: number | null;
   experiment?: string;
   learn?: boolean | null;
   hold?: string | null;

@@ -13,7 +13,7 @@ from service.cli.log import store_errors
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
 
 if TYPE_CHECKING:
-    from service.ranking.series import LoopReport
+    from service.ranking.loop_report import LoopReport
 
 
 @app.command()

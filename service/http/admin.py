@@ -17,11 +17,14 @@ from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.page import ASSETS, HEADERS, PAGES, asset, page
 from service.ranking.admin import Admin
+from service.ranking.device_figures import DeviceList
 from service.ranking.experiments import LiftReport
+from service.ranking.how_personal import HowPersonal
+from service.ranking.loop_report import LoopReport
 from service.ranking.requests import Action, Id
-from service.ranking.series import LoopReport
 from service.ranking.status import Status
 from service.ranking.stories import Story, UserDecisions
+from service.ranking.what_if import WhatIf
 from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
@@ -84,6 +87,12 @@ class Evaluate(Struct, forbid_unknown_fields=True):
     policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
     estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
     time_uniform: bool = False  # intervals that hold at all looks at the growing log together, else at one look
+
+
+class WhatIfRequest(Struct, forbid_unknown_fields=True):
+    """Changes of ``policy``, ``epsilon``, ``gamma`` and ``floor`` to be valued; without any, some worth a look."""
+
+    settings: Annotated[list[dict[str, Any]], Meta(max_length=20)] = []
 
 
 class Health(Struct):
@@ -155,6 +164,19 @@ def loop_routes(admin: Admin) -> Routes:
     @routes.of_loop("GET", "/report", READ, "Show what the log says of the loop.", reply=LoopReport)
     async def get_report(loop: Loop) -> Response:
         return Response(await admin.report(loop), media_type=JSON)
+
+    @routes.of_loop("POST", "/what-if", READ, "Value settings on the log.", body=WhatIfRequest, reply=WhatIf)
+    async def what_if(loop: Loop, request: Request) -> Response:
+        wanted = await read_json(request, WhatIfRequest)
+        return Response(await admin.what_if(loop, wanted.settings), media_type=JSON)
+
+    @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=HowPersonal)
+    async def get_personal(loop: Loop) -> Response:
+        return json_response(await admin.how_personal(loop))
+
+    @routes.of_loop("GET", "/devices", ADMIN, "List the devices that uploaded last.", reply=DeviceList)
+    async def get_devices(loop: Loop) -> Response:
+        return Response(await admin.devices(loop), media_type=JSON)
 
     @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Tell the story of an event.", reply=Story)
     async def get_event(loop: Loop, request: Request) -> Response:

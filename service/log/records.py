@@ -19,6 +19,7 @@ RANK, REWARD, ACTIVATE, TICK = "rank", "reward", "activate", "tick"
 RESIDUAL, UPDATE, JOIN = "residual", "update", "join"
 ERASE, BASE, ERASED = "erase", "base", "erased"
 NOTE = "note"  # what a tool keeps with a loop; the learner passes it over
+PIN = "pin"  # a model that decides for a control group; the learner passes it over
 ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
 
 RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -237,6 +238,15 @@ class NotPublished(Exception):  # noqa: N818
     """There are no models yet, or not whole ones: the learner was stopped while it wrote them."""
 
 
+class Pinned(NamedTuple):
+    """A shared model that decides for a control group."""
+
+    position: int  # of its record
+    version: int
+    n_learned: int
+    shared: Array | PublishedKalman
+
+
 class Loop:
     """A loop as a ranker has it: its view, and copies of its weights and its catalogue."""
 
@@ -252,6 +262,7 @@ class Loop:
         self.spare_seen: Array = self.seen
         self.catalogue_version = self.clients_version = -1
         self.prepared: dict[str, Hashed] = {}  # what rankers made of the catalogue's actions; emptied with it
+        self.pinned: Pinned | None = None  # what decides for a control group, once a ranker has read it
 
     @property
     def shared(self) -> Array | PublishedKalman:

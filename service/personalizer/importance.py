@@ -74,6 +74,11 @@ def _flat(features: Any) -> list[tuple[str, Any]]:
     return [(one.field, one.value if one.name == one.field else one.name[len(one.field) + 1 :]) for one in named]
 
 
+def flat_names(features: Any) -> set[str]:
+    """Return the names of features."""
+    return {name for name, _ in _flat(features)}
+
+
 def _codes(values: list[Any]) -> Array:
     """Return a number for each different value, numbers by quartile where there are many."""
     numbers = [value for value in values if isinstance(value, float)]

@@ -21,6 +21,7 @@ from service.log.records import (
     ERASE,
     LOOP,
     MODEL,
+    PIN,
     SETTINGS,
     ActionsBody,
     EraseBody,
@@ -34,10 +35,14 @@ from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import Exporter
 from service.ranking.figures import Question
+from service.ranking.how_personal import MOST_USERS, HowPersonal, how_personal
+from service.ranking.pinned import check_new, pin_body, read_pinned
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
 from service.ranking.requests import Action, check_id
+from service.ranking.series import Taken
 from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
+from service.ranking.what_if import CHANGEABLE
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
@@ -61,6 +66,7 @@ class Admin:
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._machine.check_follows(name)
+        check_new(read_settings(settings or {}))
         body = encode(read_settings(settings or {}))
         exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
@@ -113,7 +119,23 @@ class Admin:
             if getattr(wanted, name) != getattr(known, name):
                 message = f"{name} is fixed when the loop is created, got {getattr(wanted, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
+        wanted = await self._with_pinned(loop, wanted)
         return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
+
+    async def _with_pinned(self, loop: str, wanted: Settings) -> Settings:
+        """Return settings whose control group has its model: that which they name, or that of now."""
+        control = wanted.control
+        if control.baseline != "pinned":
+            return wanted
+        if control.pinned is not None:
+            position = control.pinned
+            if position <= self._machine.loop(loop).view.since:
+                raise invalid(f"control.pinned must be of this loop, got {position}", "control")
+            await self._machine.look_up(lambda log: read_pinned(log, loop, position, wanted))
+            return wanted
+        model = await self.model(loop)
+        position = await self._machine.append(Record(loop, PIN, body=pin_body(self._machine.loop(loop), model)))
+        return msgspec.structs.replace(wanted, control=msgspec.structs.replace(control, pinned=position))
 
     def has_learned_nothing(self, loop: str) -> bool:
         """Return whether a loop's models are as they were made."""
@@ -226,6 +248,27 @@ class Admin:
     async def report(self, loop: str) -> bytes:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
         return await self._ask("report", loop)
+
+    async def what_if(self, loop: str, wanted: Sequence[dict[str, Any]]) -> bytes:
+        """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
+        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        for place, changes in enumerate(wanted):
+            for name in changes:
+                if name not in CHANGEABLE:
+                    raise invalid(
+                        f"settings must be of {', '.join(CHANGEABLE)}, got {name[:100]!r}", f"settings[{place}]"
+                    )
+            read_settings({**known, **changes})
+        return await self._ask("what-if", loop, settings=list(wanted))
+
+    async def how_personal(self, loop: str) -> HowPersonal:
+        """Return how much of the newest decisions' scores is personal."""
+        found = await self._ask("taken", loop, most=MOST_USERS)
+        return await how_personal(self._machine, loop, msgspec.json.decode(found, type=list[Taken]))
+
+    async def devices(self, loop: str) -> bytes:
+        """Return the devices that uploaded last, a ``DeviceList`` as JSON."""
+        return await self._ask("devices", loop)
 
     async def story(self, loop: str, event_id: str) -> Story:
         """Return all about an event."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fedres.checks import Array
 from fedres.draws import event_draw, event_draws
 from fedres.event_ids import new_event_ids
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
@@ -28,7 +29,7 @@ from service.log.records import (
 )
 from service.models.personal import personal_key
 from service.models.published import Loop, Models
-from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, choose, policy_of
+from service.ranking.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of
 from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
 
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
@@ -150,6 +151,7 @@ def decide(
     memory = NO_MEMORY if models.memory is None else models.memory.words
     policy = policy_of(settings, 0 if view.knows_successes_only else loop.n_learned)
     choices = iter(choose(questions, loop.shared, memory, policy, crosses=settings.crosses))
+    pinned = iter(_by_pinned(good, questions, loop, memory))
     decisions: list[Decision | ApiError] = []
     for one in prepared:
         if isinstance(one, ApiError):
@@ -160,18 +162,44 @@ def decide(
         if settings.apprentice:
             decision = _with_first(decision)._replace(policy_action=action)
         elif settings.control.share or settings.control.hold:
-            decision = _in_its_arm(decision, settings.control)
+            decision = _in_its_arm(decision, settings.control, pinned)
         decisions.append(decision)
     return decisions
 
 
-def _in_its_arm(decision: Decision, control: Control) -> Decision:
+def _in_its_arm(decision: Decision, control: Control, pinned: Iterator[tuple[int, Choice]]) -> Decision:
     """Return what the baseline decides where the user is in the control group."""
-    request, event_id = decision.prepared.request, decision.prepared.event_id
-    if not control.hold and not control.has(event_id if request.user is None else request.user):
+    if not _is_in_control(decision.prepared, control):
         return decision._replace(arm=TREATMENT)
-    decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
+    if control.baseline == "pinned":
+        version, (action, probabilities, scores) = next(pinned)
+        decided = decision._replace(action=action, probabilities=probabilities, scores=scores, version=version)
+    else:
+        decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
     return decided._replace(arm=HELD if control.hold else CONTROL)
+
+
+def _is_in_control(prepared: Prepared, control: Control) -> bool:
+    request = prepared.request
+    return bool(control.hold) or control.has(prepared.event_id if request.user is None else request.user)
+
+
+def _by_pinned(
+    good: Sequence[Prepared], questions: Sequence[Question], loop: Loop, memory: Array
+) -> Iterator[tuple[int, Choice]]:
+    """Yield the pinned model's version and choice for each of the control group, without users' own models."""
+    settings, pinned = loop.view.settings, loop.pinned
+    if settings.control.baseline != "pinned" or settings.apprentice:
+        return
+    each = zip(good, questions, strict=True)
+    some = [asked._replace(key=NO_KEY) for one, asked in each if _is_in_control(one, settings.control)]
+    if not some:
+        return
+    if pinned is None:
+        raise ApiError(503, "starting", "the pinned model is not read yet; try again")
+    policy = policy_of(settings, pinned.n_learned)
+    for choice in choose(some, pinned.shared, memory, policy, crosses=settings.crosses):
+        yield pinned.version, choice
 
 
 def _with_first(decision: Decision) -> Decision:

@@ -23,9 +23,12 @@ from service.log.protocol import Head, Log
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
+    JOIN,
     LOOP,
     RANK,
+    RESIDUAL,
     SETTINGS,
+    UPDATE,
     Entry,
     LoggedRank,
     decode_actions,
@@ -33,31 +36,32 @@ from service.log.records import (
     read_decision,
 )
 from service.outcomes import Guardrail
-from service.personalizer.importance import scored_columns
+from service.ranking.device_figures import DeviceList, DeviceLog
+from service.ranking.drift import Drift, drift_of
 from service.ranking.experiments import Experiment, LiftReport, OutcomeLift
 from service.ranking.exporting import NO_FEATURES, settle
+from service.ranking.feature_figures import FeatureSamples
+from service.ranking.loop_report import LoopReport
 from service.ranking.series import (
     Alarm,
     Delays,
-    Feature,
     Finished,
     Funnel,
     Line,
-    LoopReport,
+    Taken,
     buckets,
     line_of,
     numbered,
-    rounded,
     traffic_of,
     uniform_line,
     values_of,
 )
+from service.ranking.what_if import WhatIf, candidates, what_if
 from service.settings import Settings
 
 CHUNK = 2_000  # records read at once
 MOST = 50_000  # finished events that a report looks at one by one, the newest
-SAMPLED = 2_000  # finished events whose features are looked at
-MOST_FEATURES = 100
+MOST_KEPT = 1_000_000  # events of all loops together, some 1 KB each
 DELAYS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 43_200, 86_400, 604_800)  # seconds
 COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest decisions took one action
 LOST = 0.05  # alarm: share of rewards that are late or have no event
@@ -73,7 +77,7 @@ class LoopFigures:
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
         self.finished: deque[Finished] = deque(maxlen=MOST)
         self._pending: dict[str, tuple[Finished, LoggedRank]] = {}
-        self._samples: deque[tuple[Finished, LoggedRank]] = deque(maxlen=SAMPLED)
+        self._samples, self._devices, self._n_learned = FeatureSamples(), DeviceLog(), 0
         self._catalogue: dict[str, msgspec.Raw] = {}
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
@@ -95,6 +99,9 @@ class LoopFigures:
             self._catalogue.update({action.id: action.features for action in decode_actions(entry.body).put})
         elif entry.kind == RANK:
             self._rank(entry)
+        elif entry.kind in (RESIDUAL, UPDATE, JOIN):
+            self._devices.take(entry)
+            self._n_learned += entry.kind != JOIN
         was_activated = entry.kind == ACTIVATE and self._is_activated(entry.event)
         for settled in settle(self._join, entry, self._rules, self._newest):
             self._settle(settled)
@@ -131,6 +138,9 @@ class LoopFigures:
             tuple([body.actions[k].id for k in allowed]),
             allowed.index(body.action),
             tuple([body.probabilities[k] for k in allowed]),
+            tuple([body.scores[k] for k in allowed]),
+            decision.settings,
+            self._n_learned,
         )
         self._pending[entry.event] = decided, body
 
@@ -141,19 +151,25 @@ class LoopFigures:
         else:
             self.funnel.rewarded += 1
             self.delays[bisect_left(DELAYS, delay / 1e6)] += 1
+        settings = self._settings.get(decided.settings) or self._settings[self._newest]
+        self._n_learned += reward is not None and (not decided.control or settings.control.learns)
         pending = self._pending.pop(event, None)
         if pending is not None:
             finished, body = pending[0]._replace(reward=reward), pending[1]
             self.finished.append(finished)
             if reward is not None:
-                self._samples.append((finished, body))
+                self._samples.add(finished, body)
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None:
             user = f"event {event}" if decided.user is None else f"user {decided.user}"
-            settings = self._settings.get(decided.settings) or self._settings[self._newest]
             values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **outcomes}
             self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
+
+    @property
+    def n_kept(self) -> int:
+        """How many events it remembers one by one."""
+        return len(self.finished) + len(self._pending)
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""
@@ -162,6 +178,28 @@ class LoopFigures:
         found = sorted([*islice(newest, most), *islice(finished, most)], key=lambda one: -one.time)
         return [one.event_id for one in found[:most]]
 
+    def newest_taken(self, most: int) -> list[Taken]:
+        """Return what the newest finished decisions of different users took."""
+        found: dict[str, Taken] = {}
+        for one, body in reversed(self._samples.newest):
+            if len(found) == most:
+                break
+            if one.user is not None and one.user not in found:
+                action = body.actions[body.action]
+                features = action.features or self._catalogue.get(action.id, NO_FEATURES)
+                found[one.user] = Taken(one.user, body.context, action.id, features)
+        return [*found.values()]
+
+    def what_if(self, wanted: Sequence[dict[str, Any]]) -> WhatIf:
+        """Return what other settings of exploration would have earned."""
+        now = self._settings[self._newest]
+        settings = {**dict.fromkeys({one.settings for one in self.finished}, now), **self._settings}
+        known = [one for one in self.finished if one.reward is not None and _is_known(one)]
+        return what_if(known, settings, now, wanted or candidates(now))
+
+    def device_list(self) -> DeviceList:
+        return self._devices.newest()
+
     def report(self) -> LoopReport:
         """Return what the log shows."""
         rewarded = [one for one in self.finished if one.reward is not None]
@@ -169,7 +207,8 @@ class LoopFigures:
         reward = np.array([one.reward for one in rewarded], float)
         user = numbered([one.user or f"\0{one.event_id}" for one in rewarded])
         control = np.array([one.control for one in rewarded], bool)
-        known = np.array([min(one.probabilities) > 0 for one in rewarded], bool) & ~control
+        known = np.array([_is_known(one) for one in rewarded], bool)
+        drift = drift_of([one for one in rewarded if not one.control])
         weight = np.array([1 / (len(one.actions) * one.probabilities[one.chosen]) for one in rewarded], float)
 
         def line(mask: Array, weights: Array) -> Line:
@@ -189,29 +228,18 @@ class LoopFigures:
             traffic=traffic_of([one for one in rewarded if not one.control], bucket[~control], len(ends)),
             funnel=Funnel(**waiting),
             delays=Delays(DELAYS, self.delays),
-            features=self._features(),
+            features=self._samples.features(self._catalogue),
+            drift=drift,
+            devices=self._devices.summary(self.time),
             lift=shows,
-            values=values_of([one for one, good in zip(rewarded, known, strict=True) if good]),
-            alarms=self._alarms(rewarded, shows),
+            values=values_of(
+                [one for one, good in zip(rewarded, known, strict=True) if good],
+                self._settings[self._newest].reward_range,
+            ),
+            alarms=self._alarms(rewarded, shows, drift),
         )
 
-    def _features(self) -> list[Feature]:
-        """Return how often features are there, and how much they say about rewards."""
-        rows = []
-        for one, body in self._samples:
-            taken = body.actions[body.action]
-            features = taken.features or self._catalogue.get(taken.id, NO_FEATURES)
-            action = {"id": taken.id, "features": msgspec.json.decode(features)}
-            context = msgspec.json.decode(body.context)
-            rows.append({"context": context, "actions": [action], "action": taken.id, "reward": one.reward})
-        found = []
-        for kind, name, score, values in scored_columns(rows):
-            n_missing = values.count(None)
-            n_values = len(set(values)) - bool(n_missing)
-            found.append(Feature(kind, name, rounded(score), rounded(1 - n_missing / len(rows)), n_values))
-        return sorted(found, key=lambda one: (-one.importance, one.kind, one.name))[:MOST_FEATURES]
-
-    def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None) -> list[Alarm]:
+    def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None, drift: Drift | None) -> list[Alarm]:
         alarms, held = [], self.experiment.control.hold
         if held:
             alarms.append(Alarm("held", f"The baseline decides for everybody: {held}"))
@@ -225,12 +253,21 @@ class LoopFigures:
             if n >= COLLAPSED * WATCHED:
                 message = f"{n} of the newest {WATCHED} decisions took the action {action!r}."
                 alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
+        if drift is not None and drift.is_drifting:
+            since = datetime.fromtimestamp(drift.recent_since, UTC).isoformat(timespec="seconds")
+            off = f"{drift.bias.recent:+.3g} of late, {drift.bias.earlier:+.3g} before"
+            alarms.append(Alarm("drift", f"Rewards since {since} are not what was predicted: {off}, per event."))
         arrived = self.funnel.rewarded + self.funnel.late + self.funnel.unmatched
         for code, n in (("late_rewards", self.funnel.late), ("unmatched_rewards", self.funnel.unmatched)):
             if n > LOST * arrived:
                 why = "came after the wait time" if code == "late_rewards" else "had no event"
                 alarms.append(Alarm(code, f"{n} of {arrived} rewards {why} and do not count."))
         return alarms
+
+
+def _is_known(one: Finished) -> bool:
+    """Return whether the policy decided, and every action had a chance."""
+    return not one.control and min(one.probabilities) > 0
 
 
 def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:
@@ -246,13 +283,14 @@ def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[
 
 
 class Question(msgspec.Struct):
-    """What is asked about a loop that was made at position ``since``: report, lift or the newest events of a user."""
+    """What is asked about a loop that was made at position ``since``: a key of ``_ANSWERS``."""
 
     what: str
     loop: str
     since: int
     user: str = ""
     most: int = 20
+    settings: list[dict[str, Any]] = []  # changes, for what-if
 
 
 class Reporter:
@@ -273,8 +311,19 @@ class Reporter:
         if known is None or known.since != question.since or known.removed != head.removed:  # or somebody was erased
             known = self._loops[loop] = LoopFigures(question.since, head)
             self._reports.pop(loop, None)
+        self._loops[loop] = self._loops.pop(loop)  # the newest last
         known.read(log, loop, head.last)
+        self._forget_others()
         return _ANSWERS[question.what](self, known, question)
+
+    def _forget_others(self) -> None:
+        """Forget the loops that were not asked about for longest, where all together are too many events."""
+        kept = 0
+        for loop, figures in [*reversed(self._loops.items())]:
+            kept += figures.n_kept
+            if kept > MOST_KEPT and figures is not next(reversed(self._loops.values())):
+                del self._loops[loop]
+                self._reports.pop(loop, None)
 
     def _report(self, figures: LoopFigures, question: Question) -> LoopReport:
         began = time.monotonic()
@@ -290,4 +339,7 @@ _ANSWERS: dict[str, Callable[[Reporter, LoopFigures, Question], Any]] = {
     "report": Reporter._report,
     "lift": lambda _, figures, question: figures.experiment.report(),
     "user": lambda _, figures, question: figures.events_of(question.user, question.most),
+    "taken": lambda _, figures, question: figures.newest_taken(question.most),
+    "devices": lambda _, figures, question: figures.device_list(),
+    "what-if": lambda _, figures, question: figures.what_if(question.settings),
 }

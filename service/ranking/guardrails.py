@@ -14,7 +14,7 @@ from service.control_group import LONGEST_REASON
 from service.errors import ApiError
 from service.log.protocol import StoreUnavailable
 from service.ranking.admin import Admin
-from service.ranking.series import LoopReport
+from service.ranking.loop_report import LoopReport
 
 WATCH_SECONDS = 60.0  # between two looks
 

@@ -7,7 +7,7 @@ answered once its record is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
@@ -19,9 +19,11 @@ from service.log.records import ACTIVATE, Entry, LoggedRank, Record
 from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, LoopView, Models, NotPublished
-from service.ranking.decide import Decision, decide, repeated
+from service.ranking.asked import Asked, fail, pieces
+from service.ranking.decide import decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
+from service.ranking.pinned import ensure_pinned, wants_pinned
 from service.ranking.quotas import Quotas, exceeded
 from service.ranking.report_process import Reports, ThreadReports
 from service.ranking.requests import RankRequest, RankResult, check_id
@@ -29,7 +31,6 @@ from service.ranking.rewards import reward_records
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
-ACTIONS_PER_PIECE = 250  # of a batch that are decided before others have their turn, a few milliseconds
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
@@ -179,42 +180,17 @@ class Machine:
             self._archive.close()
 
 
-class _Asked:
-    """A request of this turn; the future is the position of its record."""
-
-    __slots__ = ("decision", "future", "loop", "request")
-
-    def __init__(self, loop: str, request: RankRequest) -> None:
-        self.loop, self.request = loop, request
-        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.decision: Decision | None = None
-
-
-async def _pieces(asked: Sequence[_Asked]) -> AsyncIterator[list[_Asked]]:
-    """Yield requests in pieces with few actions each, and let others have their turn in between."""
-    piece: list[_Asked] = []
-    n_actions = 0
-    for one in asked:
-        piece.append(one)
-        n_actions += len(one.request.actions)
-        if n_actions >= ACTIONS_PER_PIECE:
-            yield piece
-            await asyncio.sleep(0)
-            piece, n_actions = [], 0
-    if piece:
-        yield piece
-
-
 class Ranker:
     """Decides, and takes rewards."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._turn: list[_Asked] = []
+        self._turn: list[Asked] = []
+        self._reading: set[asyncio.Task[None]] = set()  # tasks are kept by nobody else
 
     async def rank(self, loop: str, request: RankRequest) -> RankResult:
         """Return an action for a user in a context, once the decision is durable."""
-        asked = _Asked(loop, request)
+        asked = Asked(loop, request)
         if not self._turn:
             asyncio.get_running_loop().call_soon(self._decide_turn)
         self._turn.append(asked)
@@ -225,13 +201,13 @@ class Ranker:
 
         Other callers are served between pieces of a large batch.
         """
-        asked = [_Asked(loop, request) for request in requests]
-        async for piece in _pieces(asked):
+        asked = [Asked(loop, request) for request in requests]
+        async for piece in pieces(asked):
             self._decide(piece)
         n_explained = sum(request.explain for request in requests)
         most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
         results: list[RankResult | ApiError] = []
-        async for piece in _pieces(asked):
+        async for piece in pieces(asked):
             results += [await self._answered_or_refused(one, most) for one in piece]
         return results
 
@@ -249,7 +225,9 @@ class Ranker:
             return filled_before(request, event_id, await self._ranks_of(loop, request))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
-        machine, loop = self._machine, self._machine.loop(name)
+        machine = self._machine
+        await ensure_pinned(machine, name)
+        loop = machine.loop(name)
         machine.quotas.check_pending(loop.view)
         machine.check_user(loop, request.user)
         records: list[Record] = []
@@ -285,9 +263,9 @@ class Ranker:
             asyncio.get_running_loop().call_soon(self._decide_turn)
         self._decide(asked)
 
-    def _decide(self, asked: Sequence[_Asked]) -> None:
+    def _decide(self, asked: Sequence[Asked]) -> None:
         """Decide requests together, and hand their records to the log; what goes wrong is in the futures."""
-        by_loop: dict[str, list[_Asked]] = {}
+        by_loop: dict[str, list[Asked]] = {}
         for one in asked:
             by_loop.setdefault(one.loop, []).append(one)
         machine = self._machine
@@ -295,6 +273,9 @@ class Ranker:
             try:
                 loop = machine.loop(name)
                 machine.quotas.check_pending(loop.view)
+                if wants_pinned(loop):
+                    self._decide_later(name, some)
+                    continue
                 if loop.view.n_users >= machine.quotas.users:
                     some = self._without_new_users(some, loop)
                 decisions = decide([one.request for one in some], loop, machine.models, machine.preparer)
@@ -310,11 +291,24 @@ class Ranker:
                 if groups:
                     machine.log.append(groups, futures)
             except Exception as error:
-                for one in some:
-                    if not one.future.done():
-                        one.future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
+                fail(some, error)
 
-    def _without_new_users(self, asked: Sequence[_Asked], loop: Loop) -> list[_Asked]:
+    def _decide_later(self, name: str, asked: Sequence[Asked]) -> None:
+        """Decide once the pinned model is read, which happens once for each ranker and experiment."""
+
+        async def read_and_decide() -> None:
+            try:
+                await ensure_pinned(self._machine, name)
+            except Exception as error:
+                fail(asked, error)
+            else:
+                self._decide(asked)
+
+        task = asyncio.ensure_future(read_and_decide())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    def _without_new_users(self, asked: Sequence[Asked], loop: Loop) -> list[Asked]:
         """Refuse requests of users who would need a model of their own; return the others."""
         known = []
         for one in asked:
@@ -325,7 +319,7 @@ class Ranker:
                 one.future.set_exception(error)
         return known
 
-    async def _answered(self, asked: _Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
+    async def _answered(self, asked: Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
         try:
             outcome = await asked.future
         except StoreUnavailable as error:
@@ -343,7 +337,7 @@ class Ranker:
             )
         return result
 
-    async def _answered_or_refused(self, asked: _Asked, most_explained: int) -> RankResult | ApiError:
+    async def _answered_or_refused(self, asked: Asked, most_explained: int) -> RankResult | ApiError:
         try:
             return await self._answered(asked, most_explained)
         except ApiError as error:

@@ -25,7 +25,7 @@ from service.log.protocol import Log, StoreUnavailable
 from service.log.records import DamagedRecord
 from service.ranking.figures import Question, Reporter
 
-SECONDS = 120.0  # that a report may take
+SECONDS = 120.0  # that a report may take, its wait for others included
 IDLE_SECONDS = 300.0  # after which the process ends
 LONGEST_LINE = 1 << 26
 REST = 9.0  # times as long as a report took, before the next one of the loop: a tenth of a core at most
@@ -63,14 +63,14 @@ class ReportProcess:
         self._owed = 0  # answers on their way
 
     async def ask(self, question: Question) -> bytes:
-        async with self._turn:
-            try:
-                async with asyncio.timeout(SECONDS):
-                    line = await self._exchange(question)
-            except TimeoutError:  # the process goes on, and knows more when it is asked again
-                raise ApiError(503, "report_timeout", f"the report took longer than {SECONDS:g} s") from None
-            except ConnectionError:
-                line = b""
+        try:
+            async with asyncio.timeout(SECONDS), self._turn:
+                line = await self._exchange(question)
+        except TimeoutError:  # the process goes on, and knows more when it is asked again
+            message = f"the report, with those asked for before it, took longer than {SECONDS:g} s; try again"
+            raise ApiError(503, "report_timeout", message) from None
+        except ConnectionError:
+            line = b""
         if not line:
             self.close()
             raise ApiError(503, "report_failed", "the process of reports has ended; try again")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from service.ranking.experiments import Bounds, LiftReport
+from service.ranking.experiments import Bounds
+from service.ranking.reports import range_of
+
+if TYPE_CHECKING:  # SciPy is loaded by the first report
+    from bandits.evaluation import LoggedEvent
 
 LEAST_VALUED = 100  # events before policies are valued
 LEAST_EFFECTIVE = 20  # effective sample size from which uniform picks are valued
@@ -29,7 +33,19 @@ class Finished(NamedTuple):
     actions: tuple[str, ...]  # ids that were not excluded
     chosen: int
     probabilities: tuple[float, ...]
+    scores: tuple[float, ...]  # rewards as they were predicted
+    settings: int  # position of those in force
+    n_learned: int  # finished events that the model had learned from, about
     reward: float | None = None
+
+
+class Taken(msgspec.Struct):
+    """The action that a user's newest finished decision took."""
+
+    user: str
+    context: msgspec.Raw
+    action: str
+    features: msgspec.Raw
 
 
 class PolicyValue(msgspec.Struct):
@@ -85,32 +101,14 @@ class Feature(msgspec.Struct):
     name: str
     importance: float  # share of the rewards' variance it explains, relative to the strongest feature
     coverage: float  # share of events that have it
-    values: int  # different ones; a feature with one only says nothing
+    values: int  # different ones
+    note: str  # constant, gone (it was in earlier events), never taken (only in the catalogue), or empty
 
 
 class Alarm(msgspec.Struct):
     code: str
     message: str
     revert: bool = False  # it asks for the baseline
-
-
-class LoopReport(msgspec.Struct):
-    """What a loop's log shows, up to a position."""
-
-    position: int
-    time: str  # of the last record
-    events: int  # finished ones that series and values are about: the newest
-    bucket_ends: list[float]  # seconds since 1970
-    policy: Line
-    control: Line
-    uniform: Line  # what uniform picks would have earned until then, by inverse propensity (SNIPS)
-    traffic: Traffic
-    funnel: Funnel
-    delays: Delays
-    features: list[Feature]  # the most important first
-    lift: LiftReport | None  # null without a control group
-    values: list[PolicyValue]  # empty below 100 events whose probabilities are known
-    alarms: list[Alarm]
 
 
 def buckets(events: Sequence[Finished]) -> tuple[list[float], Array]:
@@ -186,14 +184,12 @@ def _bounds(*numbers: float) -> Bounds:
     return Bounds(*map(float, numbers))
 
 
-def values_of(events: Sequence[Finished]) -> list[PolicyValue]:
-    """Return the values of simple policies on decisions whose actions all had a chance."""
-    if len(events) < LEAST_VALUED:
-        return []
-    from bandits.evaluation import LoggedEvent, evaluate, table
+def logged_events(events: Sequence[Finished]) -> Iterator[LoggedEvent]:
+    """Yield events as ``bandits.evaluation`` takes them, without features."""
+    from bandits.evaluation import LoggedEvent
 
-    logged = (
-        LoggedEvent(
+    for one in events:
+        yield LoggedEvent(
             one.event_id,
             {},
             one.actions,
@@ -204,9 +200,17 @@ def values_of(events: Sequence[Finished]) -> list[PolicyValue]:
             one.probabilities,
             user=one.user,
         )
-        for one in events
-    )
-    found = evaluate(table(logged), [*POLICIES], estimators=("snips",), time_uniform=True)
+
+
+def values_of(events: Sequence[Finished], known_range: tuple[float, float]) -> list[PolicyValue]:
+    """Return the values of simple policies on decisions whose actions all had a chance."""
+    if len(events) < LEAST_VALUED:
+        return []
+    from bandits.evaluation import evaluate, table
+
+    log = table(logged_events(events))
+    span = range_of(log.reward, known_range)
+    found = evaluate(log, [*POLICIES], estimators=("snips",), time_uniform=True, reward_range=span)
     return [
         PolicyValue(
             POLICIES.get(row.policy, "logged"),

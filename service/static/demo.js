@@ -1,5 +1,5 @@
 // The news site of `fedres serve --demo`: one real reader among simulated ones.
-import { $, ask, el, json, number, say } from "./dashboard.js";
+import { $, el, json, number, say, send } from "./parts.js";
 
 const LOOP = "v1/loops/demo", TOPICS = ["sport", "music", "food", "travel", "science"], READERS = 10, EVERY = 10000;
 const ARTICLES = TOPICS.flatMap(topic => ["short", "long"].map(length => ({ id: `${length}-${topic}`, features: { topic, length } })));
@@ -8,8 +8,7 @@ const HEADLINES = { sport: "Late goal decides the final", music: "An orchestra w
 const title = id => { const [length, topic] = id.split("-"); return `${HEADLINES[topic]} (${length} read)`; };
 let decision = null, read = 0, asked = 0;
 
-const post = async (path, body) =>
-  (await ask(path, { method: "POST", body: JSON.stringify(body), type: "application/json" })).text();
+const post = async (path, body) => (await send(path, "POST", body)).text();
 
 function reasons(one) {
   const parts = (one?.strongest ?? []).slice(0, 3).map(p => `${[p.context, p.action].filter(Boolean).join(" × ") || "in general"} ${number(p.shared + p.personal, 2)}`);

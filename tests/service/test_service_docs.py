@@ -21,6 +21,7 @@ PAGES = (
     "service.md",
     "api.md",
     "lift.md",
+    "dashboard.md",
     "operations.md",
 )  # the last one ends with keys, which close the service
 DOCS = "".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGES)

@@ -60,6 +60,18 @@ def test_earlier_rewards_that_nobody_has_change_nothing():
     assert lift(*plain) == lift(*nobody)
 
 
+def test_a_small_arm_in_which_something_rare_is_missing_by_chance_shows_nothing():
+    events = np.ones(1_000)
+    left = np.zeros(9_000)
+    left[:20] = 1
+    none = Arm(np.zeros(1_000), events, 20)  # 2.2 expected if arms are alike; none in 1 of 9 experiments
+    found = lift(none, Arm(left, np.ones(9_000), 20)).absolute
+    assert found.low < 0 < found.value < found.high
+    many = np.zeros(9_000)
+    many[:400] = 1
+    assert lift(none, Arm(many, np.ones(9_000), 400)).absolute.low > 0  # 44 expected
+
+
 @pytest.mark.parametrize(
     ("n_users", "n_rewarded", "said"),
     [

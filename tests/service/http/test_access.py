@@ -33,12 +33,13 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /federated/updates",
         "GET /federated/round",
     },
-    "read": {"GET /lift", "GET /report"},
+    "read": {"GET /lift", "GET /report", "GET /personal", "POST /what-if"},
 }
 PAGES = {("GET", path) for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json")}
 NO_KEY = {
     "GET /",
     "GET /dashboard.js",
+    "GET /parts.js",
     "GET /dashboard.css",
     "GET /demo",
     "GET /demo.js",
@@ -50,6 +51,7 @@ ADMIN_OF_A_LOOP = {
     "GET /events",
     "GET /events/{event_id}",
     "GET /users/{user}/decisions",
+    "GET /devices",
     "GET /rewards/unmatched",
     "GET /actions",
     "PUT /actions",

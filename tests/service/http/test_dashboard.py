@@ -145,12 +145,92 @@ def test_hostile_ids_features_actions_and_loop_names_are_text(live, opened):
     assert page.evaluate("window.pwned") is None
 
 
+ATTEMPTS = """async () => {
+  const attempts = [
+    () => document.body.append(Object.assign(document.createElement("script"), { text: "window.pwned = 1" })),
+    () => document.body.insertAdjacentHTML("beforeend", "<img src=/healthz onerror=window.pwned=1>"),
+    () => { const image = document.createElement("img"); image.setAttribute("onerror", "window.pwned=1");
+            image.src = "data:,"; document.body.append(image); },
+  ];
+  const outcomes = attempts.map(attempt => { try { attempt(); return "done"; } catch (error) { return error.name; } });
+  await new Promise(done => setTimeout(done, 50));
+  return [...outcomes.slice(0, 2), window.pwned ?? "nothing"];
+}"""
+
+
 def test_the_policy_of_the_page_lets_no_script_in(live, opened):
-    page = opened(live.url, expect=("Content Security Policy",))
+    page = opened(live.url, expect=("Content Security Policy", "Trusted", "require-trusted-types-for"))
     show(page, live.url, "Loops", "")
-    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.pwned = 1'}))")
-    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=/healthz onerror=window.pwned=1>')")
-    assert page.evaluate("new Promise(done => setTimeout(() => done(window.pwned ?? 'nothing')))") == "nothing"
+    assert page.evaluate(ATTEMPTS) == ["TypeError", "TypeError", "nothing"]
+
+
+def test_a_renewed_page_keeps_the_focus_and_recovers_from_an_outage(live, opened):
+    page = opened(live.url, expect=("Failed to load resource",))
+    page.clock.install()
+    show(page, live.url, "Loops", "")
+    page.get_by_role("link", name="default").focus()
+    page.route("**/v1/status", lambda route: route.abort())
+    page.clock.fast_forward(6_000)
+    page.get_by_text("The service cannot be reached").wait_for()
+    assert page.get_by_role("link", name="default").count() == 1  # what was known stays
+    page.unroute("**/v1/status")
+    with page.expect_response("**/v1/status"):
+        page.clock.fast_forward(6_000)
+    page.wait_for_function("document.getElementById('status').textContent == ''")
+    assert page.evaluate("document.activeElement.textContent") == "default"
+
+
+def test_a_thousand_loops_and_five_hundred_actions_are_shown_in_part_until_all_are_asked_for(live, opened):
+    page = opened(live.url, size=PHONE)
+    with live.client() as http:
+        status = http.get("/v1/status").json()
+        actions = [{"id": f"{'long' * 40}-{k}"} for k in range(500)]
+        http.post("/v1/rank", json={"event_id": "wide", "actions": actions}).raise_for_status()
+    [gauges] = status["loops"].values()
+    many = {**status, "loops": {f"loop-{k}": gauges for k in range(1_000)}}
+    page.route("**/v1/status", lambda route: route.fulfill(json=many))
+    show(page, live.url, "Loops", "")
+    assert page.locator("tbody tr").count() == 100
+    page.get_by_label("Name has").fill("LOOP-99")
+    assert page.locator("tbody tr").count() == 11
+    page.get_by_label("Name has").fill("")
+    page.get_by_role("button", name="Show all 1,000").click()
+    assert page.locator("tbody tr").count() == 1_000
+    show(page, live.url, "Event wide", "#/loops/default/events/wide")
+    assert page.get_by_role("button", name="Show all 500").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_addresses_that_are_broken_or_would_lead_elsewhere_are_refused(live, opened):
+    page = opened(live.url)
+    for path, said in (
+        ("#/loops/%", "There is no such page."),
+        ("#/loops/%ff", "There is no such page."),
+        ("#/elsewhere", "There is no such page."),
+        ("#/loops/default/users/..", "cannot be part of an address"),
+    ):
+        page.goto(f"{live.url}/{path}")
+        page.get_by_text(said).wait_for()
+        page.goto(f"{live.url}/#/operations")
+        page.get_by_role("heading", name="Operations").wait_for()
+
+
+def test_other_settings_are_valued_and_applied_after_a_confirmation(live, opened):
+    page = opened(live.url)
+    show(page, live.url, "Loop default", "#/loops/default")
+    text = page.locator("main").inner_text()
+    assert "From 500 finished events of the policy on" in text
+    assert "40 users" in text.partition("How personal")[2] or "41 users" in text.partition("How personal")[2]
+    page.get_by_role("button", name="Value other settings").click()
+    apply = page.get_by_role("button", name="Apply…").first
+    apply.wait_for()
+    shown = page.locator("section", has_text="explored otherwise").locator("tbody tr td").first.inner_text()
+    assert shown == "gamma = 75"
+    apply.click()
+    page.get_by_role("dialog").get_by_role("button", name="Apply").click()
+    page.get_by_text("The settings are changed.").wait_for()
+    with live.client() as http:
+        assert http.get("/v1/settings").json()["settings"]["gamma"] == 75.0
 
 
 def test_the_keyboard_is_enough_to_look_up_an_event(live, opened):

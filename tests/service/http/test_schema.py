@@ -37,6 +37,7 @@ CHECKS = [
 TAKE_NOTHING = (
     "/",
     "/dashboard.js",
+    "/parts.js",
     "/dashboard.css",
     "/demo",
     "/demo.js",
@@ -44,7 +45,7 @@ TAKE_NOTHING = (
     "/readyz",
 )  # nothing can be wrong with such a request
 RARELY_RIGHT = (  # it takes more than the type
-    *("/model", "/evaluations", "/loops/{loop}", "/residuals", "/updates"),
+    *("/model", "/evaluations", "/what-if", "/loops/{loop}", "/residuals", "/updates"),
     "/lift",  # a control group
     "/events/{event_id}",  # an event that was decided
     "/rank/slots",  # different ids, and more actions than slots

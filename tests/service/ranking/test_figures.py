@@ -13,8 +13,8 @@ from playing import refused, request
 from bandits.evaluation import evaluate
 from service.log.opening import Store
 from service.ranking.figures import Question, Reporter
+from service.ranking.loop_report import LoopReport
 from service.ranking.report_process import ReportProcess
-from service.ranking.series import LoopReport
 
 
 async def lived(engine, clock, n, seed=0, **fields):

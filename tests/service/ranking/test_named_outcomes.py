@@ -9,7 +9,7 @@ from machine import Clock, running
 from playing import refused, request
 
 from service.ranking.guardrails import Guardrails
-from service.ranking.series import LoopReport
+from service.ranking.loop_report import LoopReport
 
 SHOP = {
     "outcomes": {"click": 60.0, "purchase": 500.0, "gone": 500.0},

@@ -1,0 +1,82 @@
+"""Devices of a loop, as its log shows them: when each uploaded last, and how old the model was that it used."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from service.log.records import JOIN, RESIDUAL, UPDATE, Entry, decode_update, read_residual
+
+MOST_LISTED = 100
+HOUR, DAY = 3_600_000_000, 86_400_000_000  # microseconds
+
+
+class Device(msgspec.Struct):
+    """A device that uploaded something, or joined."""
+
+    client: str
+    last: str  # time of its newest upload
+    uploads: int
+    lag: int | None  # records logged between the model of its newest upload and that upload; null if it only joined
+
+
+class DeviceList(msgspec.Struct):
+    """Those that uploaded last, the newest first."""
+
+    devices: list[Device]
+
+
+class DeviceSummary(msgspec.Struct):
+    """All devices of a loop, up to the last record of its log."""
+
+    devices: int
+    last_hour: int  # that uploaded in the hour before the last record
+    last_day: int
+    uploads: int
+    median_lag: int | None  # over devices: records between the model of the newest upload and that upload
+
+
+class DeviceLog:
+    """Takes records in order."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int, int | None]] = {}  # time, uploads, lag; the newest device is last
+
+    def take(self, entry: Entry) -> None:
+        if entry.kind not in (RESIDUAL, UPDATE, JOIN) or entry.user is None:
+            return
+        _, n, lag = self._seen.pop(entry.user, (0, 0, None))
+        version = _version(entry)
+        if version is not None:
+            n, lag = n + 1, max(0, entry.position - version)
+        self._seen[entry.user] = entry.time, n, lag
+
+    def summary(self, now: int) -> DeviceSummary | None:
+        """Return counts, None where there are no devices."""
+        seen = [*self._seen.values()]
+        lags = sorted(lag for _, _, lag in seen if lag is not None)
+        if not seen:
+            return None
+        return DeviceSummary(
+            len(seen),
+            sum(time > now - HOUR for time, _, _ in seen),
+            sum(time > now - DAY for time, _, _ in seen),
+            sum(n for _, n, _ in seen),
+            lags[len(lags) // 2] if lags else None,
+        )
+
+    def newest(self) -> DeviceList:
+        newest = [*reversed(self._seen.items())][:MOST_LISTED]
+        return DeviceList([Device(client, _shown(time), n, lag) for client, (time, n, lag) in newest])
+
+
+def _version(entry: Entry) -> int | None:
+    """Return which model an upload was made with."""
+    if entry.kind == RESIDUAL and entry.example is not None:
+        return read_residual(entry.example).version
+    return decode_update(entry.body).version if entry.kind == UPDATE and entry.body else None
+
+
+def _shown(time: int) -> str:
+    return datetime.fromtimestamp(time / 1e6, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,49 @@
+"""How personal a loop is: how much of the scores of its newest decisions comes from users' own models, as of now."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from service.errors import ApiError
+from service.ranking.decide import prepare_all
+from service.ranking.explaining import explanations, personal_model
+from service.ranking.ranker import Machine
+from service.ranking.requests import Action, RankRequest
+from service.ranking.series import Taken
+
+MOST_USERS = 100  # whose newest decision is looked at
+PAIRS = 2_000  # of features, for each of them
+
+
+class HowPersonal(msgspec.Struct):
+    """About the newest decisions of different users, by the models as they are now."""
+
+    users_with_model: int  # of the loop
+    looked_at: int  # decisions, of different users
+    with_model: int  # users among these who have a model
+    share: float | None  # Σ |personal part| / Σ (|shared part| + |personal part|) of the scores of actions taken
+
+
+async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPersonal:
+    """Return it; other requests get their turn between two decisions."""
+    own = total = 0.0
+    looked_at = with_model = 0
+    for one in taken:
+        await asyncio.sleep(0)
+        loop = machine.loop(name)
+        request = RankRequest(actions=[Action(one.action, one.features)], context=one.context, user=one.user)
+        [prepared] = prepare_all([request], loop, machine.preparer)
+        if isinstance(prepared, ApiError):  # logged under other limits
+            continue
+        try:
+            [explained] = explanations(prepared, loop, machine.models, PAIRS)
+        except ApiError:  # too much to explain
+            continue
+        looked_at += 1
+        with_model += personal_model(one.user, loop, machine.models) is not None
+        own += abs(explained.personal)
+        total += abs(explained.shared) + abs(explained.personal)
+    share = own / total if total else None
+    return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share)

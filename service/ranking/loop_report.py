@@ -1,0 +1,31 @@
+"""The report of a loop."""
+
+from __future__ import annotations
+
+import msgspec
+
+from service.ranking.device_figures import DeviceSummary
+from service.ranking.drift import Drift
+from service.ranking.experiments import LiftReport
+from service.ranking.series import Alarm, Delays, Feature, Funnel, Line, PolicyValue, Traffic
+
+
+class LoopReport(msgspec.Struct):
+    """What a loop's log shows, up to a position."""
+
+    position: int
+    time: str  # of the last record
+    events: int  # finished ones that series and values are about: the newest
+    bucket_ends: list[float]  # seconds since 1970
+    policy: Line
+    control: Line
+    uniform: Line  # what uniform picks would have earned until then, by inverse propensity (SNIPS)
+    traffic: Traffic
+    funnel: Funnel
+    delays: Delays
+    features: list[Feature]  # the most important first
+    drift: Drift | None  # null below 500 events of the policy, or 20 users before or of late
+    devices: DeviceSummary | None  # null without any
+    lift: LiftReport | None  # null without a control group
+    values: list[PolicyValue]  # empty below 100 events whose probabilities are known
+    alarms: list[Alarm]

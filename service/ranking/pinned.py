@@ -1,0 +1,74 @@
+"""Pinned models: the shared model as it was when an experiment began, which decides for the control group.
+
+It is a record in the log, and the settings name its position. So every ranker of every machine finds the same one,
+whatever was restarted or learned anew; the learner passes it over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from service.errors import ApiError, invalid
+from service.learn.kalman import KalmanShared
+from service.learn.shared_models import read_model
+from service.log.protocol import Log
+from service.log.records import PIN, Entry
+from service.models.kalman import KalmanPublication, read_published
+from service.models.published import Loop, Pinned
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.ranking.ranker import Machine
+
+
+class PinBody(msgspec.Struct, array_like=True):
+    """A shared model, the version it had, and how many rewards it had learned."""
+
+    version: int
+    n_learned: int
+    model: bytes
+
+
+def pin_body(loop: Loop, model: bytes) -> bytes:
+    """Return what is logged of a loop's model."""
+    return msgspec.msgpack.encode(PinBody(loop.view.version, loop.n_learned, model))
+
+
+def read_pinned(log: Log, loop: str, position: int, settings: Settings) -> Pinned:
+    """Return the model that the log has at a position; refuse where there is none."""
+    found: list[Entry] = log.read(loop, position - 1, 1)
+    if not found or found[0].position != position or found[0].kind != PIN:
+        raise invalid(f"control.pinned must be the position of a pinned model, got {position}", "control")
+    body = msgspec.msgpack.decode(found[0].body, type=PinBody)
+    model = read_model(settings, body.model)
+    if not isinstance(model, KalmanShared):
+        weights = np.array(model.weights, np.float32)  # as rankers have them: other types would compile kernels anew
+        return Pinned(position, body.version, body.n_learned, weights)
+    publication = KalmanPublication()
+    publication.update(model.model, 0)
+    words = np.ascontiguousarray(publication.words).view(np.float32)
+    return Pinned(position, body.version, body.n_learned, read_published(words))
+
+
+def wants_pinned(loop: Loop) -> bool:
+    """Return whether a model decides that this ranker has not read yet."""
+    wanted = loop.view.settings.control.pinned
+    return wanted is not None and (loop.pinned is None or loop.pinned.position != wanted)
+
+
+async def ensure_pinned(machine: Machine, name: str) -> None:
+    """Read the model that decides for a loop's control group, if that is one and it is not read yet."""
+    loop = machine.loop(name)
+    position, settings = loop.view.settings.control.pinned, loop.view.settings
+    if position is not None and wants_pinned(loop):
+        loop.pinned = await machine.look_up(lambda log: read_pinned(log, name, position, settings))
+
+
+def check_new(settings: Settings) -> None:
+    """Refuse a new loop that would compare itself with a model that it does not have."""
+    if settings.control.baseline == "pinned":
+        message = "control.baseline must not be 'pinned' for a new loop, which has no model yet"
+        raise ApiError(422, "invalid_settings", message, "control")

@@ -1,0 +1,139 @@
+// What pages are made of: questions to the service's own routes, and el(), which takes text as text.
+export const ROOT = new URL(".", import.meta.url).pathname;
+const MOST_ROWS = 100, expanded = new Set(); // rows of a table, until somebody asks for all; tables of which somebody did
+const SVG = "http://www.w3.org/2000/svg", SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "text", "title"]);
+export const $ = id => document.getElementById(id);
+
+export function el(tag, attributes = {}, ...children) {
+  const node = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes))
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  node.append(...children.flat(9).filter(child => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// What is asked
+
+let asking = new AbortController();
+export function leave() { // what an older page still waits for would keep the browser's few connections
+  asking.abort();
+  asking = new AbortController();
+}
+
+export async function ask(path, { type, ...options } = {}) {
+  const key = sessionStorage.getItem("key"), headers = { ...(key && { Authorization: "Bearer " + key }), ...(type && { "Content-Type": type }) };
+  const { signal } = asking, changes = options.method && options.method != "GET"; // a change is not broken off
+  const answer = await fetch(ROOT + path, { ...(!changes && { signal }), ...options, headers }).catch(error => {
+    throw error.name == "AbortError" ? error : Error(`The service cannot be reached: ${error.message}`);
+  });
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let message = text.slice(0, 500);
+  try { message = JSON.parse(text).error.message; } catch { /* not ours: a proxy's */ }
+  throw Object.assign(Error(message || `The service answered with status ${answer.status}.`), { status: answer.status });
+}
+export const json = async (path, options) => (await ask(path, options)).json();
+export const send = (path, method, body) => ask(path, { method, body: JSON.stringify(body), type: "application/json" });
+
+// Browsers take "." and ".." out of a path, however they are written: a request would be about something else.
+export function segment(id) {
+  if (id == "." || id == "..") throw Error(`The id “${id}” cannot be part of an address in a browser. Use another client.`);
+  return encodeURIComponent(id);
+}
+export const loopPath = loop => `v1/loops/${segment(loop)}`;
+
+export function say(text, error = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("error", error);
+}
+
+// Numbers and words
+
+export const count = n => n === null || n === undefined ? "–" : n.toLocaleString("en");
+export const number = (n, digits = 3) => n === null || n === undefined || !isFinite(n) ? "–" : String(+n.toPrecision(digits));
+export const percent = n => n === null || n === undefined ? "–" : (100 * n).toFixed(n < 0.1 ? 1 : 0) + "%";
+export const seconds = s => s < 60 ? `${number(s)} s` : s < 3600 ? `${number(s / 60)} min` : s < 86400 ? `${number(s / 3600)} h` : `${number(s / 86400)} d`;
+export const bounds = b => b ? `${number(b.value)} (${number(b.low)} to ${number(b.high)})` : "–";
+const clock = (t, span) => new Date(t * 1000).toLocaleString("en-GB", span > 172800
+  ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" });
+
+// Parts of pages
+
+export const section = (title, ...children) => el("section", {}, title && el("h2", {}, title), ...children);
+export const wide = node => (node.classList.add("wide"), node);
+export const figures = pairs => el("dl", { class: "figures" }, pairs.map(([name, value]) =>
+  el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+export const link = (text, ...path) => el("a", { href: "#/" + path.map(encodeURIComponent).join("/") }, text);
+
+export function table(heads, rows, numeric = []) {
+  const cell = (tag, content, k) => el(tag, { class: numeric.includes(k) ? "n" : null, scope: tag == "th" ? "col" : null }, content);
+  const line = row => el("tr", {}, row.map((content, k) => cell("td", content, k)));
+  const name = heads.join(), body = el("tbody", {}, rows.slice(0, expanded.has(name) ? rows.length : MOST_ROWS).map(line));
+  const more = body.children.length < rows.length && el("button", { onclick: () => {
+    expanded.add(name);
+    body.append(...rows.slice(MOST_ROWS).map(line));
+    more.remove();
+  } }, `Show all ${count(rows.length)}`);
+  return el("div", { class: "scroll", tabindex: rows.length ? 0 : null, role: "group", "aria-label": "Table" }, el("table", {},
+    el("thead", {}, el("tr", {}, heads.map((head, k) => cell("th", head, k)))), body), more);
+}
+export const asTable = (...words) => el("details", {}, el("summary", {}, "As a table"), table(...words));
+const key = (name, style) => el("li", {}, el("svg", { viewBox: "0 0 12 7", "aria-hidden": "true" },
+  el("rect", { width: 12, height: 7, class: "s" + style })), name);
+export const legend = names => el("ul", { class: "legend" }, names.map((name, k) => key(name, k)));
+
+// Charts in SVG, about as wide as they are shown, so that letters keep their size
+
+export const BOX = { left: 46, right: 0, top: 10, bottom: 212 };
+function setWidth(columns) {
+  const room = Math.min(innerWidth, 1152) - 70;
+  BOX.right = Math.max(260, columns == 1 || innerWidth < 980 ? room : room / 2) - 8;
+}
+function frame(label, high, low, ticks) {
+  const y = v => BOX.bottom - (BOX.bottom - BOX.top) * (v - low) / (high - low || 1);
+  const grid = [0, 1, 2, 3, 4].map(k => low + (high - low) * k / 4).map(v => [
+    el("line", { class: "axis", x1: BOX.left, x2: BOX.right, y1: y(v), y2: y(v) }),
+    el("text", { x: BOX.left - 6, y: y(v) + 4, "text-anchor": "end" }, number(v, 2))]);
+  const names = ticks.map(([x, text, anchor = "middle"]) => el("text", { x, y: 230, "text-anchor": anchor }, text));
+  return { y, svg: el("svg", { viewBox: `0 0 ${BOX.right + 8} 240`, role: "img", "aria-label": label }, el("title", {}, label), grid, names) };
+}
+export function timeTicks(ends) {
+  const span = ends.at(-1) - ends[0];
+  return [[BOX.left, clock(ends[0], span), "start"], [(BOX.left + BOX.right) / 2, clock(ends[ends.length >> 1], span)],
+    [BOX.right, clock(ends.at(-1), span), "end"]];
+}
+export const iso = t => new Date(t * 1000).toISOString();
+const along = n => k => BOX.left + (BOX.right - BOX.left) * (n < 2 ? 0.5 : k / (n - 1));
+
+export function curves(label, ends, lines) {
+  setWidth(1);
+  const x = along(ends.length), spread = lines.flatMap(([, line]) => [...line.reward, ...line.low, ...line.high]).filter(v => v !== null);
+  const values = lines.flatMap(([, line]) => line.reward).filter(v => v !== null);
+  const low = Math.min(0, ...values), top = Math.max(low, ...values) || 0.01;
+  const high = Math.min(Math.max(...spread, top), low + 1.6 * (top - low));
+  const { svg, y } = frame(label, high, low, timeTicks(ends)), clip = v => y(Math.min(high, Math.max(low, v)));
+  for (const [, line, style] of lines) {
+    const at = line.reward.map((v, k) => v === null ? -1 : k).filter(k => k >= 0), banded = at.filter(k => line.low[k] !== null);
+    const path = (places, values) => places.map(k => `${x(k).toFixed(1)},${clip(values[k]).toFixed(1)}`).join("L");
+    if (banded.length > 1)
+      svg.append(el("path", { class: `band s${style}`, d: `M${path(banded, line.low)}L${path(banded.toReversed(), line.high)}Z` }));
+    if (at.length) svg.append(el("path", { class: `curve s${style}`, d: `M${path(at, line.reward)}${at.length < 2 ? "h2" : ""}` }));
+  }
+  return svg;
+}
+
+export function bars(label, names, stacks, makeTicks) { // stacks: for each place, the parts of a bar
+  setWidth(2);
+  const high = Math.max(1, ...stacks.map(parts => parts.reduce((a, b) => a + b, 0)));
+  const { svg, y } = frame(label, high, 0, makeTicks()), width = (BOX.right - BOX.left) / stacks.length;
+  stacks.forEach((parts, place) => {
+    let from = 0;
+    parts.forEach((n, k) => {
+      if (n) svg.append(el("rect", { class: `bar s${k}`, x: BOX.left + place * width, width: Math.max(width - 1, 1),
+        y: y(from + n), height: y(from) - y(from + n) }, el("title", {}, `${names[k]}: ${count(n)}`)));
+      from += n;
+    });
+  });
+  return svg;
+}

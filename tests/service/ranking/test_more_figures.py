@@ -1,0 +1,220 @@
+"""Drift, what-if, devices, how personal, and features that are gone: from the log, and by public questions."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from machine import Clock, running
+from playing import raw, refused, request
+
+from service.log.opening import Store
+from service.ranking.drift import drift_of
+from service.ranking.figures import Question, Reporter
+from service.ranking.loop_report import LoopReport
+from service.ranking.report_process import ReportProcess
+from service.ranking.requests import Action, RankRequest
+from service.ranking.series import Finished
+from service.ranking.uploads import Residual
+from service.ranking.what_if import WhatIf, changed, what_if
+from service.settings import Settings
+
+SECOND = 1_000_000
+
+
+async def report(engine, loop="default"):
+    return msgspec.json.decode(await engine.report(loop), type=LoopReport)
+
+
+def finished(k, reward, probabilities=(0.5, 0.5), scores=(0.5, 0.5), chosen=0, user=None, n_learned=100):
+    return Finished(
+        str(k), k * SECOND, user, False, ("a", "b"), chosen, tuple(probabilities), tuple(scores), 1, n_learned, reward
+    )
+
+
+def test_the_same_rewards_and_errors_are_no_drift_and_a_change_that_predictions_miss_is_one():
+    rng = np.random.default_rng(0)
+    alike = [finished(k, float(rng.random() < 0.5), user=f"u{k % 40}") for k in range(1_000)]
+    assert drift_of(alike[:499]) is None
+    found = drift_of(alike)
+    assert (found.earlier_events, found.recent_events, found.is_drifting) == (800, 200, False)
+    assert found.recent_since == 800
+    assert found.reward.difference.low < 0 < found.reward.difference.high
+
+    fell = [*alike[:800], *(one._replace(reward=float(rng.random() < 0.2)) for one in alike[800:])]
+    found = drift_of(fell[::-1])  # in whatever order they were finished
+    assert found.is_drifting
+    assert found.bias.recent == pytest.approx(np.mean([one.reward for one in fell[800:]]) - 0.5)
+    assert found.reward.difference.high < 0
+
+    followed = [*fell[:800], *(one._replace(scores=(0.2, 0.2)) for one in fell[800:])]  # the model knows
+    assert not drift_of(followed).is_drifting
+    one_user = [one._replace(user="u" if k >= 800 else one.user) for k, one in enumerate(fell)]
+    assert drift_of(one_user) is None  # that says little about all users
+
+
+def test_drift_is_hardly_ever_reported_where_there_is_none():
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(200):
+        rate = rng.beta(2, 8, 50)  # users differ, and predictions do not know it
+        users = rng.integers(0, 50, 600)
+        rewards = rng.random(600) < rate[users]
+        events = [
+            finished(k, float(reward), scores=(0.2, 0.2), user=f"u{u}")
+            for k, (u, reward) in enumerate(zip(users, rewards, strict=True))
+        ]
+        alarms += drift_of(events).is_drifting
+    assert alarms == 0
+
+
+def test_other_settings_are_valued_from_logged_scores_and_probabilities():
+    rng, events = np.random.default_rng(0), []
+    now = Settings(model="adagrad", policy="epsilon-greedy", epsilon=0.5)
+    for k in range(2_000):
+        scores = (0.2, 0.8) if k % 2 else (0.8, 0.2)
+        probabilities = tuple(0.25 + 0.5 * (score == 0.8) for score in scores)
+        chosen = int(rng.random() > probabilities[0])
+        events.append(finished(k, float(rng.random() < scores[chosen]), probabilities, scores, chosen))
+    wanted = [{"policy": "greedy"}, {"epsilon": 1.0}, {"policy": "squarecb", "gamma": 1e9}, {"epsilon": 0.5}]
+    found = what_if(events, {1: now}, now, wanted)
+    truths = [0.8, 0.5, 0.8, 0.65]
+    for one, truth in zip(found.valued, truths, strict=True):
+        assert one.reward.low < truth < one.reward.high
+        assert one.reward.value == pytest.approx(truth, abs=0.05)
+        assert one.difference.low < truth - 0.65 < one.difference.high
+    assert found.valued[0].difference.low > 0
+    assert found.valued[3].difference.value == pytest.approx(0.0, abs=1e-12)  # nothing changes
+    few = what_if(events[:99], {1: now}, now, wanted)
+    assert [one.reward for one in few.valued] == [None] * 4
+    unlike = [{"policy": "optimistic-squarecb"}]  # no widths in this log
+    kalman = Settings(policy="epsilon-greedy")
+    assert what_if(events, {1: kalman}, kalman, unlike).valued[0].reward is None
+
+
+def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabilities():
+    from fedres.exploration import probabilities_of
+    from service.ranking.choosing import policy_of
+    from service.ranking.what_if import _target
+
+    then = Settings(gamma=3.0, floor=0.02)
+    wanted = changed(then, {"gamma": 12.0, "floor": 0.1})
+    means, widths = np.array([0.2, 0.5, 0.4]), np.array([0.3, 0.1, 0.05])
+
+    def by(settings):
+        out = np.empty(3)
+        probabilities_of(means, widths, np.ones(3, bool), policy_of(settings, 400), np.empty(3), out)
+        return out
+
+    one = finished(0, 1.0, by(then), means)
+    assert _target(one, then, wanted) == pytest.approx(by(wanted))
+    assert _target(one, then, then) == pytest.approx(by(then))
+
+
+def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
+    clock, rng = Clock(), np.random.default_rng(0)
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            assert (await engine.how_personal("default")).looked_at == 0
+            for k in range(150):
+                user = k % 10
+                result = await engine.rank("default", request(user=f"u{user}", context={"hour": k % 3}))
+                clock.pass_seconds(2)
+                if rng.random() < 0.1 + 0.8 * (result.action_id == f"a{user % 3}"):  # tastes differ
+                    await engine.reward("default", result.event_id, 1.0)
+                await engine.settle()
+            clock.pass_seconds(1_000)
+            await engine.settle()
+            found = await engine.how_personal("default")
+            assert (found.users_with_model, found.looked_at, found.with_model) == (10, 10, 10)
+            assert 0.05 < found.share < 0.95
+            valued = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
+            assert valued.events == 150
+            assert valued.valued[0].settings == {"gamma": 75.0}
+            assert all(one.reward is not None for one in valued.valued)
+            await engine.patch_settings("default", valued.valued[0].settings)  # what "apply" does
+            assert engine.settings("default")[1].gamma == 75.0
+            for wrong in ([{"wait_time": 5}], [{"epsilon": 2}]):
+                assert (await refused(engine.what_if("default", wrong)))[0] == 422
+            await engine.patch_settings("default", {"personal": False})
+            assert (await engine.how_personal("default")).share == 0.0
+
+    asyncio.run(story())
+
+
+def test_devices_are_listed_by_their_newest_upload_with_the_age_of_the_model_they_used(tmp_path):
+    clock = Clock()
+
+    def residual(seq, version):
+        action = Action("tea", raw({"topic": "hot"}))
+        return Residual(seq=seq, version=version, context=raw({}), action=action, local=0.0, label=1.0)
+
+    async def story():
+        async with running(tmp_path, clock=clock, model="adagrad") as engine:
+            assert (await report(engine)).devices is None
+            since = engine.view().since
+            await engine.residuals("default", "old", [residual(1, since), residual(2, since)])
+            clock.pass_seconds(7_200)
+            await engine.residuals("default", "new", [residual(1, since)])
+            await engine.settle()
+            found = (await report(engine)).devices
+            assert (found.devices, found.last_hour, found.last_day, found.uploads) == (2, 1, 2, 3)
+            [new, old] = msgspec.json.decode(await engine.devices("default"))["devices"]
+            assert (new["client"], new["uploads"], new["lag"]) == ("new", 1, 3)
+            assert (old["client"], old["uploads"], old["lag"]) == ("old", 2, 2)
+            await engine.erase_user("default", "old")
+            assert [one["client"] for one in msgspec.json.decode(await engine.devices("default"))["devices"]] == ["new"]
+
+    asyncio.run(story())
+
+
+def test_features_that_are_constant_gone_or_only_in_the_catalogue_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("service.ranking.feature_figures.SAMPLED", 50)
+    clock = Clock()
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.put_actions("default", put=[Action("tea", raw({"hot": 1})), Action("ice", raw({"frozen": 1}))])
+            for k in range(250):
+                context = {"hour": k % 3, "site": "x", **({"old": 1} if k < 150 else {})}
+                actions = [Action("tea", msgspec.Raw())]
+                await engine.rank("default", RankRequest(user="u", context=raw(context), actions=actions))
+            clock.pass_seconds(1_000)
+            await engine.settle()
+            notes = {one.name: one.note for one in (await report(engine)).features}
+            assert notes == {"hour": "", "site": "constant", "hot": "constant", "old": "gone", "frozen": "never taken"}
+
+    asyncio.run(story())
+
+
+def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_path, monkeypatch):
+    clock = Clock()
+
+    async def story():
+        async with running(tmp_path, clock=clock) as engine:
+            await engine.create_loop("b")
+            await engine.create_loop("c")
+            for loop in ("default", "b", "c"):
+                for _ in range(10):
+                    await engine.rank(loop, request())
+            monkeypatch.setattr("service.ranking.figures.MOST_KEPT", 25)
+            reporter, log = Reporter(), engine.machine.archive()
+            for loop in ("default", "b", "default", "c"):
+                question = Question("report", loop, engine.view(loop).since)
+                assert reporter.answer(log, question).funnel.ranked == 10
+            assert [*reporter._loops] == ["default", "c"]
+
+    asyncio.run(story())
+
+
+def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("service.ranking.report_process.SECONDS", 0.02)
+
+    async def story():
+        reports = ReportProcess(Store(tmp_path / "store.db"))
+        question = Question("report", "default", 1)
+        async with reports._turn:  # somebody else's report is being made
+            assert await refused(reports.ask(question)) == (503, "report_timeout")
+
+    asyncio.run(story())
