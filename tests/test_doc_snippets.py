@@ -26,6 +26,7 @@ ELSEWHERE = {  # pages with code, and the tests that run it
     "service.md": "service/test_service_docs.py",
     "api.md": "service/test_service_docs.py",
     "lift.md": "service/test_service_docs.py",
+    "dashboard.md": "service/test_service_docs.py",
     "operations.md": "service/test_service_docs.py",
     "devices.md": "service/test_service_docs.py",
     "client.md": "service/test_service_docs.py",

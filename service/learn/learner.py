@@ -226,7 +226,7 @@ class Learner:
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
-            deadline = state.join.next_deadline()
+            deadline = state.next_deadline()
             if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                 groups.append([Record(name, TICK)])
         if groups:

@@ -10,11 +10,13 @@ import hashlib
 import platform
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Decided, Join, Rules, Settled
+from service.learn.lessons import Lessons
 from service.learn.loop_models import LearnedEvent, LoopModels
 from service.learn.shared_models import AnyShared, new_model, read_model
 from service.learn.uploads import learn_upload
@@ -41,6 +43,16 @@ from service.models.personal import PersonalModels
 from service.settings import Settings
 
 REMEMBERED_ERASURES = 100
+PATIENT_TICK = 1_000_000  # microseconds that a lesson may be late where no record comes
+
+
+class Step(NamedTuple):
+    """An event to be counted, to be learned from, or both, with the position of the record that led to it."""
+
+    settled: Settled
+    position: int
+    counts: bool = True
+    learns: bool = True
 
 
 class LoopState:
@@ -51,6 +63,7 @@ class LoopState:
 
     def __init__(self, head: LoopHead, shared: AnyShared, personal: PersonalModels, join: Join | None = None) -> None:
         self.head, self.models, self.join = head, LoopModels(head.id, shared, personal), join or Join()
+        self.lessons = Lessons()
         self.position = head.since
         self.time = 0  # of the last record
         self.mark = 0  # of the last record: tells it from others at its position
@@ -59,7 +72,7 @@ class LoopState:
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
-        self._settled: list[tuple[Settled, int]] = []  # to be learned from, with the position that settled each
+        self._steps: list[Step] = []  # not carried out yet
         self._rules: dict[int, Rules] = {}
 
     def take(self, entries: Sequence[Entry]) -> None:
@@ -68,8 +81,7 @@ class LoopState:
         for entry in entries:
             _, position, time, kind, event, _, example, _ = entry
             self.position, self.time = position, time
-            for settled in join.expire(time):
-                self._settle(settled, position)
+            self._pass_time(time)
             if kind == REWARD:
                 if event is not None and example is not None and not self._is_ignored(event):
                     value, key = read_reward(example)
@@ -89,8 +101,8 @@ class LoopState:
     def begin_at(self, position: int, time: int) -> None:
         """Go on from a position whose models are in place, and forget what was due by then: it is in them."""
         self.position, self.time = position, time
-        for _ in self.join.expire(time):
-            pass
+        self._pass_time(time)
+        self._steps.clear()
         self.join.take_counts()
 
     def _count_listed(self) -> None:
@@ -101,11 +113,11 @@ class LoopState:
 
     def learn(self) -> None:
         """Learn from all that has settled."""
-        settled, self._settled = self._settled, []
+        steps, self._steps = self._steps, []
         start = 0
-        for k in range(1, len(settled) + 1):  # runs of events that were decided under the same settings
-            if k == len(settled) or settled[k][0].decided.settings != settled[start][0].decided.settings:
-                self._learn_run(settled[start:k], _settings_of(self.head, settled[start][0].decided.settings))
+        for k in range(1, len(steps) + 1):  # runs of events that were decided under the same settings
+            if k == len(steps) or steps[k].settled.decided.settings != steps[start].settled.decided.settings:
+                self._learn_run(steps[start:k], _settings_of(self.head, steps[start].settled.decided.settings))
                 start = k
 
     def _rank(self, entry: Entry) -> None:
@@ -122,18 +134,47 @@ class LoopState:
                 statistics.agreed += decision.agreed
         decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
+        if decision.patience is not None:
+            self.lessons.put(entry.event, entry.position, entry.time + decision.patience, decided)
         settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
         if settled is not None:
             self._settle(settled, entry.position)
 
-    def _settle(self, settled: Settled, position: int) -> None:
-        if position >= self.learn_from:
-            self._settled.append((settled, position))
+    def _pass_time(self, time: int) -> None:
+        """Settle and learn what is due."""
+        for settled in self.join.expire(time):
+            self._settle(settled, self.position)
+        for lesson in self.lessons.due(time):
+            default = self._rules_of(lesson.decided.settings).default
+            reward = default if lesson.reward is None else lesson.reward
+            if self.position >= self.learn_from:
+                learned = Settled(lesson.event, lesson.decided, reward, None)
+                self._steps.append(Step(learned, self.position, counts=False))
 
-    def _learn_run(self, settled: Sequence[tuple[Settled, int]], settings: Settings) -> None:
+    def next_deadline(self) -> int | None:
+        """Return by when the log must say that time has passed, None if nothing is to come."""
+        deadline, lesson = self.join.next_deadline(), self.lessons.next_time()
+        if lesson is not None:  # other records may say so first
+            lesson += PATIENT_TICK
+        return min([time for time in (deadline, lesson) if time is not None], default=None)
+
+    def oldest_needed(self) -> int | None:
+        """Return the position of the first record that must be read again after a restart."""
+        return min([at for at in (self.join.oldest(), self.lessons.oldest()) if at is not None], default=None)
+
+    def _settle(self, settled: Settled, position: int) -> None:
+        learns = not self.lessons.settle(settled.event, settled.reward)
+        if position >= self.learn_from:
+            self._steps.append(Step(settled, position, learns=learns))
+
+    def _learn_run(self, steps: Sequence[Step], settings: Settings) -> None:
         statistics = self.head.statistics
         learned: list[LearnedEvent] = []
-        for (_, decided, reward, delay, _), position in settled:
+        for (_, decided, reward, delay, _), position, counts, learns in steps:
+            if not counts:
+                if reward is not None:
+                    learned.append(LearnedEvent(decided, reward, position))
+                continue
             if decided.control:
                 self._count_control(reward, settings.control.learns)
                 if reward is not None and settings.control.learns:
@@ -144,7 +185,8 @@ class LoopState:
                 statistics.delay += delay
             if reward is None:
                 continue
-            learned.append(LearnedEvent(decided, reward, position))
+            if learns:
+                learned.append(LearnedEvent(decided, reward, position))
             statistics.settled += 1
             statistics.reward += reward
             statistics.low += settings.default_reward is not None and reward <= settings.default_reward
@@ -227,6 +269,7 @@ class LoopState:
         assert entry.user is not None
         events = self.join.events_of(entry.user)
         self.join.forget(events)
+        self.lessons.forget(events)
         self._ignored[entry.user] = self._ignored.get(entry.user, set()) | events
         self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
         if entry.position >= self.learn_from:
@@ -249,6 +292,7 @@ class LoopState:
         for user in [user for user, token in self.head.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
+            self.lessons.forget(events)
             self.models.forget(user, None)  # and whatever a snapshot says of the erasure
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget

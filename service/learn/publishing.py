@@ -33,6 +33,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         [token for token in head.erased if token in cleaned],
         state.join.n_early,
         state.models.personal.n_users[head.id],
+        len(state.lessons.assumed),
     )
     if state.catalogue_changed:
         publisher.publish_catalogue(view, head.catalogue)

@@ -155,7 +155,7 @@ class _Pending:
 
 
 def _saved_loop(state: LoopState) -> SavedLoop:
-    oldest = state.join.oldest()
+    oldest = state.oldest_needed()
     first = max(state.head.since + 1, state.position - REJOINED)
     pending_from = first if oldest is None else min(oldest, first)
     head = msgspec.msgpack.decode(msgspec.msgpack.encode(state.head), type=type(state.head))

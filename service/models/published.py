@@ -44,6 +44,9 @@ from service.settings import Settings
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
 LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
+FEWEST_TOLD = 8  # rewards, before they say how rewards are told
+DELAYS_AWAITED = 5  # mean delays of rewards after which a silent event is taken as failed
+LEAST_PATIENCE = 1_000_000  # microseconds
 CURRENT = "current"  # the file that says which published file is the newest
 
 
@@ -66,6 +69,7 @@ class LoopView(msgspec.Struct, array_like=True):
     erased: list[str]  # tokens of the last erasures
     n_early: int = 0  # events with a reward that are not decided yet
     n_users: int = 0  # with a personal model
+    n_assumed: int = 0  # pending events that were learned as if they had failed
 
     @property
     def id(self) -> str:
@@ -77,8 +81,25 @@ class LoopView(msgspec.Struct, array_like=True):
 
         All actions that were ever taken with success look perfect then, and the others more uncertain than they are.
         """
-        sums = self.statistics
-        return self.settings.default_reward is not None and not sums.low and self.n_waiting > sums.settled
+        sums, known = self.statistics, self.statistics.low or self.n_assumed
+        return self.settings.default_reward is not None and not known and self.n_waiting > sums.settled
+
+    @property
+    def patience(self) -> int | None:
+        """Microseconds after which events are learned from with what is told by then; None where failures are told.
+
+        They are not told where a quarter of all events has no reward yet and hardly one of those that came is a
+        failure. Five times the mean delay of rewards is when most that will come have come.
+        """
+        sums, settings = self.statistics, self.settings
+        if settings.default_reward is None or settings.aggregation != "earliest" or settings.formula is not None:
+            return None
+        told_failures = sums.low - (sums.settled - sums.rewarded)
+        silent = sums.ranks - sums.rewarded
+        if sums.rewarded < FEWEST_TOLD or 20 * told_failures > sums.rewarded or 4 * silent < sums.ranks:
+            return None
+        usual = DELAYS_AWAITED * sums.delay // sums.rewarded
+        return min(max(usual, LEAST_PATIENCE), round(settings.wait_time * 1e6))
 
 
 class LearnerView(msgspec.Struct, array_like=True):

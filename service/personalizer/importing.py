@@ -75,7 +75,7 @@ class _Importer:
     def __init__(self, log: Log, name: str, report: Callable[[str], None] | None) -> None:
         self._log, self._name, self._report = log, name, report
         self._settings, self._position = _settings_in(log, name)
-        self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings)))
+        self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings, patience=None)))
         self._preparer = Preparer()
         self.stored = self.known = self.wrong = 0
 

@@ -81,9 +81,10 @@ class Decision(NamedTuple):
             self.policy_action,
             self.arm,
         )
-        return Record(loop.view.name, RANK, self.prepared.event_id, request.user, self._example(), encode(body))
+        example = self._example(loop.view.patience)
+        return Record(loop.view.name, RANK, self.prepared.event_id, request.user, example, encode(body))
 
-    def _example(self) -> bytes:
+    def _example(self, patience: int | None) -> bytes:
         request, rows, action = self.prepared.request, self.prepared.rows, self.action
         context, taken = rows[0], rows[1 + action]
         features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields)
@@ -91,7 +92,9 @@ class Decision(NamedTuple):
         weight = 1 / self.probabilities[action] if action == baseline else 0.0
         agreed = None if self.policy_action is None else self.policy_action == action
         is_control = self.arm in (CONTROL, HELD)
-        return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control).encode()
+        if request.defer or is_control:
+            patience = None
+        return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control, patience).encode()
 
 
 def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer) -> list[Prepared | ApiError]:

@@ -164,6 +164,7 @@ def test_what_comes_of_the_user_before_the_erasure_is_complete_is_ignored_and_go
             assert engine.digest() == models == rebuilt(tmp_path)
             await engine.rank("default", request("somebody", event_id="new life"))
             await engine.reward("default", "new life", 1.0)
+            clock.pass_seconds(10)  # no failure was ever told, so that it is learned later
             assert engine.digest() == rebuilt(tmp_path) != models
             assert model_of(engine, "somebody")
 
