@@ -73,8 +73,7 @@ def run(folder: str, loops: dict[str, str]) -> dict[str, float]:
 def make_loop() -> str:
     """Return the name of a loop that has learned nothing yet."""
     name = f"drinks-{uuid.uuid4().hex[:8]}"
-    settings = {"model": "adagrad", "epsilon": 0.3}
-    httpx.post(f"{URL}/v1/loops", json={"name": name, "settings": settings}).raise_for_status()
+    httpx.post(f"{URL}/v1/loops", json={"name": name}).raise_for_status()
     return name
 
 

@@ -75,7 +75,7 @@ def test_a_module_that_no_extra_has_is_an_error_like_any_other(tmp_path):
     "code",
     [
         "from fedres import VWLearner\nVWLearner()",
-        "from fedres.client import DeviceClient\nDeviceClient('http://127.0.0.1:1', 'phone', 'phone')",
+        "from fedres.client import DeviceClient\nDeviceClient('http://127.0.0.1:1', 'phone', 'phone', learner='vw')",
     ],
 )
 def test_vowpal_wabbit_without_its_extra_names_it_and_writes_nothing(tmp_path, code):
@@ -84,11 +84,11 @@ def test_vowpal_wabbit_without_its_extra_names_it_and_writes_nothing(tmp_path, c
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_with_a_linear_learner_needs_no_extra(tmp_path):
+def test_a_device_needs_no_extra(tmp_path):
     code = """
 from fedres.client import DeviceClient
 
-with DeviceClient("http://127.0.0.1:1", "phone", "phone", learner="linear", sync_seconds=None) as device:
+with DeviceClient("http://127.0.0.1:1", "phone", "phone", sync_seconds=None) as device:
     decision = device.decide({"weather": "cold"}, {"tea": {"hot": True}}, private={"age": 33})
     device.reward(decision.event_id, 1.0)
     print(decision.action)

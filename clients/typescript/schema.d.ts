@@ -128,6 +128,8 @@ export interface Residual {
   local: number;
   label: number;
   global?: number | null;
+  variance?: number | null;
+  slopes?: number[] | null;
   seq: number;
   version: number;
   context: Record<string, unknown> | null;
@@ -154,6 +156,7 @@ export interface Reward {
 
 /** How a loop learns; with a round who uploads after it, or with a client too whether it does. */
 export interface Round {
+  model: string;
   global_learner: string;
   hyperparameters: Record<string, unknown>;
   bits: number;
@@ -162,6 +165,7 @@ export interface Round {
   personal: boolean;
   policy: string;
   epsilon: number;
+  floor: number;
   gamma: number;
   learning_rate: number;
   reward_range: number[];

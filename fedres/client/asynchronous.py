@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from fedres.client.device import Device, DeviceDecision, Status
+from fedres.client.device import DeviceDecision, Status
+from fedres.client.kalman_device import open_device
 from fedres.client.offers import Actions, Features, make_offer
 from fedres.client.synchronous import CLOSE_SECONDS, TRIES, check_seconds
 from fedres.client.syncing import Link, Synced
@@ -35,7 +36,7 @@ class AsyncDeviceClient:
         *,
         loop: str = "default",
         key: str | None = None,
-        learner: str = "vw",
+        learner: str = "residual-kalman",
         timing: str = "immediate",
         download: bool = True,
         privacy: Privacy | None = None,
@@ -48,7 +49,7 @@ class AsyncDeviceClient:
         check_seconds(sync_seconds)
         self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
-        self._device = Device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
+        self._device = open_device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
         self._link = Link(self._device, gzip=gzip)
         self._seconds = sync_seconds
         self._syncing = asyncio.Lock()  # one sync at a time

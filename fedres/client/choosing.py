@@ -9,13 +9,14 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.draws import event_draw
-from fedres.exploration import named_policy, pick, probabilities_of
+from fedres.exploration import FLOOR, named_policy, pick, probabilities_of
 from fedres.scoring.model import LEARNING_RATE
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """What GET round says of a loop, and what holds before it was asked."""
 
+    model: str = "adagrad"
     global_learner: str = "fedres-adagrad"
     hyperparameters: dict[str, Any] = {}
     bits: int = 18
@@ -24,6 +25,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     personal: bool = True  # whether devices have models of their own
     policy: str = "epsilon-greedy"
     epsilon: float = 0.1
+    floor: float = FLOOR
     gamma: float = 10.0
     learning_rate: float = LEARNING_RATE
     reward_range: tuple[float, float] = (0.0, 1.0)
@@ -32,13 +34,13 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     number: int | None = None  # of this client, in loops whose learner counts them
 
 
-def probabilities(scores: Array, allowed: Array, settings: Round) -> Array:
-    """Return what each action is drawn with, exactly as the service would."""
+def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round, n_learned: int) -> Array:
+    """Return what each action is drawn with after this many rewards, exactly as the service would."""
     policy = named_policy(
-        settings.policy, settings.epsilon, settings.gamma, 0.0, settings.reward_range, settings.n_learned
+        settings.policy, settings.epsilon, settings.gamma, settings.floor, settings.reward_range, n_learned
     )
-    chances, no_widths, within = np.empty(scores.size), np.zeros(scores.size), np.empty(scores.size)
-    probabilities_of(scores, no_widths, allowed, policy, within, chances)
+    chances, within = np.empty(scores.size), np.empty(scores.size)
+    probabilities_of(scores, widths, allowed, policy, within, chances)
     return chances
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -81,8 +81,22 @@ class Waiting(msgspec.Struct, array_like=True, frozen=True):
     values: bytes
 
 
+class Scored(NamedTuple):
+    """What the models say of an offer."""
+
+    version: int
+    means: Array
+    widths: Array
+    n_learned: int  # rewards, which say how greedy the policy is
+    waiting: Callable[[int], bytes]  # what to keep of an action until its reward comes
+
+
 class Device:
     """All of a device but the network; safe for threads. ``clock`` is the time of day in seconds."""
+
+    model = "adagrad"  # that loops must have
+    learners: tuple[str, ...] = LEARNERS
+    fetches_first = False  # whether a burst of uploads is made for the newest model
 
     def __init__(
         self,
@@ -100,7 +114,7 @@ class Device:
     ) -> None:
         check_name("client", client)
         check_name("loop", loop)
-        checks.one_of("learner", learner, LEARNERS)
+        checks.one_of("learner", learner, self.learners)
         if learner == "vw":
             vowpal_wabbit()  # an error without it, before the folder is made
         checks.one_of("timing", timing, TIMINGS)
@@ -205,28 +219,32 @@ class Device:
         with self._turn():
             if self._store.waiting(offer.event_id) is not None:
                 raise ValueError(f"event_id must be new, got {offer.event_id!r}, which waits for its reward")
-            version, shared = self._shared(offer) if told is None else told
-            hashed = self._models.prepare(offer.own_context, offer.actions)
-            examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]
-            local = [self._models.local_score(example) for example in examples]
-            scores = np.asarray(shared, np.float32) + np.asarray(local, np.float32)
-            chances = probabilities(scores.astype(np.float64), offer.allowed, self.settings)
+            scored = self._scored(offer, told)
+            chances = probabilities(scored.means, scored.widths, offer.allowed, self.settings, scored.n_learned)
             k = choose(offer.event_id, chances)
-            self._wait(offer, k, version, float(shared[k]), examples[k])
-        named = dict(zip([name for name, _ in offer.actions], scores.tolist(), strict=True))
-        return DeviceDecision(offer.event_id, offer.actions[k][0], float(chances[k]), named, version)
+            with self._store.transaction(durable=False):
+                self._store.wait(offer.event_id, scored.waiting(k), self._queue_limit)
+        named = dict(zip([name for name, _ in offer.actions], scored.means.tolist(), strict=True))
+        return DeviceDecision(offer.event_id, offer.actions[k][0], float(chances[k]), named, scored.version)
+
+    def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
+        version, shared = self._shared(offer) if told is None else told
+        hashed = self._models.prepare(offer.own_context, offer.actions)
+        examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]
+        local = [self._models.local_score(example) for example in examples]
+        means = (np.asarray(shared, np.float32) + np.asarray(local, np.float32)).astype(np.float64)
+
+        def waiting(k: int) -> bytes:
+            name, features = offer.actions[k]
+            parts = (offer.context, name, features, version, float(shared[k]))
+            return msgspec.msgpack.encode(Waiting(*parts, examples[k][0].tobytes(), examples[k][1].tobytes()))
+
+        return Scored(version, means, np.zeros(means.size), self.settings.n_learned, waiting)
 
     def _shared(self, offer: Offer) -> tuple[int, Sequence[float]]:
         if not self.download:
             return 0, [0.0] * len(offer.actions)
         return self._models.side.version, self._models.shared_scores(offer.context, offer.actions).tolist()
-
-    def _wait(self, offer: Offer, k: int, version: int, shared: float, example: tuple[Array, Array]) -> None:
-        name, features = offer.actions[k]
-        parts = (offer.context, name, features, version, shared)
-        body = msgspec.msgpack.encode(Waiting(*parts, example[0].tobytes(), example[1].tobytes()))
-        with self._store.transaction(durable=False):
-            self._store.wait(offer.event_id, body, self._queue_limit)
 
     # Learning
 
@@ -239,7 +257,7 @@ class Device:
             if body is None:
                 raise ValueError(f"event_id must be of a decision that waits for its reward, got {event_id!r}")
             with self._as_on_disk():
-                self._reward(event_id, msgspec.msgpack.decode(body, type=Waiting), label)
+                self._reward(event_id, body, label)
             self._save_if_grown()
 
     def _label(self, value: float) -> float:
@@ -251,7 +269,8 @@ class Device:
             raise ValueError(f"value must be in the loop's reward_range [{low:g}, {high:g}], got {value}")
         return float(value)
 
-    def _reward(self, event_id: str, decision: Waiting, label: float) -> None:
+    def _reward(self, event_id: str, body: bytes, label: float) -> None:
+        decision = msgspec.msgpack.decode(body, type=Waiting)
         version, shared = self._shared_now(decision)
         local = _bounded(self._models.local_score(read_example(decision.indices, decision.values)))
         told = local if self._privacy is None else self._privacy.release(local, self._rng)

@@ -33,6 +33,9 @@ _SCHEMA = (
 )
 
 
+_EXAMPLES = "CREATE TABLE IF NOT EXISTS examples (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)"
+
+
 class Queued(NamedTuple):
     """An upload that waits for the service."""
 
@@ -65,6 +68,7 @@ class DeviceStore:
             if not self._count("sqlite_master"):
                 for statement in _SCHEMA:
                     self._db.execute(statement)
+            self._db.execute(_EXAMPLES)
         version = self.meta("schema")
         if version != SCHEMA_VERSION:
             raise ValueError(f"folder must hold a device of schema version {SCHEMA_VERSION}, got {version}")
@@ -151,6 +155,26 @@ class DeviceStore:
     def renumber(self, version: int, *, only_unknown: bool) -> None:
         """Say of waiting uploads that they were made with ``version``: of those made before any, or of all."""
         self._db.execute(f"UPDATE queue SET version = ? {'WHERE version = 0' if only_unknown else ''}", (version,))
+
+    def rewrite(self, upload: Queued) -> None:
+        """Replace what waits under a sequence number, if it still does."""
+        self._db.execute(
+            "UPDATE queue SET version = ?, body = ? WHERE seq = ?", (upload.version, upload.body, upload.seq)
+        )
+
+    # Examples that a model is made of
+
+    def add_example(self, seq: int, body: bytes) -> None:
+        self._db.execute("INSERT INTO examples VALUES (?, ?)", (seq, body))
+
+    def examples(self) -> list[tuple[int, bytes]]:
+        """Return them by rising sequence number."""
+        return list(self._db.execute("SELECT seq, body FROM examples ORDER BY seq"))
+
+    def keep_examples(self, n: int) -> None:
+        """Forget all but the last n."""
+        last = "SELECT seq FROM examples ORDER BY seq DESC LIMIT ?"
+        self._db.execute(f"DELETE FROM examples WHERE seq NOT IN ({last})", (n,))
 
     # Local steps that wait
 

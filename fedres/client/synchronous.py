@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from fedres import checks
-from fedres.client.device import Device, DeviceDecision, Status
+from fedres.client.device import DeviceDecision, Status
+from fedres.client.kalman_device import open_device
 from fedres.client.offers import Actions, Features, make_offer
 from fedres.client.syncing import Link, Synced
 from fedres.client.transport import ask, check_url, headers
@@ -31,10 +32,11 @@ def check_seconds(sync_seconds: float | None) -> None:
 class DeviceClient:
     """Decides on the device, learns there, and exchanges residuals for shared models in the background.
 
-    All of its state is in ``folder``, for one process at a time. ``learner`` is "vw" or its twin "linear"; ``timing``
-    says when the local model learns: "immediate", or "aligned", when the shared model has the upload inside.
-    ``download=False`` asks the service for scores instead of keeping its model; ``sync_seconds=None`` leaves
-    syncs to the caller. Queued uploads beyond ``queue_limit`` are dropped, the oldest first.
+    All of its state is in ``folder``, for one process at a time. ``learner`` is "residual-kalman", the model of most
+    loops or, for those with "adagrad", "vw" or its twin "linear". Of these two ``timing`` says when they learn:
+    "immediate", or "aligned", when the shared model has the upload inside; ``download=False`` asks the service for
+    scores instead of keeping its model. ``sync_seconds=None`` leaves syncs to the caller. Queued uploads beyond
+    ``queue_limit`` are dropped, the oldest first.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class DeviceClient:
         *,
         loop: str = "default",
         key: str | None = None,
-        learner: str = "vw",
+        learner: str = "residual-kalman",
         timing: str = "immediate",
         download: bool = True,
         privacy: Privacy | None = None,
@@ -59,7 +61,7 @@ class DeviceClient:
         self._http = httpx.Client(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
         try:
-            self._device = Device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
+            self._device = open_device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
         except BaseException:
             self._http.close()
             raise

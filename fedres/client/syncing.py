@@ -32,6 +32,7 @@ from fedres.client.wire import (
 from fedres.scoring.federated import takes_residuals
 
 MOST = {"residuals": 500, "updates": 20}  # in one request
+BURST = 10  # so many uploads that wait are one
 ROUND_SECONDS = 60.0  # how long the loop's settings are taken for granted
 SCORES_SECONDS = 2.0  # how long a decision waits for the service's scores
 PATIENCE = 60.0  # seconds: a longer wait is left to the next sync
@@ -129,6 +130,8 @@ class Link:
         sent, dropped, self.pause = 0, self.device.dropped, None
         try:
             fresh = yield from self._prepare(tries)
+            if self.device.fetches_first and not fresh and len(self.device.batch(BURST)) == BURST:
+                yield from self._model(tries)
             newest = self.device.seq  # what comes meanwhile is for the next sync: a model must be fetched some time
             while (batch := self.device.batch(min(self._most, MOST[self.device.route]))) and batch[0].seq <= newest:
                 sent += yield from self._upload(batch, tries)
@@ -164,6 +167,8 @@ class Link:
 
     def _round(self, tries: int) -> Flow[None]:
         path = f"{self._base}/round?client={quote(self.device.client, safe='')}"
+        if self.device.model != "adagrad":
+            path += f"&model={self.device.model}"
         found = self._opened((yield from self._ask(Request("GET", path), tries)), Round)
         if not takes_residuals(found.global_learner):
             found = yield from self._joined(found, tries)

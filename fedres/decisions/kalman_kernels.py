@@ -174,13 +174,18 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 
 
 @kernel
-def learn_all(shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool) -> None:
-    """Learn from events in their order; ``new`` says that their numbers may settle scales."""
+def learn_all(
+    shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
+) -> None:  # fmt: skip
+    """Learn from events in their order; ``new`` says that their numbers may settle scales.
+
+    ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the span.
+    """
     most = 1
     for e in range(events.users.size):
         most = max(most, events.starts[e + 1] - events.starts[e])
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], most, most, 1 + most)
-    learn_in(scratch, shared, events, workspace, low, span, new)
+    learn_in(scratch, shared, events, workspace, low, span, new, beside)
 
 
 @bare_kernel
@@ -196,7 +201,9 @@ def renew_basis(shared: Any, squares: Array) -> None:
 
 
 @bare_kernel
-def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool) -> None:
+def learn_in(
+    scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
+) -> None:  # fmt: skip
     d, k = shared.bases.shape[1], shared.bases.shape[2]
     keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
     where, slopes, own_weights, own_gains = scratch.where, scratch.slopes, scratch.own_weights, scratch.own_gains
@@ -247,8 +254,9 @@ def learn_in(scratch: Any, shared: Any, events: Any, workspace: Any, low: float,
             variance += xs[f] * xs[f] * part_variance
             keys[m], xs[m], where[m, 0], where[m, 1], where[m, 2] = keys[f], xs[f], block, field, slot
             m += 1
-        error = (np.float64(events.rewards[e]) - low) / span - mean
+        error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
         noise = shared.numbers[NOISE]
+        variance += beside[e, 1]
         q = noise + variance
         for f in range(m):
             block, field, slot, x = where[f, 0], where[f, 1], where[f, 2], xs[f]

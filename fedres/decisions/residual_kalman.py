@@ -60,6 +60,9 @@ class Owns(NamedTuple):
     sizes: Array  # int64, words of each
 
 
+NO_OWNS = Owns(NO_MODEL, np.zeros(0, np.int64))
+
+
 class ResidualKalman:
     """The model of a loop. Rewards lie in ``reward_range``.
 
@@ -119,20 +122,24 @@ class ResidualKalman:
         learned = self.learn_packed(events, Owns(words, sizes))
         return [np.array(own) for own in np.split(learned.words, np.cumsum(learned.sizes))[: len(owns)]]
 
-    def learn_packed(self, events: Events, owns: Owns) -> Owns:
-        """Do so with personal models that lie one after the other."""
+    def learn_packed(self, events: Events, owns: Owns, beside: Array | None = None) -> Owns:
+        """Do so with personal models that lie one after the other.
+
+        ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the range
+        of rewards: then this one learns what that leaves over. The start does not look at it.
+        """
         if self.shared is None:
             n = min(START_EVENTS - self.start.users.size, events.users.size)
             self.start = _joined(self.start, _nobodys(_part(events, 0, n)))
-            events = _part(events, n, events.users.size)
+            events, beside = _part(events, n, events.users.size), None if beside is None else beside[n:]
             if self.start.users.size < START_EVENTS:
                 return owns
             self.shared = _settled(self.start, self.max_blocks, self.tail_bits)
-            self._learn(self.start, Owns(NO_MODEL, np.zeros(0, np.int64)), new=False)
+            self._learn(self.start, NO_OWNS, None, new=False)
             self.start = events_of([])
-        return self._learn(events, owns, new=True)
+        return self._learn(events, owns, beside, new=True)
 
-    def _learn(self, events: Events, owns: Owns, *, new: bool) -> Owns:
+    def _learn(self, events: Events, owns: Owns, beside: Array | None, *, new: bool) -> Owns:
         if self.shared is None or events.users.size == 0:
             return owns
         n_blocks = 1 + int(self.shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
@@ -141,7 +148,8 @@ class ResidualKalman:
             self.shared = with_room(self.shared, room)
         k = self.shared.bases.shape[2]
         workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), k)
-        learn_all(self.shared, events, workspace, self.low, self.span, new)
+        beside = np.zeros((events.users.size, 2)) if beside is None else beside
+        learn_all(self.shared, events, workspace, self.low, self.span, new, beside)
         return Owns(*packed_owns(workspace, k))
 
     def to_arrays(self) -> dict[str, Array]:

@@ -351,7 +351,7 @@ class ResidualKalman:
         turn = self.bases[-1].T @ self.bases[own.basis]
         return {block.key: block.weights.turned(turn, self._priors(block.field)[0].tau) for block in own.blocks}
 
-    def _learn(self, event: Event, *, new: bool) -> None:
+    def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> None:
         n, d, bases = self.learned, len(self.core), len(self.bases)
         if n >= 2 * max(the.START_EVENTS, d) and n & (n - 1) == 0 and bases < the.MAX_BASES:
             self.bases.append(eigenvectors(self.moment / n, self.own_size))
@@ -378,8 +378,8 @@ class ResidualKalman:
             if not mine:
                 parts[:, 2] = 0.0  # nobody's weights are not uncertain
             used.append((key, x, priors, shared.weights, mine, parts))
-        error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used)
-        variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used)
+        error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
+        variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
         q = self.noise + variance  # expected error²
         for key, x, priors, shared, mine, _ in used:
             shared.learn(x * z, error, q)

@@ -99,6 +99,7 @@ class Scores(Struct):
 class Round(Struct):
     """How a loop learns; with a round who uploads after it, or with a client too whether it does."""
 
+    model: str
     global_learner: str
     hyperparameters: dict[str, float | None]
     bits: int
@@ -107,6 +108,7 @@ class Round(Struct):
     personal: bool
     policy: str
     epsilon: float
+    floor: float
     gamma: float
     learning_rate: float
     reward_range: Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -194,17 +196,18 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         DEVICE,
         "Show how the loop learns, and who takes part.",
         reply=Round,
-        query=("client", "t"),
+        query=("client", "t", "model"),
     )
     async def get_round(
         loop: Loop,
         request: Request,
         client: Annotated[str | None, Query(min_length=1, max_length=LONGEST_ID)] = None,
         t: Annotated[int | None, Query(ge=1, le=LAST_ROUND)] = None,
+        model: Annotated[str, Query(pattern="^(adagrad|residual-kalman)$")] = "adagrad",
     ) -> Response:
         if client is not None:
             check_client(request.scope[CLIENT], client)
-        return json_response(devices.round(loop, client, t))
+        return json_response(devices.round(loop, client, t, model))
 
     return routes
 
@@ -229,6 +232,8 @@ def _quoted(tag: str) -> str:
 def _colons(sent: Residuals) -> int:
     """Return how many colons come with the names that were read, if no string outside of features has one."""
     names = 2 + 7 * len(sent.residuals)  # client and residuals; seq, version, context, action, id, local and label
-    names += sum((len(each.action.features) > 0) + (each.global_ is not None) for each in sent.residuals)
+    for each in sent.residuals:
+        names += (len(each.action.features) > 0) + (each.global_ is not None)
+        names += (each.variance is not None) + (each.slopes is not None)
     raw = [part for each in sent.residuals for part in (each.context, each.action.features)]
     return names + b"".join(raw).count(b":")

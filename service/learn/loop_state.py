@@ -16,11 +16,10 @@ import msgspec
 
 from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Decided, Join, Rules, Settled
-from service.learn.kalman import KalmanShared
 from service.learn.lessons import Lessons
 from service.learn.loop_models import LearnedEvent, LoopModels
 from service.learn.shared_models import AnyShared, new_model, read_model
-from service.learn.uploads import learn_residual, learn_update
+from service.learn.uploads import learn_upload
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
@@ -254,9 +253,7 @@ class LoopState:
     def _take_upload(self, entry: Entry) -> None:
         """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
-            learn = learn_residual if entry.kind == RESIDUAL else learn_update
-            assert not isinstance(self.models.shared, KalmanShared)  # rankers take no uploads for it
-            learned = learn(entry, self.head, self.models.shared)
+            learned = learn_upload(entry, self.head, self.models.shared)
             self.head.version = entry.position
             self.head.statistics.uploads += learned
             self.head.statistics.passed_over += not learned

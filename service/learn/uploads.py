@@ -5,18 +5,31 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
+
 from fedres.checks import Array
+from fedres.decisions.federated_kalman import Part, learn_residual, residual_of
+from fedres.decisions.kalman_state import Events
+from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman
 from fedres.scoring.federated import FederatedModel, Pool
 from fedres.scoring.model import Example, SharedModel
 from service.learn.guard import combine
 from service.learn.heads import LoopHead
-from service.learn.shared_models import expanded_example
-from service.log.records import Entry, ResidualExample, decode_update, read_residual
+from service.learn.kalman import KalmanShared
+from service.learn.shared_models import AnyShared, expanded_example
+from service.log.records import RESIDUAL, Entry, ResidualExample, decode_update, read_residual
 
 MOST_POOLED = 20  # uploads of as many clients are combined, if so many have joined
 
 
-def learn_residual(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
+def learn_upload(entry: Entry, head: LoopHead, shared: AnyShared) -> bool:
+    """Learn from a device's upload; return False where the defences say no."""
+    if isinstance(shared, KalmanShared):
+        return _learn_part(entry, head, shared.model)
+    return (_learn_residual if entry.kind == RESIDUAL else _learn_update)(entry, head, shared)
+
+
+def _learn_residual(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
     """Learn what the device's own part leaves over of the label; return False where the defences say no."""
     assert entry.example is not None
     residual, settings = read_residual(entry.example), head.settings
@@ -34,6 +47,45 @@ def learn_residual(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
     return True
 
 
+def _learn_part(entry: Entry, head: LoopHead, model: ResidualKalman) -> bool:
+    """Learn what a device's own part leaves over, by ``residual-kalman``; return False where the defences say no.
+
+    An example with long inputs, or beyond the budget of its client, counts as noisier than it is said to be.
+    """
+    assert entry.example is not None
+    residual, client, defences = read_residual(entry.example), str(entry.user), head.settings.defences
+    assert residual.spread is not None
+    event = _event(residual)
+    if model.shared is None:  # the start learns labels, also those of events
+        _, weight = head.guard.weigh(client, np.ones(1), defences)
+        if weight > 0:
+            model.learn_packed(event, NO_OWNS)
+        return weight > 0
+    variance, slopes = residual.spread
+    part = Part(residual.local / model.span, variance / model.span**2, np.array(slopes) / model.span)
+    left = residual_of(model, event, part)
+    kept, weight = head.guard.weigh(client, np.array([left.length]), defences, lambda _: left.error)
+    weight *= float(kept[0] / left.length) ** 2
+    if weight > 0:
+        learn_residual(model, event, part, left, weight)
+    return weight > 0
+
+
+def _event(residual: ResidualExample) -> Events:
+    """Return it as an event of nobody."""
+    features = residual.features
+    hashes = np.frombuffer(bytearray(features.hashes), np.uint32)
+    return Events(
+        hashes,
+        np.frombuffer(bytearray(features.values), np.float32),
+        np.frombuffer(bytearray(4 * features.n_context) + features.fields, np.uint32),
+        np.array([0, hashes.size], np.int64),
+        np.array([features.n_context], np.int64),
+        np.array([residual.label], np.float32),
+        np.array([-1], np.int64),
+    )
+
+
 def _error(body: ResidualExample, example: Example, shared: SharedModel) -> float:
     """Return label − prediction as the step will have it: AdaGrad clamps predictions to the labels seen."""
     prediction = body.local + (shared.score(example) if body.global_ is None else body.global_)
@@ -43,7 +95,7 @@ def _error(body: ResidualExample, example: Example, shared: SharedModel) -> floa
     return body.label - min(max(prediction, min(low, body.label)), max(high, body.label))
 
 
-def learn_update(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
+def _learn_update(entry: Entry, head: LoopHead, shared: SharedModel) -> bool:
     """Take in a gradient or a delta; return False where the defences say no."""
     assert isinstance(shared, FederatedModel)
     body, learned = decode_update(entry.body), False

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from msgspec import Raw
 
 from fedres.decisions.constants import START_EVENTS
 from fedres.scoring.features import Preparer
@@ -17,6 +20,7 @@ from service.models.published import Models, Publisher, make_current
 from service.ranking.decide import decide
 from service.ranking.explaining import explanations
 from service.ranking.requests import Action, RankRequest
+from service.ranking.uploads import Residual, residual_records
 from service.settings import Settings
 
 
@@ -56,6 +60,8 @@ def _play(folder: Path) -> None:
                 _decide_and_learn(name, log, models)
                 if k >= n - 2 or k == 0:
                     learner.step()
+            _upload(name, log, models)
+            learner.step()
         learner.close()
 
 
@@ -70,3 +76,12 @@ def _decide_and_learn(name: str, log: SqliteLog, models: Models) -> None:
     explanations(decision.prepared, loop, models)
     reward = Record(name, REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
     log.append([[decision.record(loop)], [reward]])
+
+
+def _upload(name: str, log: SqliteLog, models: Models) -> None:
+    """Upload what a device would."""
+    loop = models.loop(name)
+    assert loop is not None
+    more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.kalman is not None else {}
+    residual = Residual(1, loop.view.version, Raw(b'{"a": 1}'), Action("a"), 0.0, 1.0, **more)
+    log.append([[record] for record in residual_records(loop, "d", [residual], Preparer())])

@@ -101,7 +101,8 @@ _DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL, _PATIENT = 1, 2, 4, 8, 16, 3
 _PATIENCE = struct.Struct("<q")  # microseconds
 _REWARD = struct.Struct("<d")
 _RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
-_ALIGNED = 1
+_ALIGNED, _PART = 1, 2
+_SPREAD = struct.Struct("<dI")  # variance, how many slopes
 
 
 class Example(msgspec.Struct, frozen=True, gc=False):
@@ -146,6 +147,13 @@ def read_decision(data: bytes) -> DecisionExample:
     return DecisionExample(features, settings, weight, deferred, agreed, control, patience)
 
 
+class Spread(NamedTuple):
+    """How sure a device is of its part of a prediction, in a loop with ``residual-kalman``."""
+
+    variance: float
+    slopes: tuple[float, ...]  # of the part by log τ, for block 0 and for each field of the action
+
+
 class ResidualExample(NamedTuple):
     """What the learner needs of a device's residual."""
 
@@ -154,18 +162,29 @@ class ResidualExample(NamedTuple):
     label: float
     local: float
     global_: float | None
+    spread: Spread | None = None
 
     def encode(self) -> bytes:
-        aligned = self.global_ is not None
+        flags = _ALIGNED * (self.global_ is not None) | _PART * (self.spread is not None)
         numbers = (self.version, self.label, self.local, self.global_ if self.global_ is not None else 0.0)
-        head = _RESIDUAL.pack(_ALIGNED * aligned, *numbers, self.features.n_context)
-        return head + self.features.hashes + self.features.values
+        features = self.features
+        head = _RESIDUAL.pack(flags, *numbers, features.n_context)
+        if self.spread is None:
+            return head + features.hashes + features.values
+        slopes = self.spread.slopes
+        head += _SPREAD.pack(self.spread.variance, len(slopes)) + struct.pack(f"<{len(slopes)}d", *slopes)
+        return head + features.hashes + features.values + features.fields
 
 
 def read_residual(data: bytes) -> ResidualExample:
     flags, version, label, local, global_, n_context = _RESIDUAL.unpack_from(data)
-    features = _features(data, _RESIDUAL.size, n_context)
-    return ResidualExample(features, version, label, local, global_ if flags & _ALIGNED else None)
+    start, spread = _RESIDUAL.size, None
+    if flags & _PART:
+        variance, n = _SPREAD.unpack_from(data, start)
+        spread = Spread(variance, struct.unpack_from(f"<{n}d", data, start + _SPREAD.size))
+        start += _SPREAD.size + 8 * n
+    features = _features(data, start, n_context, with_fields=spread is not None)
+    return ResidualExample(features, version, label, local, global_ if flags & _ALIGNED else None, spread)
 
 
 def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = False) -> Example:
@@ -255,6 +274,8 @@ class ResidualBody(msgspec.Struct, omit_defaults=True, gc=False):
     label: float
     version: int  # of the shared model
     global_: float | None = msgspec.field(default=None, name="global")  # the shared part, where errors are aligned
+    variance: float | None = None  # of the device's own part, and its slopes, where the model is residual-kalman
+    slopes: list[float] | None = None
 
 
 class UpdateBody(msgspec.Struct, gc=False):

@@ -24,6 +24,7 @@ from service.ranking.uploads import (
     Update,
     Uploaded,
     check_takes_updates,
+    kalman_bytes,
     loop_full,
     model_bytes,
     number_of,
@@ -48,7 +49,7 @@ class Devices:
     async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> Uploaded:
         """Return where residuals are, once they are stored; all are refused if one breaks a rule."""
         check_id("client", client)
-        self._loop(loop)
+        self._machine.loop(loop)
         preparer = self._machine.preparer
         with self._room_for(loop, client, len(residuals)):
             records = await self._checked(loop, lambda found: residual_records(found, client, residuals, preparer))
@@ -59,7 +60,7 @@ class Devices:
         """Return where updates are, once they are stored; none at all gives the client its number."""
         check_id("client", client)
         with self._room_for(loop, client, len(updates) or 1):
-            found = self._loop(loop)
+            found = self._machine.loop(loop)
             check_takes_updates(found.view)
             if not updates:
                 return await self._join(found, client)
@@ -70,13 +71,15 @@ class Devices:
 
     def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
         """Return the model version and the shared part of each action's score."""
-        found = self._loop(loop)
+        found = self._with_weights(loop)
         return found.view.version, score_actions(found, context, actions, self._machine.preparer)
 
     async def federated_model(self, loop: str, since: int | None = None) -> Published:
-        """Return the published weights, or what changed of them ``since`` a version."""
-        self._loop(loop)
-        changed = None
+        """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
+        found, changed = self._machine.loop(loop), None
+        if found.kalman is not None:
+            tag = model_tag(found.view.version, found.weights)
+            return Published(found.view.version, kalman_bytes(found, found.kalman), tag)
         with contextlib.suppress(ApiError):  # without the learner all weights are sent
             changed = await self._machine.ask("changed", loop, since or 0)  # from the first call on it notes changes
         found = self._machine.loop(loop)
@@ -88,18 +91,27 @@ class Devices:
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the model that is published."""
-        found = self._loop(loop)
+        found = self._machine.loop(loop)
         return model_tag(found.view.version, found.weights)
 
-    def round(self, loop: str, client: str | None = None, t: int | None = None) -> dict[str, Any]:
-        """Return what a device needs to know of a loop, and who uploads after the device's round t."""
-        return round_of(self._loop(loop), client, t)
+    def round(
+        self, loop: str, client: str | None = None, t: int | None = None, model: str = "adagrad"
+    ) -> dict[str, Any]:
+        """Return what a device needs to know of a loop, and who uploads after the device's round t.
 
-    def _loop(self, name: str) -> Loop:
-        """Return a loop with a shared model for devices."""
+        A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
+        """
+        found = self._machine.loop(loop)
+        if found.view.settings.model != model:
+            message = f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}"
+            raise ApiError(409, "no_device_model", message, "model")
+        return round_of(found, client, t)
+
+    def _with_weights(self, name: str) -> Loop:
+        """Return a loop whose shared model scores without widths."""
         found = self._machine.loop(name)
         if found.kalman is not None:
-            message = f"devices need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
+            message = f"scores need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
         return found
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions.kalman_document import write_document, write_safetensors
+from fedres.decisions.kalman_parts import field_keys
 from fedres.scoring.features import Named, Preparer, check_crosses
 from fedres.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
 from fedres.scoring.flattening import FeatureError
 from fedres.scoring.model import score
-from fedres.scoring.sealing import checksum
+from fedres.scoring.sealing import checksum, model_tag
 from service.errors import ApiError, invalid
 from service.learn.shared_models import wire_of
 from service.log.records import (
@@ -25,9 +27,11 @@ from service.log.records import (
     Record,
     ResidualBody,
     ResidualExample,
+    Spread,
     UpdateBody,
     encode,
 )
+from service.models.kalman import PublishedKalman
 from service.models.published import Loop, LoopView
 from service.ranking.decide import features_of, invalid_features
 from service.ranking.requests import Action, check_actions, check_id
@@ -35,8 +39,6 @@ from service.settings import Settings
 
 LARGEST = 1e9  # of a prediction
 LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
-
-DTYPES = {"f": "F32", "u": "U32"}
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -51,6 +53,8 @@ class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     local: float
     label: float
     global_: float | None = msgspec.field(default=None, name="global")  # needed where timing is aligned
+    variance: float | None = None  # of its own part; needed, as the slopes are, where the model is residual-kalman
+    slopes: list[float] | None = None
 
 
 class Update(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -93,9 +97,35 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
     if view.settings.timing == "aligned":
         _check_prediction(f"{at}.global", residual.global_)
         shared = residual.global_
+    spread = _spread(view, residual, hashed, at)
     action = InlineAction(residual.action.id, msgspec.Raw(features))
-    body = ResidualBody(msgspec.Raw(context), action, local, label, residual.version, shared)
-    return body, ResidualExample(hashed, residual.version, label, local, shared)
+    body = ResidualBody(
+        msgspec.Raw(context), action, local, label, residual.version, shared, residual.variance, residual.slopes
+    )
+    return body, ResidualExample(hashed, residual.version, label, local, shared, spread)
+
+
+def _spread(view: LoopView, residual: Residual, hashed: Example, at: str) -> Spread | None:
+    """Return how sure the device is of its part, which a loop with residual-kalman must be told, and no other."""
+    given = residual.variance is not None or residual.slopes is not None
+    if view.settings.model != "residual-kalman":
+        if given:
+            message = f"{at}: variance and slopes must only come where the model is 'residual-kalman'"
+            raise ApiError(409, "wrong_upload", message, at)
+        return None
+    if residual.variance is None or residual.slopes is None:
+        message = f"{at} must have variance and slopes where the model is 'residual-kalman'"
+        raise ApiError(409, "wrong_upload", message, at)
+    _check_prediction(f"{at}.variance", residual.variance)
+    if residual.variance < 0:
+        raise invalid(f"{at}.variance must not be negative, got {residual.variance}", f"{at}.variance")
+    n = field_keys(np.frombuffer(hashed.fields, np.uint32)).size
+    if len(residual.slopes) not in (0, n):
+        message = f"{at}.slopes must be none, or {n}: of all actions and of each field, got {len(residual.slopes)}"
+        raise invalid(message, f"{at}.slopes")
+    for slope in residual.slopes:
+        _check_prediction(f"{at}.slopes", slope)
+    return Spread(float(residual.variance), tuple(map(float, residual.slopes)))
 
 
 def update_records(loop: Loop, client: str, updates: Sequence[Update]) -> Iterator[Record]:
@@ -183,7 +213,7 @@ def _hashed(preparer: Preparer, context: bytes, action: tuple[str, bytes], at: s
             check_crosses(shared.size, own.size, preparer.limits)
         except FeatureError as error:
             raise ApiError(422, "invalid_features", f"{at}: {error}", at) from None
-    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size)
+    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
 
 
 def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], preparer: Preparer) -> list[float]:
@@ -217,25 +247,15 @@ def model_bytes(view: LoopView, weights: Array, since: int | None, changed: Arra
     if since == 0:
         changed = np.flatnonzero(weights.view(np.uint32) != 0)
     if changed is None or 2 * changed.size >= weights.size:
-        return safetensors({"weights": weights}, known)
+        return write_safetensors({"weights": weights}, known)
     parts = {"indices": changed.astype(np.uint32), "values": weights[changed]}
-    return safetensors(parts, {**known, "since": str(since)})
+    return write_safetensors(parts, {**known, "since": str(since)})
 
 
-def safetensors(parts: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file of vectors: a length, a JSON header and the data.
-
-    The package of that name writes metadata in no fixed order; here the same model is always the same bytes.
-    """
-    header: dict[str, Any] = {"__metadata__": metadata}
-    data = [part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes() for part in parts.values()]
-    end = 0
-    for (name, part), piece in zip(parts.items(), data, strict=True):
-        header[name] = {"dtype": DTYPES[part.dtype.kind], "shape": part.shape, "data_offsets": (end, end + len(piece))}
-        end += len(piece)
-    text = encode(header)
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *data])
+def kalman_bytes(loop: Loop, kalman: PublishedKalman) -> bytes:
+    """Return the published model of a loop with residual-kalman, for devices: always all of it."""
+    tag = model_tag(loop.view.version, loop.weights)
+    return write_document(kalman.shared if kalman.settled else None, loop.view.version, tag, kalman.learned)
 
 
 def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
@@ -243,17 +263,27 @@ def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
     if t is not None:
         _check_round("t", t)
     view, settings = loop.view, loop.view.settings
-    names = ("global_learner", "hyperparameters", "timing", "crosses", "personal", "policy", "epsilon")
+    names = (
+        "model",
+        "global_learner",
+        "hyperparameters",
+        "timing",
+        "crosses",
+        "personal",
+        "policy",
+        "epsilon",
+        "floor",
+    )
     number = None if client is None else loop.clients.numbers.get(client)
     return {
         **{name: getattr(settings, name) for name in names},
         "gamma": settings.greed,
         "learning_rate": settings.learning_rate,
-        "bits": loop.weights.size.bit_length() - 1,
+        "bits": settings.bits,
         "reward_range": settings.reward_range,
         "settings_version": view.settings_version,
         "version": view.version,
-        "n_learned": view.statistics.learned,
+        "n_learned": loop.n_learned,
         "number": number,
         "t": t,
         "senders": _senders(settings, t) if client is None else None,

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 from safetensors.numpy import save
 
-from fedres.client.device import Device
+from fedres.client.kalman_device import open_device
 from fedres.client.offers import make_offer
 from fedres.client.syncing import Link
 from fedres.client.transport import ask
@@ -65,7 +65,7 @@ class Driven:
         self.now = 0.0
         self.network = Network(faults)
         self.http = httpx.Client(base_url=url, headers=headers, transport=self.network, trust_env=False)
-        self.device = Device(folder, **options, **({} if clock is None else {"clock": clock}))
+        self.device = open_device(folder, **options, **({} if clock is None else {"clock": clock}))
         self.link = Link(self.device, gzip=gzip, rng=random.Random(0), clock=lambda: self.now)
         self.waits = []
 

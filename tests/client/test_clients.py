@@ -1,6 +1,7 @@
 """The two clients as programs use them: threads, event loops, background syncs."""
 
 import asyncio
+import functools
 import socket
 import subprocess
 import sys
@@ -10,8 +11,11 @@ import httpx
 import pytest
 from network import MENU, Network
 
-from fedres.client import AsyncDeviceClient, DeviceClient
+from fedres import client
 from fedres.lease import LeaseHeld
+
+DeviceClient = functools.partial(client.DeviceClient, learner="vw")  # for the loops of ``live``
+AsyncDeviceClient = functools.partial(client.AsyncDeviceClient, learner="vw")
 
 
 class Watched(Network):

@@ -75,7 +75,8 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         asked = Question(rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
         policy = policy_of(settings, n_learned=40)
         [(action, chances, _)] = service_choose([asked], shared.weights, NO_MEMORY, policy, crosses=True)
-        own = probabilities(score(prepared, shared.weights)[0].astype(np.float64), allowed, mine)
+        means = score(prepared, shared.weights)[0].astype(np.float64)
+        own = probabilities(means, np.zeros(4), allowed, mine, 40)
         assert own.tolist() == chances
         assert choose(f"e{k}", own) == action
         learn(prepared, int(rng.integers(4)), rng.uniform(-0.5, 0.5), shared)

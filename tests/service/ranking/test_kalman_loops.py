@@ -248,8 +248,11 @@ def test_devices_are_told_which_loops_they_can_use(tmp_path):
     with run_service(tmp_path) as live, live.client() as client:
         live.make_loop("phones", model="adagrad")
         assert client.get("/v1/loops/phones/federated/round").json()["policy"] == "epsilon-greedy"
-        for reply in (client.get("/v1/federated/round"), client.get("/v1/federated/model")):
+        wrong = ("/v1/federated/round", "/v1/loops/phones/federated/round?model=residual-kalman")
+        for reply in (*map(client.get, wrong), client.post("/v1/federated/scores", json={"actions": [{"id": "tea"}]})):
             assert (reply.status_code, reply.json()["error"]["code"]) == (409, "no_device_model")
+        right = client.get("/v1/federated/round?model=residual-kalman").json()
+        assert (right["policy"], right["floor"], right["gamma"]) == ("optimistic-squarecb", 0.002, 300.0)
         body = {"client": "phone", "residuals": [{"seq": 1, "version": 1, "local": 0, "label": 1}]}
         body["residuals"][0] |= {"context": {}, "action": {"id": "tea", "features": {}}}
         assert client.post("/v1/federated/residuals", json=body).status_code == httpx.codes.CONFLICT

@@ -280,7 +280,8 @@ def test_a_round_says_how_the_loop_learns_and_who_takes_part(tmp_path):
         async with running(tmp_path, model="adagrad") as engine:
             plain = engine.round("default", "phone", 3)
             assert plain.keys() == {
-                "global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon", "gamma",
+                "model", "global_learner", "hyperparameters", "bits", "timing", "crosses", "policy", "epsilon",
+                "floor", "gamma",
                 "learning_rate", "personal", "reward_range", "settings_version", "version", "n_learned", "number", "t",
                 "senders", "takes_part",
             }  # fmt: skip

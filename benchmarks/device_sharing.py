@@ -1,0 +1,225 @@
+"""Devices with ``residual-kalman`` beside a hosted loop and beside devices that share nothing, without a network.
+
+``python benchmarks/device_sharing.py`` plays streams of ``fedres bench decisions``; every user is a device. A device
+syncs after so many of its own rounds; an upload takes a number of rounds to arrive, and some attempts are lost and made
+again after the next round. Both halves of the model are those of the service and of ``DeviceClient``.
+
+The stream ``fleet`` is the task of ``device_fleet.py``: 20 devices tell two classes of digits apart, each with a task
+of its own, and part of the features are private; its figure is the accuracy on held-out rows after 200 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedres.checks import Array
+from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn_residual, residual_of
+from fedres.decisions.kalman_document import read_document, write_document
+from fedres.decisions.kalman_state import LEARNED, Events, Request
+from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman
+from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
+from libsvm_tasks.decisions.players import Kalman
+from libsvm_tasks.decisions.rounds import Round
+from libsvm_tasks.decisions.suite import STREAMS, play
+from libsvm_tasks.load import load
+from libsvm_tasks.tasks import paper_task
+
+TUNING_SEEDS, JUDGING_SEEDS = (11, 12, 13), (401, 402, 403)
+BURST = 10  # as fedres.client.syncing has it
+
+
+class Network(NamedTuple):
+    """When a device syncs, and what comes of it."""
+
+    every: int  # own rounds between two syncs
+    latency: int = 0  # rounds of all users that an upload takes at most
+    loss: float = 0.0  # share of syncs that are lost
+    relearns: bool = True  # whether examples are learned again with each new model
+
+
+NETWORKS = {
+    "sync every 2 rounds": Network(2),
+    "every 10": Network(10),
+    "every 10, late and lossy": Network(10, latency=400, loss=0.3),
+    "every 50": Network(50),
+    "every 10, learned once": Network(10, relearns=False),
+}
+
+
+@dataclass
+class Phone:
+    """A device, and what it has yet to upload."""
+
+    model: DeviceKalman
+    examples: list[Example] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    n_sent: int = 0
+
+
+class Fleet:
+    """A player of the suite: all users are devices of one server."""
+
+    def __init__(self, network: Network, seed: int, reward_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        self.network, self.rng = network, np.random.default_rng([seed, 2])
+        self.reward_range, self.server = reward_range, ResidualKalman(reward_range)
+        self.phones: dict[str, Phone] = {}
+        self.t = 0
+        self.under_way: list[tuple[float, Phone, int, int]] = []
+
+    def decide(self, now: Round, draw: float) -> tuple[int, Any]:
+        phone = self.phone(now.user)
+        request, chances, shared = now.request, np.empty(len(now.actions)), phone.model.shared
+        found = phone.model.predict(request, int(request.starts[0]))
+        learned = 0 if shared is None else int(shared.counts[LEARNED])
+        allowed, gamma = np.ones(chances.size, np.bool_), GREED * learned**0.5
+        optimistic_squarecb(found.means, found.widths, allowed, 0.0, gamma, FLOOR, chances)
+        action = pick(chances, draw)
+        return action, (phone, request, action)
+
+    def phone(self, user: str) -> Phone:
+        if user not in self.phones:
+            self.phones[user] = Phone(DeviceKalman(self.reward_range))
+        return self.phones[user]
+
+    def learn(self, token: Any, reward: float) -> None:
+        phone, request, action = token
+        self.take(phone, _example(request, action, reward))
+
+    def take(self, phone: Phone, example: Example) -> None:
+        """Let a device learn a reward, and the network do its work."""
+        phone.parts.append(phone.model.part(example))
+        phone.examples.append(example)
+        phone.model.learn(example)
+        self.t += 1
+        if len(phone.examples) - phone.n_sent >= self.network.every and self.rng.random() >= self.network.loss:
+            if len(phone.examples) - phone.n_sent >= BURST:
+                self._download(phone)
+            arrives = self.t + self.rng.uniform(0, self.network.latency)
+            self.under_way.append((arrives, phone, phone.n_sent, len(phone.examples)))
+            phone.n_sent = len(phone.examples)
+        for upload in [upload for upload in self.under_way if upload[0] <= self.t]:
+            self.under_way.remove(upload)
+            self._arrive(*upload[1:])
+
+    def _arrive(self, phone: Phone, first: int, last: int) -> None:
+        for example, part in zip(phone.examples[first:last], phone.parts[first:last], strict=True):
+            event = _event(example)
+            if self.server.shared is None:
+                self.server.learn_packed(event, NO_OWNS)
+            else:
+                learn_residual(self.server, event, part, residual_of(self.server, event, part))
+        self._download(phone)
+
+    def finish(self) -> None:
+        """Let all uploads arrive, and all devices know of them."""
+        for _, phone, first, last in self.under_way:
+            self._arrive(phone, first, last)
+        for phone in self.phones.values():
+            self._arrive(phone, phone.n_sent, len(phone.examples))
+            phone.n_sent = len(phone.examples)
+        for phone in self.phones.values():
+            self._download(phone)
+
+    def _download(self, phone: Phone) -> None:
+        document = read_document(write_document(self.server.shared, 0, "", self.server.learned))
+        if document.shared is None:
+            return
+        if self.network.relearns or phone.model.shared is None:
+            parts = phone.model.relearn(document.shared, phone.examples)
+            phone.parts[phone.n_sent :] = parts[phone.n_sent :]
+        else:
+            phone.model.shared = document.shared
+
+
+def _example(request: Request, action: int, reward: float) -> Example:
+    n, mine = int(request.starts[0]), slice(request.starts[action], request.starts[action + 1])
+    columns = [np.concatenate([column[:n], column[mine]]) for column in request[:3]]
+    return Example(*columns, n, n, reward)
+
+
+def _event(example: Example) -> Events:
+    """Return what the server sees of an example."""
+    seen = np.r_[0 : example.n_seen, example.n_context : example.hashes.size]
+    columns, size = [column[seen] for column in example[:3]], np.array([0, seen.size], np.int64)
+    reward, n_context = np.array([example.reward], np.float32), np.array([example.n_seen], np.int64)
+    return Events(*columns, size, n_context, reward, np.array([-1], np.int64))
+
+
+def accuracy(network: Network | None, seed: int, devices: int = 20, rounds: int = 200) -> float:
+    """Return the mean accuracy of devices on the task of ``device_fleet.py``; without a network each is alone."""
+    task = paper_task(load("digits"), devices, seed=seed, local_features="all", n_rounds=rounds)
+    seen = task.global_features
+    order = np.concatenate([seen, np.setdiff1d(np.arange(task.features.shape[2]), seen)])
+    fleet = Fleet(network or Network(10**9), seed, (-1.0, 1.0))
+    phones = [fleet.phone(str(i)) for i in range(devices)]
+    for t in range(rounds):
+        for i, phone in enumerate(phones):
+            row = task.order[i, t]
+            fleet.take(phone, _digit(task.features[i, row], order, seen.size, float(task.label[i, row])))
+    right = []
+    if network is None:
+        for phone in phones:
+            phone.model.relearn(None, phone.examples)
+    else:
+        fleet.finish()
+    for i, phone in enumerate(phones):
+        for x, label in zip(task.test_features[i], task.test_label[i], strict=True):
+            columns = _digit(x, order, seen.size, 0.0)[:3]
+            request = Request(*columns, np.array([order.size, order.size + 1], np.int64))
+            right.append(phone.model.predict(request, seen.size).means[0] * label > 0)
+    return float(np.mean(right))
+
+
+def _digit(x: Array, order: Array, n_seen: int, label: float) -> Example:
+    hashes = np.append(1 + order, 1000).astype(np.uint32)
+    fields = np.append(np.zeros(order.size), 999).astype(np.uint32)
+    return Example(hashes, np.append(x[order], 1.0).astype(np.float32), fields, order.size, n_seen, label)
+
+
+def run(streams: Sequence[str], seeds: Sequence[int], networks: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Return the figures of all players, by stream."""
+    players: dict[str, Any] = {"hosted": lambda seed: Kalman(), "alone": lambda seed: Kalman("alone")}
+    players |= {name: lambda seed, name=name: Fleet(NETWORKS[name], seed) for name in networks}
+    figures: dict[str, dict[str, list[float]]] = {}
+    for stream in streams:
+        figures[stream] = {}
+        if stream == "fleet":
+            figures[stream] = {"hosted": [], "alone": [accuracy(None, seed) for seed in seeds]}
+            for name in networks:
+                figures[stream][name] = [accuracy(NETWORKS[name], seed) for seed in seeds]
+                print(stream, name, np.round(figures[stream][name], 3), flush=True)
+            continue
+        for name, make in players.items():
+            figures[stream][name] = [play(STREAMS[stream], make(seed), seed) for seed in seeds]
+            print(stream, name, np.round(figures[stream][name], 3), flush=True)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="permuted,same,news,fleet")
+    parser.add_argument("--seeds", default=",".join(map(str, JUDGING_SEEDS)))
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="names, separated by ; where they have commas")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    names = [*NETWORKS] if given.networks == ",".join(NETWORKS) else given.networks.split(";")
+    figures = run(given.streams.split(","), [int(seed) for seed in given.seeds.split(",")], names)
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    table = Table("", *figures)
+    for name in next(iter(figures.values())):
+        table.add_row(name, *[f"{np.mean(rows[name]):.3f}" if rows[name] else "" for rows in figures.values()])
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A device of a loop with ``residual-kalman``: it keeps its examples, and its model is made of them.
+
+The model is a function of the shared model that was downloaded last and of the examples in the device's file: first of
+those that there were at the download, then of each that came since. To open a device is to learn them again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedres import checks
+from fedres.client import wire
+from fedres.client.choosing import Round
+from fedres.client.device import Device, Scored, _bounded, _short
+from fedres.client.global_side import Route
+from fedres.client.local import LEARNERS
+from fedres.client.models import MODEL
+from fedres.client.offers import Offer
+from fedres.client.privacy import Privacy
+from fedres.client.store import DeviceStore, Queued
+from fedres.decisions.constants import START_EVENTS
+from fedres.decisions.federated_kalman import DeviceKalman, Example, Part
+from fedres.decisions.kalman_document import Document, read_document
+from fedres.decisions.kalman_state import Request
+from fedres.exploration import GREED
+from fedres.scoring.features import Hashed, Named, Preparer
+from fedres.scoring.flattening import FeatureError
+
+NAME = "residual-kalman"
+MOST_EXAMPLES = 2_000  # kept when a model is downloaded; twice as many in between
+RELEARNED = "relearned"  # in the store: the last example there was when all were learned anew
+
+
+class Kept(msgspec.Struct, array_like=True, frozen=True):
+    """An example as the device's file has it."""
+
+    hashes: bytes
+    values: bytes
+    fields: bytes
+    n_context: int
+    n_seen: int
+    label: float = 0.0
+
+    def read(self) -> Example:
+        hashes, fields = (np.frombuffer(bytearray(column), np.uint32) for column in (self.hashes, self.fields))
+        values = np.frombuffer(bytearray(self.values), np.float32)
+        return Example(hashes, values, fields, self.n_context, self.n_seen, self.label)
+
+
+class Waiting(msgspec.Struct, array_like=True, frozen=True):
+    """A decision until its reward comes."""
+
+    context: bytes  # JSON, nothing private
+    action: str
+    features: bytes
+    example: Kept
+
+
+class KalmanModels:
+    """The two models, made of what is in the store; for one thread at a time."""
+
+    route: Route = "residuals"
+    grown = False  # examples are on the disk one by one
+
+    def __init__(self, store: DeviceStore, settings: Round) -> None:
+        self._store, self.settings, self.side = store, settings, self
+        self._preparer = Preparer(crosses=False)
+        saved = store.saved(MODEL)
+        self.document: Document | None = None if saved is None else read_document(saved)
+        self.model = DeviceKalman(settings.reward_range, personal=settings.personal)
+        last, rows = int(store.meta(RELEARNED) or 0), read_examples(store)
+        self.n_examples = len(rows)
+        self.model.relearn(self._shared, [example for seq, example in rows if seq <= last])
+        for seq, example in rows:
+            if seq > last:
+                self.model.learn(example)
+
+    @property
+    def _shared(self) -> Any:
+        return None if self.document is None else self.document.shared
+
+    @property
+    def version(self) -> int:
+        return 0 if self.document is None else self.document.told.version
+
+    @property
+    def tag(self) -> str:
+        return "" if self.document is None else self.document.told.tag
+
+    @property
+    def n_learned(self) -> int:
+        """How many rewards are inside of what decides."""
+        if self._shared is not None and self.document is not None:
+            return self.document.told.learned
+        return self.n_examples if self.model.own is not None else 0
+
+    @property
+    def begins(self) -> bool:
+        """Whether the examples are now enough for a model without a shared one."""
+        return self._shared is None and self.model.own is None and self.n_examples >= START_EVENTS
+
+    def relearn(self) -> list[tuple[int, Part]]:
+        """Learn the last examples anew; return what was said of each, by sequence number. Inside a transaction."""
+        self._store.keep_examples(MOST_EXAMPLES)
+        rows = read_examples(self._store)
+        self.n_examples = len(rows)
+        if rows:
+            self._store.keep(RELEARNED, str(rows[-1][0]))
+        parts = self.model.relearn(self._shared, [example for _, example in rows])
+        return [(seq, part) for (seq, _), part in zip(rows, parts, strict=True)]
+
+    def hashed(self, offer: Offer) -> tuple[Request, int]:
+        """Return an offer's features, hashed, and how many of the context the service may see."""
+        named = [Named("context", None, offer.context), Named("private", None, offer.own_context)]
+        named += [Named(f"actions[{name!r}]", name, features) for name, features in offer.actions]
+        rows: list[Hashed] = []
+        for row in self._preparer.hash_all(named):
+            if isinstance(row, FeatureError):
+                raise row
+            rows.append(row)
+        seen, *rows = rows
+        request = Request(
+            np.frombuffer(bytearray().join([row.hashes for row in rows]), np.uint32),
+            np.frombuffer(bytearray().join([row.values for row in rows]), np.float32),
+            np.frombuffer(bytearray().join([row.fields for row in rows]), np.uint32),
+            np.cumsum([row.size for row in rows], dtype=np.int64),
+        )
+        return request, seen.size
+
+    def save(self) -> None:
+        """Do nothing: all of it is on the disk."""
+
+    def count(self, body: bytes) -> None:
+        """Do nothing: there is no journal."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+
+
+def read_examples(store: DeviceStore) -> list[tuple[int, Example]]:
+    return [(seq, msgspec.msgpack.decode(body, type=Kept).read()) for seq, body in store.examples()]
+
+
+class KalmanDevice(Device):
+    """A device whose own model is the other half of a loop's ``residual-kalman``."""
+
+    model = NAME
+    learners = (NAME,)
+    fetches_first = True
+    _models: KalmanModels  # type: ignore[assignment]
+
+    def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        if options.get("timing", "immediate") != "immediate":
+            raise ValueError(f"timing must be 'immediate' for {NAME}, got {options['timing']!r}")
+        if not options.get("download", True):
+            raise ValueError(f"download must be True for {NAME}, got False")
+        super().__init__(folder, **{"learner": NAME, **options})
+
+    def _read_models(self) -> KalmanModels:  # type: ignore[override]
+        kept = self._store.meta("round")
+        self.known = kept is not None
+        self.dropped = int(self._store.meta("dropped") or 0)
+        if kept is None:
+            settings = Round(model=NAME, policy="optimistic-squarecb", gamma=GREED)
+        else:
+            settings = msgspec.json.decode(kept, type=Round)
+        return KalmanModels(self._store, settings)
+
+    def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
+        models = self._models
+        request, n_seen = models.hashed(offer)
+        found, first = models.model.predict(request, n_seen), int(request.starts[0])
+
+        def waiting(k: int) -> bytes:
+            name, features = offer.actions[k]
+            mine = slice(request.starts[k], request.starts[k + 1])
+            hashes, values, fields = (column[:first].tobytes() + column[mine].tobytes() for column in request[:3])
+            kept = Kept(hashes, values, fields, first, n_seen)
+            return msgspec.msgpack.encode(Waiting(offer.context, name, features, kept))
+
+        return Scored(models.version, found.means, found.widths, models.n_learned, waiting)
+
+    def _reward(self, event_id: str, body: bytes, label: float) -> None:
+        decision, models = msgspec.msgpack.decode(body, type=Waiting), self._models
+        kept = msgspec.structs.replace(decision.example, label=label)
+        example = kept.read()
+        action = {"id": decision.action, "features": msgspec.Raw(decision.features)}
+        told = {"context": msgspec.Raw(decision.context), "action": action, "label": label}
+        upload = {**told, **self._said(models.model.part(example))}
+        with self._change() as entries:
+            self._store.rewarded(event_id)
+            seq = self._enqueue(upload, models.version, entries)
+            assert seq is not None
+            self._store.add_example(seq, msgspec.msgpack.encode(kept))
+            models.n_examples += 1
+            if models.begins or models.n_examples >= 2 * MOST_EXAMPLES:
+                models.relearn()
+            else:
+                models.model.learn(example)
+
+    def _said(self, part: Part) -> dict[str, Any]:
+        """Return what an upload says of the own part. What is to be private is told alone, and as noisy as it is."""
+        span = self._models.model.span
+        if self._privacy is not None:
+            told = self._privacy.release(_bounded(part.mean * span), self._rng)
+            return {"local": _short(told), "variance": _short(_spread(self._privacy, span)), "slopes": []}
+        return {
+            "local": _short(_bounded(part.mean * span)),
+            "variance": _short(_bounded(max(part.variance, 0.0) * span * span)),
+            "slopes": [_short(_bounded(slope * span)) for slope in part.slopes.tolist()],
+        }
+
+    def received(self, payload: bytes, version: int) -> None:
+        """Take in a model: all that was learned here is learned again beside it, and what waits is said anew."""
+        with self._turn(), self._as_on_disk():
+            document = read_document(payload)
+            if document.told.tag == self.tag:
+                return
+            with self._change():
+                self._store.save(MODEL, payload)
+                self._models.document = document
+                parts = dict(self._models.relearn())
+                if self._privacy is None:  # what was released once is not released again
+                    for upload in self._store.oldest(self._store.n_queued):
+                        if upload.seq in parts:
+                            self._store.rewrite(self._said_anew(upload, parts[upload.seq], document.told.version))
+
+    def _said_anew(self, upload: Queued, part: Part, version: int) -> Queued:
+        said = {**msgspec.json.decode(upload.body, type=dict[str, msgspec.Raw]), **self._said(part)}
+        return Queued(upload.seq, version, wire.residual(said))
+
+    def adopt(self, settings: Round) -> None:
+        with self._turn():
+            old = self.settings
+            with self._store.transaction():
+                self._store.keep("round", msgspec.json.encode(settings).decode())
+            if self.known and (old.reward_range, old.personal) == (settings.reward_range, settings.personal):
+                self._models.settings = settings
+            else:
+                self._reopen()
+
+
+def _spread(privacy: Privacy, span: float) -> float:
+    """Return a variance that tells nothing of the device: that of the noise, and what the part can be at most."""
+    clip, scale = privacy.clip or span, privacy.scale or 0.0
+    return clip**2 + (scale**2 if privacy.noise == "gaussian" else 2 * scale**2)
+
+
+def open_device(folder: str | os.PathLike[str], *, learner: str = NAME, **options: Any) -> Device:
+    """Return a device with the learner that its loop's model asks for."""
+    checks.one_of("learner", learner, (NAME, *LEARNERS))
+    if learner == NAME:
+        return KalmanDevice(folder, **options)
+    return Device(folder, learner=learner, **options)

@@ -1,0 +1,228 @@
+"""``residual-kalman`` in two halves: the shared regression on the server, a device's own on what that leaves over.
+
+Both are the same regression. A device's has all that the device knows for its context, private features too, and one
+prior variance for each field, which the server learns for all devices. What a device says of an example is a ``Part``:
+mean and variance of its own prediction before it learned the example, and the slopes of the mean by log τ. The server
+learns label − mean with the noise σ² + variance.
+
+A new shared model explains part of what the device has explained by itself. So the device then learns its examples
+again, from the first to the last, on what the new one leaves over: there are few, and it takes microseconds for each.
+Without that, both halves would count the same effect, and sharing would cost more than it brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import CORE_SIZE, FIRST_LOG_TAU, MAX_BASES, MAX_FIELDS, START_EVENTS
+from fedres.decisions.kalman_inputs import find_scale
+from fedres.decisions.kalman_kernels import predict
+from fedres.decisions.kalman_parts import (
+    adopt_scales,
+    example_part,
+    field_keys,
+    learn_beside,
+    settle_scales,
+    step_device_priors,
+)
+from fedres.decisions.kalman_state import (
+    BASES,
+    BLOCKS,
+    CORE,
+    FIELDS,
+    LENGTH,
+    NOISE,
+    OWN,
+    TAIL,
+    Events,
+    Request,
+    Shared,
+    new_shared,
+    with_room,
+)
+from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, ResidualKalman
+
+DEVICE_BLOCKS, DEVICE_TAIL_BITS = 128, 12  # of a device's own model
+_NEVER = -600.0  # log τ of weights that are known to be 0
+
+
+class Part(NamedTuple):
+    """What a device's own model predicts of an example, in shares of the range of rewards."""
+
+    mean: float
+    variance: float
+    slopes: Array  # of the mean by log τ: of block 0, then of each field of the action; none where not told
+
+
+class Example(NamedTuple):
+    """A rewarded decision, hashed. What the shared model may see of the context comes first."""
+
+    hashes: Array  # uint32: the context's, then those of the action taken
+    values: Array  # float32
+    fields: Array  # uint32
+    n_context: int
+    n_seen: int  # features of the context that are not private
+    reward: float
+
+
+# The server's half
+
+
+class Residual(NamedTuple):
+    """What both halves leave over of an event."""
+
+    error: float
+    mean: float  # of the server's half
+    length: float  # of the inputs
+
+
+def residual_of(model: ResidualKalman, event: Events, part: Part) -> Residual:
+    """Return what is left over of one event. As rewards lie within a span of 1, larger errors are cut."""
+    assert model.shared is not None
+    slopes, n = np.empty(1 + event.hashes.size), int(event.n_context[0])
+    mean, _, length = example_part(model.shared, event.hashes, event.values, event.fields, n, n, slopes)
+    error = float((float(event.rewards[0]) - model.low) / model.span - mean - part.mean)
+    return Residual(min(max(error, -1.0), 1.0), float(mean), float(length))
+
+
+def learn_residual(model: ResidualKalman, event: Events, part: Part, left: Residual, weight: float = 1.0) -> None:
+    """Learn one event; of less weight is what counts as noisier than the device says."""
+    shared = model.shared
+    assert shared is not None
+    variance = (shared.numbers[NOISE] + part.variance) / weight - shared.numbers[NOISE]
+    label = (float(event.rewards[0]) - model.low) / model.span
+    model.learn_packed(event, NO_OWNS, np.array([[label - left.mean - left.error, variance]]))
+    if part.slopes.size:
+        names = field_keys(event.fields[int(event.n_context[0]) :])
+        step_device_priors(shared, names, weight * left.error * part.slopes)
+
+
+# The device's half
+
+
+class DeviceKalman:
+    """A device's own model beside the shared one; ``shared`` is None until there is one.
+
+    Without a shared model the own one begins with 16 examples, and is all there is.
+    """
+
+    def __init__(self, reward_range: tuple[float, float] = (0.0, 1.0), *, personal: bool = True) -> None:
+        self.low, self.span = float(reward_range[0]), float(reward_range[1]) - float(reward_range[0])
+        self.personal = personal
+        self.shared: Shared | None = None
+        self.own: Shared | None = None
+
+    def relearn(self, shared: Shared | None, examples: Sequence[Example]) -> list[Part]:
+        """Take another shared model, and learn all examples anew; return what was said of each before it was learned.
+
+        The own core are the most frequent coordinates of their contexts.
+        """
+        self.shared, self.own = shared, None
+        if not self.personal or (shared is None and len(examples) < START_EVENTS):
+            return [_no_part(example) for example in examples]
+        events = _events(examples)
+        self.own = _fresh(shared, events)
+        return self._learn(examples, events, new=False)
+
+    def learn(self, example: Example) -> None:
+        """Learn one more."""
+        if self.own is not None:
+            self._learn([example], _events([example]), new=True)
+
+    def part(self, example: Example) -> Part:
+        """Return what the own model says of an example."""
+        if self.own is None:
+            return _no_part(example)
+        hashes, values, fields, n = example[:4]
+        adopt_scales(self.own, self.shared or _nothing(), hashes, values, n)
+        slopes = np.empty(field_keys(fields[n:]).size)
+        mean, variance, _ = example_part(self.own, hashes, values, fields, n, n, slopes)
+        return Part(mean, variance, slopes)
+
+    def predict(self, request: Request, n_seen: int) -> Prediction:
+        """Return means and widths of actions; the shared model sees the first ``n_seen`` features of the context."""
+        n, first = request.starts.size - 1, int(request.starts[0])
+        shared, own = np.zeros((n, 3)), np.zeros((n, 3))
+        if self.shared is not None:
+            seen = np.r_[0:n_seen, first : request.hashes.size]
+            hashes, values, fields = (column[seen] for column in request[:3])
+            public = Request(hashes, values, fields, request.starts - first + n_seen)
+            predict(self.shared, NO_MODEL, False, public, shared)
+        if self.own is not None:
+            predict(self.own, NO_MODEL, False, request, own)
+        if self.shared is None and self.own is None:
+            shared[:, 2] = 1.0
+        means, widths = self.low + self.span * shared[:, 0], np.sqrt(np.maximum(shared[:, 2] + own[:, 2], 0.0))
+        return Prediction(means + self.span * own[:, 0], self.span * widths, means, self.span * own[:, 0])
+
+    def _learn(self, examples: Sequence[Example], events: Events, *, new: bool) -> list[Part]:
+        if self.own is None or not examples:
+            return []
+        n_blocks = 1 + int(self.own.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
+        room = min(DEVICE_BLOCKS, 1 << (n_blocks - 1).bit_length())
+        if room > self.own.block_keys.size:
+            self.own = with_room(self.own, room)
+        sizes = [field_keys(example.fields[example.n_context :]).size for example in examples]
+        parts, slopes = np.empty((len(examples), 2)), np.empty((len(examples), max(sizes)))
+        n_seen = np.array([example.n_seen for example in examples], np.int64)
+        learn_beside(
+            self.own, self.shared or _nothing(), events, n_seen, self.low, self.span, new, parts, slopes
+        )  # fmt: skip
+        rows = zip(parts.tolist(), slopes, sizes, strict=True)
+        return [Part(mean, variance, of[:n]) for (mean, variance), of, n in rows]
+
+
+def _no_part(example: Example) -> Part:
+    return Part(0.0, 0.0, np.zeros(field_keys(example.fields[example.n_context :]).size))
+
+
+def _events(examples: Sequence[Example]) -> Events:
+    sizes = [example.hashes.size for example in examples]
+    return Events(
+        np.concatenate([np.zeros(0, np.uint32), *[example.hashes for example in examples]]),
+        np.concatenate([np.zeros(0, np.float32), *[example.values for example in examples]]),
+        np.concatenate([np.zeros(0, np.uint32), *[example.fields for example in examples]]),
+        np.cumsum([0, *sizes], dtype=np.int64),
+        np.array([example.n_context for example in examples], np.int64),
+        np.array([example.reward for example in examples], np.float32),
+        np.full(len(examples), -1, np.int64),
+    )
+
+
+@lru_cache(maxsize=1)
+def _nothing() -> Shared:
+    """Return a shared model that predicts 0 and is sure of it."""
+    found = new_shared(1, 1.0, 2, 1)
+    found.counts[FIELDS] = MAX_FIELDS  # so that no field is new to it
+    found.log_tau[:] = _NEVER
+    return found
+
+
+def _fresh(shared: Shared | None, events: Events) -> Shared:
+    """Return an own model that has learned nothing, with a core and scales for the contexts of events."""
+    held = []
+    for first, n in zip(events.starts[:-1], events.n_context, strict=True):
+        keys, values = events.hashes[first : first + n], events.values[first : first + n]
+        held.append(np.unique(np.maximum(keys[values != 0], 1)))  # key 0 stands for nothing
+    found, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *held]), return_counts=True)
+    core = found[np.lexsort((found, -counts))][: CORE_SIZE - 1]
+    length = np.sqrt(1 + counts.sum() / max(len(held), 1)) if shared is None else shared.numbers[LENGTH]
+    own = new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS)
+    own.counts[BASES] = MAX_BASES  # as no one's weights are learned in it, it needs none
+    if shared is not None:
+        n = own.counts[FIELDS] = shared.counts[FIELDS]
+        own.numbers[NOISE], own.field_keys[:] = shared.numbers[NOISE], shared.field_keys
+        own.log_tau[:] = FIRST_LOG_TAU
+        own.log_tau[:n, CORE] = own.log_tau[:n, TAIL] = shared.log_tau[:n, OWN]
+        own.slope_squares[:] = np.inf  # τ is the server's to learn
+    settle_scales(own, shared or _nothing(), events)
+    for place, key in enumerate(core):
+        slot = find_scale(own.scale_keys, key)
+        if slot >= 0:
+            own.scale_core[slot] = 1 + place
+    return own

@@ -1,0 +1,116 @@
+"""Both halves of a federated ``residual-kalman``: the readable twin of ``federated_kalman``, in plain NumPy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions import constants as the
+from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_TAIL_BITS
+from fedres.decisions.residual_kalman_reference import Action, Event, Hashed, Prior, ResidualKalman, Scale
+
+
+class Part(NamedTuple):
+    """What a model predicts of an example."""
+
+    mean: float
+    variance: float  # with block 0
+    slopes: dict[int, float]  # of the mean by log τ, for each field
+
+
+@dataclass
+class Example:
+    """A rewarded decision: the context as the shared model sees it, and as the device does."""
+
+    seen: Hashed
+    context: Hashed
+    action: Action
+    reward: float
+
+
+class Fixed(Prior):
+    """A τ that somebody else learns."""
+
+    def step(self, slope: float) -> None:
+        """Leave it as it is."""
+
+
+def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
+    """Return what a model predicts without anybody's personal weights."""
+    inputs, blocks = model._inputs(context), {block.key: block.weights for block in model.blocks}
+    total: Array = np.zeros(2)
+    slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
+    for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
+        parts = model._part(key, model._priors(name), inputs, blocks.get(key), None)[:, :2].sum(axis=1)
+        total += [x * parts[0], x * x * parts[1]]
+        slopes[name] += x * parts[2]
+    return Part(float(total[0]), float(total[1]), slopes)
+
+
+def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None:
+    """Learn label − mean with the noise σ² + variance; the devices' τ follows the slopes."""
+    event = Event(None, example.seen, example.action, example.reward)
+    if not server.bases:
+        server.learn(event)
+        return
+    mean, label = part_of(server, example.seen, example.action).mean, (example.reward - server.low) / server.span
+    error = min(max(label - mean - part.mean, -1.0), 1.0)
+    server._learn(event, new=True, beside=(label - mean - error, part.variance))
+    for name, slope in part.slopes.items():
+        server._priors(name, new=True)[0].step(error * slope)
+
+
+class Device:
+    """A device's model of its examples, beside a shared model that has learned its start."""
+
+    def __init__(self, server: ResidualKalman, examples: Sequence[Example]) -> None:
+        self.server = server
+        self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS)
+        own.low, own.span, own.noise, own.length = server.low, server.span, server.noise, server.length
+        for name, (prior, *_) in server.fields.items():
+            own.fields[name] = Fixed(), Fixed(prior.log_tau), Fixed(prior.log_tau)
+        counts: Counter[int] = Counter()
+        for example in examples:
+            self._adopt_scales(example)
+            own._inputs_scaled(example.context, new=True)
+            own._features(example.action, new=True)
+            counts.update({int(key) or 1 for key, value in zip(*example.context, strict=True) if value})
+        core = sorted((-n, key) for key, n in counts.items())[: the.CORE_SIZE - 1]
+        own.core |= {key: 1 + place for place, (_, key) in enumerate(core)}
+        d = len(own.core)
+        own.bases, own.moment = [np.eye(d)[:, : own.own_size]] * the.MAX_BASES, np.zeros((d, d))
+        self.parts = [self._learn(example, new=False) for example in examples]
+
+    def learn(self, example: Example) -> Part:
+        """Learn one more; return what was said of it before."""
+        return self._learn(example, new=True)
+
+    def _learn(self, example: Example, *, new: bool) -> Part:
+        self._adopt_scales(example)
+        for name in map(int, example.action[2]):
+            if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
+                self.own.fields[name or 1] = Fixed(), Fixed(), Fixed()
+        own = part_of(self.own, example.context, example.action)
+        shared = part_of(self.server, example.seen, example.action)
+        event = Event(None, example.context, example.action, example.reward)
+        self.own._learn(event, new=new, beside=(shared.mean, shared.variance))
+        return own
+
+    def _adopt_scales(self, example: Example) -> None:
+        """Take the scales that the server has: settled, so that no value changes them."""
+        for kind, features in (("context", example.context), ("action", example.action)):
+            for key, value in zip(features[0], features[1], strict=True):
+                place = kind, int(key) or 1
+                if value and place not in self.own.scales and place in self.server.scales:
+                    self.own.scales[place] = _settled(self.server.scales[place])
+
+
+def _settled(scale: Scale) -> Scale:
+    found = Scale()
+    found.__dict__ = {**scale.__dict__, "values": [0.0] * the.FIRST_VALUES}
+    return found

@@ -1,0 +1,153 @@
+"""One example in the two halves of ``residual-kalman``: a device's part and the server's, compiled.
+
+Each half learns what the other leaves over, so each needs the other's mean and variance; the prior variance τ of the
+devices' weights is the server's to learn, so it needs the slopes of a device's mean by log τ.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import FIRST_VALUES, MAX_SCALES
+from fedres.decisions.kalman_inputs import (
+    _ACTION,
+    action_blocks,
+    action_value,
+    field_place,
+    find_block,
+    find_scale,
+    key_of,
+    scale_of,
+)
+from fedres.decisions.kalman_kernels import core_part, inputs_in, learn_in, step_prior, tail_part
+from fedres.decisions.kalman_own import tau_of
+from fedres.decisions.kalman_state import CORE, OWN, SCALES, TAIL, Events, Workspace, scratch_for
+from fedres.local_learners.adagrad import bare_kernel, kernel
+
+
+@kernel
+def field_keys(fields: Array) -> Array:
+    """Return the fields of an action: 0 of block 0, then each of its own once, in their order."""
+    found, n = np.zeros(1 + fields.size, np.uint32), 1
+    for j in range(fields.size):
+        key, k = key_of(fields[j]), 1
+        while k < n and found[k] != key:
+            k += 1
+        if k == n:
+            found[n] = key
+            n += 1
+    return found[:n]
+
+
+@kernel
+def example_part(
+    shared: Any, hashes: Array, values: Array, fields: Array, n_seen: int, n_context: int, slopes: Array
+) -> Any:  # fmt: skip
+    """Return mean, variance with block 0, and length of the inputs of an example; nobody's personal weights count.
+
+    Of the context's features the model sees the first ``n_seen``. Fill in the slopes of the mean by log τ, for each
+    of ``field_keys``.
+    """
+    d, k = shared.bases.shape[1], shared.bases.shape[2]
+    scratch = scratch_for(d, k, n_seen, hashes.size - n_context, 1)
+    n_places, n_tail = inputs_in(scratch, shared, hashes[:n_seen], values[:n_seen], False)
+    z, places, t_keys, t = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail]
+    keys, xs, names = scratch.keys, scratch.xs, scratch.names
+    own = fields[n_context:]
+    n_blocks = action_blocks(shared, hashes[n_context:], values[n_context:], own, False, keys, xs, names)
+    order = field_keys(own)
+    slopes[: order.size] = 0.0
+    mean, variance, inputs, blocks = 0.0, 0.0, 0.0, 0.0
+    for j in range(n_places):
+        inputs += z[places[j]] * z[places[j]]
+    for j in range(n_tail):
+        inputs += t[j] * t[j]
+    for f in range(n_blocks):
+        field = field_place(shared, names[f], False)
+        part_mean, part_variance, slope = core_part(
+            shared, find_block(shared, keys[f]), z, places, tau_of(shared, field, CORE), scratch.gains[0]
+        )
+        if n_tail:
+            tail_mean, tail_variance, tail_slope = tail_part(shared, keys[f], t_keys, t, tau_of(shared, field, TAIL))
+            part_mean += tail_mean
+            part_variance += tail_variance
+            slope += tail_slope
+        mean += xs[f] * part_mean
+        variance += xs[f] * xs[f] * part_variance
+        blocks += xs[f] * xs[f]
+        for j in range(order.size):
+            if order[j] == names[f]:
+                slopes[j] += xs[f] * slope
+    return mean, variance, math.sqrt(inputs * blocks)
+
+
+@kernel
+def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
+    """Let log τ of the devices' weights follow these slopes of −e²/2, of ``field_keys``."""
+    for j in range(names.size):
+        step_prior(shared, field_place(shared, names[j], True), OWN, slopes[j])
+
+
+@bare_kernel
+def _adopt(shared: Any, other: Any, key: Any) -> None:
+    slot = find_scale(shared.scale_keys, key)
+    known = find_scale(other.scale_keys, key)
+    if slot < 0 and known >= 0 and shared.counts[SCALES] < MAX_SCALES:
+        slot = -1 - slot
+        shared.scale_keys[slot] = key
+        shared.scale_seen[slot] = FIRST_VALUES
+        for k in range(shared.scale_stats.shape[1]):
+            shared.scale_stats[slot, k] = other.scale_stats[known, k]
+        shared.counts[SCALES] += 1
+
+
+@kernel
+def adopt_scales(shared: Any, other: Any, hashes: Array, values: Array, n_context: int) -> None:
+    """Take the scales of an example's numbers from another model, where that has them and this one does not."""
+    for j in range(hashes.size):
+        if values[j] != 0:
+            _adopt(shared, other, key_of(hashes[j]) if j < n_context else key_of(key_of(hashes[j]) ^ _ACTION))
+
+
+@kernel
+def settle_scales(own: Any, shared: Any, events: Any) -> None:
+    """Settle the scales of all numbers of events: the shared model's where it has them, else by their values."""
+    for e in range(events.users.size):
+        first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
+        adopt_scales(own, shared, events.hashes[first:last], events.values[first:last], events.n_context[e])
+        for j in range(first, last):
+            value = np.float64(events.values[j])
+            if value != 0 and j < middle:
+                scale_of(own, key_of(events.hashes[j]), value, True)
+            elif value != 0:
+                action_value(own, events.hashes[j], value, events.fields[j], True)
+
+
+@kernel
+def learn_beside(
+    own: Any, shared: Any, events: Any, n_seen: Array, low: float, span: float, new: bool, parts: Array, slopes: Array
+) -> None:  # fmt: skip
+    """Let a device's model learn from events what the shared one leaves over, which sees ``n_seen`` of the context.
+
+    Fill in the device's mean and variance of each event before it was learned, and the slopes of the mean by log τ.
+    """
+    most, nobody = 1, Workspace(np.zeros(1, np.int64), np.zeros(0, np.uint32), 1)
+    for e in range(events.users.size):
+        most = max(most, events.starts[e + 1] - events.starts[e])
+    scratch = scratch_for(own.bases.shape[1], own.bases.shape[2], most, most, 1 + most)
+    beside, unused = np.empty((1, 2)), np.empty(slopes.shape[1])
+    for e in range(events.users.size):
+        inside, n = slice(events.starts[e], events.starts[e + 1]), events.n_context[e]
+        hashes, values, fields = events.hashes[inside], events.values[inside], events.fields[inside]
+        adopt_scales(own, shared, hashes, values, n)
+        parts[e, 0], parts[e, 1], _ = example_part(own, hashes, values, fields, n, n, slopes[e])
+        beside[0, 0], beside[0, 1], _ = example_part(shared, hashes, values, fields, n_seen[e], n, unused)
+        one = Events(
+            hashes, values, fields, np.array([0, hashes.size]), events.n_context[e : e + 1],
+            events.rewards[e : e + 1], events.users[e : e + 1],
+        )  # fmt: skip
+        learn_in(scratch, own, one, nobody, low, span, new, beside)

@@ -1,0 +1,133 @@
+"""Devices in a loop with residual-kalman: what their uploads change, and what is refused."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from device_uploads import hosted, residual, some_residuals
+from machine import Engine, running
+from playing import head_of, rebuilt, refused_for
+
+from fedres.decisions.federated_kalman import DeviceKalman
+from fedres.decisions.kalman_document import read_document
+from fedres.decisions.kalman_state import OWN
+from fedres.decisions.residual_kalman import request_of
+from fedres.scoring.features import Named, Preparer
+from service.learn.guard import Defences
+
+SURE = {"variance": 0.01, "slopes": [0.1, 0.2, 0.3]}
+
+
+def test_uploads_teach_the_shared_model_and_rebuild_to_the_bit(tmp_path):
+    async def story():
+        rng = np.random.default_rng(0)
+        async with running(tmp_path, defences=Defences(client_share=None, client_pull=None)) as engine:
+            for first in range(1, 61, 20):
+                await engine.residuals("default", "phone", some_residuals(rng, 1, 20, first, **SURE))
+                await hosted(engine, "default", rng, 5)
+            await engine.settle()
+            shared = engine.learner.loops["default"].models.shared.model.shared
+            assert head_of(engine).statistics.uploads == 60
+            assert engine.machine.loop("default").n_learned == 75
+            assert shared.log_tau[1, OWN] != shared.log_tau[5, OWN]  # the slopes moved τ of the devices' weights
+            digest = engine.digest("default")
+        assert rebuilt(tmp_path) == digest
+        async with running(tmp_path) as engine:  # from its snapshot
+            assert engine.digest("default") == digest
+
+    asyncio.run(story())
+
+
+def test_a_device_downloads_what_rankers_decide_with(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            start = read_document((await engine.federated_model("default")).body)
+            assert start.shared is None
+            rng = np.random.default_rng(1)
+            for k in range(5):  # of several clients, so that shares keep none out
+                await engine.residuals("default", f"phone-{k}", some_residuals(rng, 1, 10, 1, **SURE))
+            await engine.settle()
+            model = await engine.federated_model("default")
+            document, loop = read_document(model.body), engine.machine.loop("default")
+            assert (document.told.version, document.told.tag) == (loop.view.version, model.tag)
+            assert engine.model_tag("default") == model.tag
+            request = request_of(([5], [1.0]), [([6], [1.0], [7]), ([8], [2.0], [8])])
+            device = DeviceKalman()
+            device.relearn(document.shared, [])
+            expected = engine.learner.loops["default"].models.shared.model.predict(request)
+            assert device.predict(request, 1).shared == pytest.approx(expected.means, abs=1e-5)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"variance": None}, (409, "wrong_upload", "residuals[0]")),
+        ({"slopes": None}, (409, "wrong_upload", "residuals[0]")),
+        ({"variance": -0.1}, (422, "invalid", "residuals[0].variance")),
+        ({"variance": float("nan")}, (422, "invalid", "residuals[0].variance")),
+        ({"slopes": [0.1]}, (422, "invalid", "residuals[0].slopes")),
+        ({"slopes": [0.1, float("inf"), 0.0]}, (422, "invalid", "residuals[0].slopes")),
+        ({"local": 1e10}, (422, "invalid", "residuals[0].local")),
+        ({"label": 2.0}, (422, "invalid", "residuals[0].label")),
+        ({"version": 99}, (409, "unknown_version", "residuals[0].version")),
+    ],
+)
+def test_uploads_that_break_a_rule_are_refused(engine_of, change, refusal):
+    good = {"version": engine_of.view().since, **SURE}
+    sent = engine_of.residuals("default", "phone", [residual(**{**good, **change})])
+    assert asyncio.run(refused_for(sent)) == refusal
+
+
+@pytest.fixture(scope="module")
+def engine_of(tmp_path_factory):
+    engine = Engine(tmp_path_factory.mktemp("engine"))
+    yield engine
+    asyncio.run(engine.close())
+
+
+def test_a_repeat_counts_once(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            first = await engine.residuals("default", "phone", [residual(1, **SURE)])
+            again = await engine.residuals("default", "phone", [residual(1, local=0.9, **SURE)])
+            await engine.settle()
+            assert first.positions == again.positions
+            assert engine.machine.loop("default").n_learned == 1
+
+    asyncio.run(story())
+
+
+def test_a_hostile_minority_is_kept_within_bounds(tmp_path):
+    """One client in nine always asks for the largest step in the wrong direction, as often as it can."""
+
+    async def moved(folder, attack, **settings):
+        async with running(folder, **settings) as engine:
+            rng, seqs = np.random.default_rng(2), iter(range(1, 10**6))
+            for _ in range(25):
+                for k in range(8):
+                    good = residual(next(seqs), label=1.0, local=0.0, context={"day": f"d{rng.integers(3)}"}, **SURE)
+                    await engine.residuals("default", f"phone-{k}", [good])
+                if attack:
+                    sent = [residual(next(seqs), label=0.0, local=1e9, variance=0.0, slopes=[]) for _ in range(10)]
+                    await engine.residuals("default", "hostile", sent)
+            await engine.settle()
+            return engine.learner.loops["default"].models.shared.model
+
+    def score(model):
+        rows = Preparer().hash_all([Named("c", None, b'{"cold": true}'), Named("a", "tea", b'{"hot": 1}')])
+        columns = [
+            [np.frombuffer(getattr(row, name), kind) for name, kind in (("hashes", "u4"), ("values", "f4"))]
+            for row in rows
+        ]
+        fields = np.frombuffer(rows[1].fields, np.uint32)
+        return float(model.predict(request_of(tuple(columns[0]), [(*columns[1], fields)])).means[0])
+
+    off = {"defences": Defences(max_norm=None, client_share=None, client_pull=None)}
+    honest, defended, open_ = (
+        score(asyncio.run(moved(tmp_path / name, attack, **settings)))
+        for name, attack, settings in (("a", False, {}), ("b", True, {}), ("c", True, off))
+        if (tmp_path / name).mkdir() is None
+    )
+    assert abs(honest - defended) < abs(honest - open_)
