@@ -56,10 +56,11 @@ def serve_starting(config: Config, sock: socket.socket) -> Iterator[None]:
     """Answer ``/healthz`` with 200 and all else with 503, in a process of its own."""
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()  # before the fork: a parent that has ended meanwhile must be missed
     pid = os.fork()
     if pid == 0:
         try:
-            _run(config, sock)
+            answer_while(config, sock, parent)
         finally:
             os._exit(0)
     try:
@@ -69,12 +70,12 @@ def serve_starting(config: Config, sock: socket.socket) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def _run(config: Config, sock: socket.socket) -> None:
+def answer_while(config: Config, sock: socket.socket, parent: int) -> None:
+    """Answer as long as the process that started this one lives."""
     import asyncio
 
     import uvloop
 
-    parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -304,6 +304,23 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(starting, tmp_path):
     assert not (tmp_path / "store.db-run").exists()
 
 
+ORPHAN = """
+import os, pathlib, socket, sys
+from service.log.opening import Store
+from service.roles.config import Config
+from service.roles.starting import answer_while
+
+config = Config(store=Store(pathlib.Path(sys.argv[1]), None), port=0)
+sock = socket.create_server(("127.0.0.1", 0))
+answer_while(config, sock, parent=os.getpid())  # not its parent, as if that had ended before
+"""
+
+
+def test_what_answers_while_it_starts_ends_though_the_supervisor_ended_before_it_began(tmp_path):
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path / "store.db")]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0
+
+
 def test_a_second_service_on_the_same_store_or_port_refuses_to_start(service, tmp_path):
     same_store = ["--store", f"sqlite:///{service.store}", "--port", "0"]
     same_port = ["--store", f"sqlite:///{tmp_path}/other.db", "--port", service.url.rpartition(":")[2]]
