@@ -33,6 +33,7 @@ ELSEWHERE = {  # pages with code, and the tests that run it
     "log.md": "service/test_log_docs.py",
     "postgresql.md": "service/test_postgres_docs.py",
     "hashing.md": "scoring/test_features.py",
+    "library.md": "test_library_docs.py",
 }
 NOT_RUN = {
     "azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",

@@ -27,7 +27,8 @@ export interface Decision {
   explanations?: Explained[] | null;
   fallback: boolean;
   error: ServiceError | null;
-  reward(value: number, options?: { id?: string }): void;
+  /** Send a number, or named outcomes such as `{ click: 1 }`. */
+  reward(reward: number | Record<string, number>, options?: { id?: string }): void;
   activate(): void;
 }
 
@@ -74,7 +75,7 @@ export class Client {
     slots: (string | { id: string; features?: Features; exclude?: string[] })[],
     request: Request & { deadline?: number },
   ): Promise<Decision[]>;
-  reward(eventId: string, value: number, options?: { id?: string }): void;
+  reward(eventId: string, reward: number | Record<string, number>, options?: { id?: string }): void;
   activate(eventId: string): void;
   settings(): Promise<Required<Settings>>;
   changeSettings(changes: Settings): Promise<Required<Settings>>;

@@ -96,9 +96,10 @@ export class Client {
     }
   }
 
-  /** Send a reward in the background; two rewards with one id count once. */
-  reward(eventId, value, { id } = {}) {
-    this.#put(`/events/${encodeURIComponent(eventId)}/reward`, { value, id: id ?? newEventId() });
+  /** Send a reward in the background: a number, or named outcomes in an object; two with one id count once. */
+  reward(eventId, reward, { id } = {}) {
+    const given = typeof reward === "object" && reward !== null ? { outcomes: reward } : { value: reward };
+    this.#put(`/events/${encodeURIComponent(eventId)}/reward`, { ...given, id: id ?? newEventId() });
   }
 
   /** Say that the decision of a deferred event was shown, in the background. */
@@ -274,7 +275,7 @@ export class Client {
     const { event_id: eventId, model_version: modelVersion, ...rest } = result;
     return {
       ...rest, ...more, eventId, modelVersion, fallback: false, error: null,
-      reward: (value, options) => this.reward(eventId, value, options),
+      reward: (reward, options) => this.reward(eventId, reward, options),
       activate: () => this.activate(eventId),
     };
   }

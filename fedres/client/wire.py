@@ -6,9 +6,7 @@ came; whoever drives it does the input and output (httpx's authentication flows 
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -22,17 +20,15 @@ SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     method: str
     path: str  # below the service's URL
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     seconds: float = 30.0  # to wait for an answer
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     headers: Mapping[str, str]  # names in small letters
@@ -44,23 +40,20 @@ class Answer:
         return min(float(text), LONGEST_REST) if text.isascii() and text.isdigit() else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """No answer came; the request may have been handled or not."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     seconds: float
 
 
 Flow = Generator[Request | Wait, Answer | Failure | None, T]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """What a flow came to."""
 
     value: Any
@@ -123,6 +116,8 @@ def post(path: str, body: bytes, content_type: str, *, pack: bool, seconds: floa
     """Return a POST, gzipped where that is wanted and pays."""
     headers = {"Content-Type": content_type}
     if pack and len(body) > SMALLEST_TO_PACK:
+        import gzip  # a client that asks for decisions never packs
+
         body = gzip.compress(body, mtime=0)  # the same bytes whenever it is sent
         headers["Content-Encoding"] = "gzip"
     return Request("POST", path, body, headers, seconds)

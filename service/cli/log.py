@@ -26,8 +26,8 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `f
 
 
 @contextlib.contextmanager
-def store_errors() -> Iterator[None]:
-    """Turn what can be wrong with a store into one line."""
+def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
+    """Turn what can be wrong with a store into one line; ``interrupted`` is what Ctrl-C leaves behind."""
     import sqlite3
 
     from fedres.lease import LeaseHeld
@@ -41,7 +41,7 @@ def store_errors() -> Iterator[None]:
     except (StoreUnavailable, DamagedRecord, sqlite3.Error) as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
-        typer.echo("fedres: interrupted; nothing was changed", err=True)
+        typer.echo(f"fedres: interrupted; {interrupted}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -213,7 +213,7 @@ def _import_dsjson(files: list[Path], loop: str, store: str, folder: Path, *, sk
     lease = contextlib.nullcontext() if database else Lease(path)  # a database has its own order
     report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
     with (
-        store_errors(),
+        store_errors("run the command again to go on where it stopped"),
         lease,
         contextlib.closing(open_log(Store(path, database))) as opened,
         progress_bar(f"importing {len(files)} files") as progress,

@@ -61,23 +61,31 @@ class Admin:
         return self._machine.models.names()
 
     async def create_loop(self, name: str, settings: dict[str, Any] | None = None) -> int:
-        """Return the version of a new loop's settings."""
+        """Return the version of a new loop's settings; a repeat of the call that made it returns that of then."""
         check_id("loop", name)
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._machine.check_follows(name)
         check_new(read_settings(settings or {}))
         body = encode(read_settings(settings or {}))
-        exists = ApiError(409, "loop_exists", f"loop must be new, got {name!r}", "loop")
         if name in self.loops():
-            raise exists
+            return await self._made_before(name, body)
         self._check_room(read_settings(settings or {}).bits)
         deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
             return await self._machine.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
-            raise exists from None
+            return await self._made_before(name, body)
+
+    async def _made_before(self, name: str, body: bytes) -> int:
+        """Return the version of a loop that was made with the same settings: the answer to that call was lost."""
+        made = await self._machine.look_up(lambda log: log.of_kind(name, LOOP)[-1])
+        if made.body != body:
+            message = f"loop must be new, or come with the settings that it was made with, got {name!r}"
+            raise ApiError(409, "loop_exists", message, "loop")
+        await self._machine.until(lambda: name in self.loops())
+        return made.position
 
     def _check_room(self, bits: int) -> None:
         """Refuse a loop that would be one too many, or whose weights are."""

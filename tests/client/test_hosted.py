@@ -1,6 +1,7 @@
 """The clients of a hosted service, against a real one."""
 
 import asyncio
+import json
 import logging
 import math
 import subprocess
@@ -96,6 +97,20 @@ def test_rewards_of_one_event_count_once_by_id_and_else_each(live, loop):
     assert (event.reward, settings["aggregation"]) == (None, "sum")  # it waits for more
     rewards = [entry for entry in live.engine.logged(loop) if entry.kind == "reward"]
     assert len({entry.example for entry in rewards}) == 3
+
+
+def test_named_outcomes_make_the_reward(live):
+    live.make_loop("outcomes", outcomes={"click": 600, "purchase": 600}, formula="click + purchase / 100")
+    with Client(live.url, loop="outcomes", deadline=60, fallback=None) as client:
+        decision = client.rank(actions=MENU)
+        decision.reward(outcomes={"click": 1})
+        client.reward(decision.event_id, outcomes={"purchase": 50})
+        with pytest.raises(ValueError, match="a value or outcomes, got neither"):
+            decision.reward()
+        assert client.flush(60)
+        assert client.rewards().refused == 0
+    rewards = [json.loads(entry.body) for entry in live.engine.logged("outcomes") if entry.kind == "reward"]
+    assert [(reward["outcome"], reward["value"]) for reward in rewards] == [("click", 1), ("purchase", 50)]
 
 
 def test_the_catalogue_users_and_evaluation(live, loop):

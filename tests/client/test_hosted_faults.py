@@ -12,7 +12,7 @@ import threading
 import pytest
 from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, no_service
 
-from fedres.client import AsyncClient, Client
+from fedres.client import AsyncClient, Client, ServiceError
 from fedres.client.hosted.spool import Spool
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}}
@@ -80,6 +80,17 @@ def test_the_async_client_is_as_careful(live, loop):
     with FaultyProxy(live.address, faults(3)) as proxy:
         decided = asyncio.run(run(proxy.url))
     check(live, loop, decided)
+
+
+@pytest.mark.parametrize("fault", [MUTE, TWICE])
+def test_a_loop_whose_first_answer_was_lost_is_there_and_ours(live, fault):
+    first = iter([fault])
+    name = f"made-{fault}"
+    with FaultyProxy(live.address, lambda request: next(first, PASS)) as proxy, Client(proxy.url) as client:
+        assert client.create_loop(name, {"epsilon": 0.25})["epsilon"] == 0.25
+        with pytest.raises(ServiceError, match="loop must be new") as refused:
+            client.create_loop(name, {"epsilon": 0.5})
+    assert refused.value.status == 409
 
 
 def test_an_export_through_a_faulty_network_has_every_event_once(live, loop, monkeypatch):

@@ -84,6 +84,32 @@ test("ids are new and need no quoting", () => {
   for (const id of ids) assert.match(id, /^[\w-]{22}$/);
 });
 
+test("a loop whose first answer was lost is there and ours", async () => {
+  let lost = 0;
+  const losing = async (...asked) => {
+    const reply = await fetch(...asked);
+    if (lost++ === 0) throw new Error("the answer was lost");
+    return reply;
+  };
+  const client = new Client(url, { fetch: losing }), name = `made-${newEventId()}`;
+  assert.equal((await client.createLoop(name, { epsilon: 0.25 })).epsilon, 0.25);
+  assert.equal(lost, 2);
+  await assert.rejects(client.createLoop(name, { epsilon: 0.5 }), (error) => error.status === 409);
+  await client.close();
+});
+
+test("named outcomes make the reward", async () => {
+  const admin = new Client(url), name = `outcomes-${newEventId()}`;
+  await admin.createLoop(name, { outcomes: { click: 600, purchase: 600 }, formula: "click + purchase / 100" });
+  const client = new Client(url, { loop: name, deadline: 60_000, fallback: null });
+  const decision = await client.rank({ actions: MENU });
+  decision.reward({ click: 1 });
+  client.reward(decision.eventId, { purchase: 50 });
+  assert.ok(await client.flush(60_000));
+  assert.deepEqual(client.rewards(), { queued: 0, sent: 2, refused: 0, dropped: 0 });
+  await Promise.all([admin.close(), client.close()]);
+});
+
 test("settings, catalogue, export and the rest", async () => {
   const client = new Client(url, { loop: `admin-${newEventId()}`, deadline: 60_000, fallback: null });
   const name = `admin-${newEventId()}`;

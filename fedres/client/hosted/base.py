@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,20 @@ class Base:
         opened = None if spool is None else _spool_in(spool)
         self._rewards = Rewards(self._ask_for_rewards, limit=queue_limit, spool=opened, observe=observe)
 
-    def reward(self, event_id: str, value: float, *, id: str | None = None) -> None:
+    def reward(
+        self,
+        event_id: str,
+        value: float | None = None,
+        *,
+        outcomes: Mapping[str, float] | None = None,
+        id: str | None = None,
+    ) -> None:
         """Send the reward of an event in the background; two rewards with one ``id`` count once.
 
-        Rewards of a fallback must not be sent: ``decision.reward`` knows.
+        ``outcomes`` are numbers by name, for loops whose reward is a formula over them. Rewards of a fallback must not
+        be sent: ``decision.reward`` knows.
         """
-        self._rewards.put(self._calls.reward(event_id, value, id))
+        self._rewards.put(self._calls.reward(event_id, value, outcomes, id))
 
     def activate(self, event_id: str) -> None:
         """Say that the decision of a deferred event was shown, in the background."""

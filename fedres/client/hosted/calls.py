@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -37,8 +36,7 @@ REQUEST_ID = "X-Request-Id"
 JSON = {"Content-Type": "application/json"}
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(msgspec.Struct, Generic[T], frozen=True):
     """A request, how long it may take with all its tries, and how to read the answer."""
 
     name: str
@@ -139,10 +137,15 @@ class Calls:
 
         return self._hot("slots", "/rank/slots", body, read, deadline)
 
-    def reward(self, event_id: str, value: float, id: str | None) -> Request:
+    def reward(
+        self, event_id: str, value: float | None, outcomes: Mapping[str, float] | None, id: str | None
+    ) -> Request:
         """Return the request for a reward, which has an id so that a repeat counts once."""
-        body = _encode({"value": value, "id": id or new_event_id()})
-        return self._post(f"/events/{quote(event_id, safe='')}/reward", body)
+        if value is None and outcomes is None:
+            raise ValueError("a reward must have a value or outcomes, got neither")
+        given = {"value": value, "outcomes": None if outcomes is None else dict(outcomes)}
+        body = {name: one for name, one in given.items() if one is not None}
+        return self._post(f"/events/{quote(event_id, safe='')}/reward", _encode({**body, "id": id or new_event_id()}))
 
     def activate(self, event_id: str) -> Request:
         return self._post(f"/events/{quote(event_id, safe='')}/activate", b"")

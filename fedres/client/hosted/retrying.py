@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from fedres.client.backoff import Backoff
 from fedres.client.wire import Answer, Failure, Flow, Request, Wait
+
+if TYPE_CHECKING:
+    import random
 
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 FIRST_WAIT = 0.05  # seconds: the longest wait after one failure

@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from fedres.client.hosted.calls import observed
 from fedres.client.hosted.retrying import passes, retrying

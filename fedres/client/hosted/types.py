@@ -78,7 +78,15 @@ class Explanation(Struct, frozen=True):
 class Feedback(Protocol):
     """Where decisions send what came of them."""
 
-    def reward(self, event_id: str, value: float, *, id: str | None = None) -> None: ...
+    def reward(
+        self,
+        event_id: str,
+        value: float | None = None,
+        *,
+        outcomes: Mapping[str, float] | None = None,
+        id: str | None = None,
+    ) -> None: ...
+
     def activate(self, event_id: str) -> None: ...
 
 
@@ -101,10 +109,12 @@ class Decision:
     error: ServiceError | None = None
     feedback: Feedback = field(repr=False, compare=False)
 
-    def reward(self, value: float, *, id: str | None = None) -> None:
-        """Send what the decision earned, in the background; two rewards with one ``id`` count once."""
+    def reward(
+        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: str | None = None
+    ) -> None:
+        """Send what the decision earned, or named outcomes, in the background; two with one ``id`` count once."""
         if not self.fallback:
-            self.feedback.reward(self.event_id, value, id=id)
+            self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
 
     def activate(self) -> None:
         """Say that a deferred decision was shown, in the background."""
@@ -127,10 +137,10 @@ class Event(Struct, frozen=True):
     reward: float | None
     status: str  # waiting, deferred, rewarded or expired
     position: int  # in the loop's log
+    outcomes: dict[str, float] | None = None  # by name, where the loop has any
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """A call that came to its end, for logs, metrics and traces."""
 
     name: str  # such as "rank" or "reward"
@@ -139,8 +149,7 @@ class Observed:
     error: ServiceError | None
 
 
-@dataclass(frozen=True, slots=True)
-class RewardStatus:
+class RewardStatus(Struct, frozen=True):
     """What became of rewards and activations so far."""
 
     queued: int  # not yet acknowledged by the service

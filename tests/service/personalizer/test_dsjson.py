@@ -218,3 +218,15 @@ def test_the_command_makes_a_store_and_can_be_run_again(tmp_path):
     assert run(app, ["log", "verify", "--store", store]).exit_code == 0
     ended = run(app, ["log", "import", str(first), str(tmp_path / "x.jsonl"), "--store", store])
     assert "FILE must be one file" in ended.output
+
+
+def test_an_interrupted_import_says_how_to_go_on(tmp_path, monkeypatch):
+    file = tmp_path / "one.dsjson"
+    file.write_bytes(line(1))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.personalizer.importing.import_dsjson", interrupted)
+    ended = CliRunner().invoke(app, ["log", "import", str(file), "--store", f"sqlite:///{tmp_path}/fedres.db"])
+    assert (ended.exit_code, "run the command again to go on" in ended.output) == (130, True)

@@ -70,7 +70,17 @@ def test_loops_are_made_listed_changed_and_deleted(tmp_path):
             assert learned(engine, "shop") == 0
             answer = await engine.rank("shop", request("user-1"))
             assert {ranked.score for ranked in answer.ranking} == {0.0}
-            assert await refused(engine.create_loop("shop")) == (409, "loop_exists")
+            assert await refused(engine.create_loop("shop", {"epsilon": 0.5})) == (409, "loop_exists")
+            made = await engine.create_loop("again", {"epsilon": 0.5})
+            await engine.put_settings("again", {"epsilon": 0.3})
+            assert (
+                await engine.create_loop("again", {"epsilon": 0.5}) == made
+            )  # the answer was lost, and it was repeated
+            assert await refused(engine.create_loop("again", {"epsilon": 0.3})) == (409, "loop_exists")
+            assert engine.settings("again")[1].epsilon == 0.3
+            await engine.delete_loop("again")
+            assert await engine.create_loop("again", {"epsilon": 0.5}) > made
+            await engine.delete_loop("again")
             assert await refused(engine.create_loop("a/b")) == (422, "invalid")
             assert await refused(engine.delete_loop("default")) == (409, "default_loop")
         async with running(tmp_path) as engine:

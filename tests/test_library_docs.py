@@ -1,0 +1,65 @@
+"""docs/library.md keeps its word: its examples learn, its commands run, and its table names every learner."""
+
+import csv
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedres.global_learners import GLOBAL_LEARNERS
+from service.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES, COMMANDS = ([code for language, code in BLOCKS if language == wanted] for wanted in ("python", "sh"))
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["simulation", "vw", "ofediq", "bandit"])
+def test_its_examples_run(code, capsys, request):
+    exec(compile(code, "library.md", "exec"), {})
+    said = capsys.readouterr().out
+    if request.node.callspec.id == "simulation":
+        losses = [float(line.split()[-1]) for line in said.splitlines()]
+        assert losses[-1] < 0.02 * losses[0]
+    elif request.node.callspec.id == "ofediq":
+        assert "levels=3, blocks=777, participation=0.0861" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code", [code for language, code in BLOCKS if language == "sh"], ids=["experiments", "bandits"]
+)
+def test_its_commands_run_one_after_the_other(code, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for line in code.splitlines():
+        command, *words = shlex.split(line, comments=True)
+        assert command == "fedres"
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"{line}: {done.output}"
+        assert len(done.output.splitlines()) > 5
+        for word in words:
+            if word.endswith((".json", ".png", ".jsonl")):
+                assert (tmp_path / word).stat().st_size > 0
+
+
+def test_its_table_names_every_learner_and_files_that_exist():
+    for name in GLOBAL_LEARNERS:
+        assert f"| `{name}` |" in PAGE
+    for file in re.findall(r"`(\w+\.py)` ?[|,]", PAGE):
+        assert (ROOT / "fedres" / file).is_file() or (ROOT / "fedres" / "global_learners" / file).is_file(), file
+
+
+def test_the_table_of_accuracies_is_the_committed_result():
+    results = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
+    with (ROOT / "docs" / "results" / "beyond.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["clients"] == "50"]
+    for row in rows:
+        if row["scheme"] == "central" and row["delay"] != "0":
+            continue
+        shown = f"{float(row['accuracy']):.3f} ± {float(row['standard_error']):.3f}".replace("0.", ".")
+        (line,) = re.findall(rf"^\| {row['dataset']} \| \..*$", results, flags=re.MULTILINE)
+        assert shown in line
