@@ -21,7 +21,8 @@ from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
 from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Record
 from service.models.personal import PersonalModels
-from service.models.published import LearnerView, Publisher
+from service.models.published import Publisher
+from service.models.views import LearnerView
 
 ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise

@@ -10,7 +10,8 @@ from fedres.checks import Array
 from service.learn.history import History
 from service.learn.kalman import KalmanShared
 from service.learn.loop_state import LoopState
-from service.models.published import LoopView, Publisher
+from service.models.published import Publisher
+from service.models.views import LoopView
 
 
 def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str]) -> None:

@@ -18,7 +18,8 @@ from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreU
 from service.log.records import ACTIVATE, Entry, LoggedRank, Record
 from service.models.memory import find_block
 from service.models.personal import personal_key
-from service.models.published import Loop, LoopView, Models, NotPublished
+from service.models.published import Loop, Models, NotPublished
+from service.models.views import LoopView
 from service.ranking.asked import Asked, fail, pieces
 from service.ranking.decide import decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations

@@ -11,7 +11,7 @@ from fedres.checks import Array
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.log.records import encode
-from service.models.published import LoopView
+from service.models.views import LoopView
 
 
 def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:

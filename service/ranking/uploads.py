@@ -32,7 +32,8 @@ from service.log.records import (
     encode,
 )
 from service.models.kalman import PublishedKalman
-from service.models.published import Loop, LoopView
+from service.models.published import Loop
+from service.models.views import LoopView
 from service.ranking.decide import features_of, invalid_features
 from service.ranking.requests import Action, check_actions, check_id
 from service.settings import Settings
