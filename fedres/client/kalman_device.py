@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from fedres.client.global_side import Route
 from fedres.client.local import LEARNERS
 from fedres.client.models import MODEL
 from fedres.client.offers import Offer
-from fedres.client.privacy import Privacy
 from fedres.client.store import DeviceStore, Queued
 from fedres.decisions.constants import START_EVENTS
 from fedres.decisions.federated_kalman import DeviceKalman, Example, Part
@@ -30,6 +29,9 @@ from fedres.decisions.kalman_state import Request
 from fedres.exploration import GREED
 from fedres.scoring.features import Hashed, Named, Preparer
 from fedres.scoring.flattening import FeatureError
+
+if TYPE_CHECKING:
+    from fedres.client.privacy import Privacy
 
 NAME = "residual-kalman"
 MOST_EXAMPLES = 2_000  # kept when a model is downloaded; twice as many in between

@@ -11,13 +11,13 @@ from service.ranking.requests import Action, RankRequest
 from service.ranking.slots import Slot, SlotsRequest
 
 PINNED = {"share": 0.5, "baseline": "pinned", "learn": False}
-ADAGRAD = {"model": "adagrad", "policy": "epsilon-greedy"}
+ADAGRAD = {"model": "adagrad", "policy": "epsilon-greedy", "epsilon": 0.5}
 
 
 async def taught(engine, clock, best, n=60):
     """Reward one action, and no other."""
     for k in range(n):
-        result = await engine.rank("default", request(user=f"t{k % 7}"))
+        result = await engine.rank("default", request(user=f"t{k % 7}", event_id=f"{best}, {k}"))
         await engine.reward("default", result.event_id, float(result.action_id == best))
         await engine.settle()
     clock.pass_seconds(1)
