@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from fedres.client.device import DeviceDecision, Status
-from fedres.client.kalman_device import open_device
 from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.opening import open_device
 from fedres.client.synchronous import CLOSE_SECONDS, TRIES, check_seconds
 from fedres.client.syncing import Link, Synced
 from fedres.client.transport import ask_async, check_url, headers

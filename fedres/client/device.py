@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,23 +20,10 @@ from fedres import checks
 from fedres.checks import Array
 from fedres.client import wire
 from fedres.client.choosing import Round, choose, probabilities
-from fedres.client.local import LEARNERS, Step, local_example, read_example
-from fedres.client.models import (
-    ACKNOWLEDGED,
-    LOCAL,
-    MODEL,
-    OUTCOME,
-    Acknowledged,
-    Entry,
-    Models,
-    Rewarded,
-    rebuilt,
-    replaced,
-)
+from fedres.client.models import ACKNOWLEDGED, LOCAL, MODEL, Acknowledged, DeviceModels, Entry
 from fedres.client.offers import Offer, check_name
 from fedres.client.store import DeviceStore, Queued
 from fedres.local_learners.vw import vowpal_wabbit
-from fedres.scoring.model import expand
 
 if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
@@ -69,18 +57,6 @@ class Status:
     trouble: str | None  # of the last sync
 
 
-class Waiting(msgspec.Struct, array_like=True, frozen=True):
-    """A decision until its reward comes."""
-
-    context: bytes
-    action: str
-    features: bytes
-    version: int
-    shared: float
-    indices: bytes  # of the local features
-    values: bytes
-
-
 class Scored(NamedTuple):
     """What the models say of an offer."""
 
@@ -91,11 +67,11 @@ class Scored(NamedTuple):
     waiting: Callable[[int], bytes]  # what to keep of an action until its reward comes
 
 
-class Device:
+class Device(ABC):
     """All of a device but the network; safe for threads. ``clock`` is the time of day in seconds."""
 
-    model = "adagrad"  # that loops must have
-    learners: tuple[str, ...] = LEARNERS
+    model: str  # that loops must have
+    learners: tuple[str, ...]
     fetches_first = False  # whether a burst of uploads is made for the newest model
 
     def __init__(
@@ -145,13 +121,17 @@ class Device:
         # Numbers go on from the time of day: a folder that was restored from a copy does not use any a second time.
         self._seq = max(self._store.last_seq(), int(self._clock() * 1000))
         self._learner = learner
-        self._models = self._read_models()
+        self._models = self._read()
 
-    def _read_models(self) -> Models:
+    def _read(self) -> DeviceModels:
         kept = self._store.meta("round")
         self.known = kept is not None  # whether the loop's settings are
         self.dropped = int(self._store.meta("dropped") or 0)
-        return Models(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
+        return self._read_models(kept)
+
+    @abstractmethod
+    def _read_models(self, kept: str | None) -> DeviceModels:
+        """Return the models as the store has them; ``kept`` are the loop's settings, if they are known."""
 
     @property
     def settings(self) -> Round:
@@ -227,24 +207,9 @@ class Device:
         named = dict(zip([name for name, _ in offer.actions], scored.means.tolist(), strict=True))
         return DeviceDecision(offer.event_id, offer.actions[k][0], float(chances[k]), named, scored.version)
 
+    @abstractmethod
     def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
-        version, shared = self._shared(offer) if told is None else told
-        hashed = self._models.prepare(offer.own_context, offer.actions)
-        examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]
-        local = [self._models.local_score(example) for example in examples]
-        means = (np.asarray(shared, np.float32) + np.asarray(local, np.float32)).astype(np.float64)
-
-        def waiting(k: int) -> bytes:
-            name, features = offer.actions[k]
-            parts = (offer.context, name, features, version, float(shared[k]))
-            return msgspec.msgpack.encode(Waiting(*parts, examples[k][0].tobytes(), examples[k][1].tobytes()))
-
-        return Scored(version, means, np.zeros(means.size), self.settings.n_learned, waiting)
-
-    def _shared(self, offer: Offer) -> tuple[int, Sequence[float]]:
-        if not self.download:
-            return 0, [0.0] * len(offer.actions)
-        return self._models.side.version, self._models.shared_scores(offer.context, offer.actions).tolist()
+        """Return what the models say of an offer."""
 
     # Learning
 
@@ -269,28 +234,9 @@ class Device:
             raise ValueError(f"value must be in the loop's reward_range [{low:g}, {high:g}], got {value}")
         return float(value)
 
+    @abstractmethod
     def _reward(self, event_id: str, body: bytes, label: float) -> None:
-        decision = msgspec.msgpack.decode(body, type=Waiting)
-        version, shared = self._shared_now(decision)
-        local = _bounded(self._models.local_score(read_example(decision.indices, decision.values)))
-        told = local if self._privacy is None else self._privacy.release(local, self._rng)
-        given = (decision.context, decision.action, decision.features, version, _short(shared), _short(told), label)
-        rewarded = Rewarded(*given)
-        upload = self._models.learn(rewarded)
-        with self._change() as entries:
-            self._store.rewarded(event_id)
-            if self.route == "updates":
-                self._note(OUTCOME, msgspec.msgpack.encode(rewarded))
-            seq = self._enqueue(upload, version, entries)
-            if self.settings.personal:
-                self._learn_locally(decision, label, shared, local, seq, entries)
-
-    def _shared_now(self, decision: Waiting) -> tuple[int, float]:
-        """Return version and shared part of the newest model, or those of the decision where there is none here."""
-        if not self.download:
-            return decision.version, decision.shared
-        actions = [(decision.action, decision.features)]
-        return self.version, _bounded(float(self._models.shared_scores(decision.context, actions)[0]))
+        """Learn the reward of a decision that waited with ``body``, and queue an upload."""
 
     def _enqueue(self, upload: Mapping[str, Any] | None, version: int, entries: list[Entry]) -> int | None:
         """Queue an upload, drop the oldest of too many; return its number."""
@@ -304,19 +250,6 @@ class Device:
             self._drop([old.seq for old in self._store.oldest(excess)], entries)
             self._warn("the queue is full: %d uploads dropped so far, the oldest first", self.dropped)
         return self._seq
-
-    def _learn_locally(
-        self, decision: Waiting, label: float, shared: float, local: float, seq: int | None, entries: list[Entry]
-    ) -> None:
-        """Learn at once; or, where aligned, take this moment's slope when the shared model has the upload inside."""
-        example = (decision.indices, decision.values)
-        if self._timing == "immediate" or seq is None:
-            entries.append(_step("learn", label, shared, *example))
-            return
-        low, high = self._models.local.label_range
-        prediction = min(max(shared + local, min(low, label)), max(high, label))
-        entries.append(_step("see", label))
-        self._store.hold(seq, _step("correct", 2 * (prediction - label), 0.0, *example)[1])
 
     # What a sync changes
 
@@ -342,17 +275,9 @@ class Device:
             self._drop([upload.seq for upload in uploads], entries)
         log.warning("%d uploads are dropped, which the service refuses: %s", len(uploads), reason)
 
+    @abstractmethod
     def received(self, payload: bytes, version: int) -> None:
-        """Take in a model, whole or what changed of one; an older version replaces a newer: the service went back."""
-        with self._turn():
-            if version < self.version:
-                self.forget_model()
-            with self._as_on_disk(), self._change() as entries:
-                self._models.side.receive(payload)  # now, so that one that is refused is not written down
-                self._note(MODEL, payload)
-                self._widen(entries)
-                self._release_due(entries)
-            self._save_if_grown()
+        """Take in a model that was downloaded."""
 
     def told(self, version: int) -> None:
         """Take note of a version that the service answered with, on a device that does not download it."""
@@ -368,19 +293,9 @@ class Device:
             self.shared_version = 0
             self._rebuild(self.settings, keep_side=False)
 
+    @abstractmethod
     def adopt(self, settings: Round) -> None:
         """Go on with what the service says of the loop."""
-        with self._turn():
-            old, route = self.settings, self.route
-            if self.known and not rebuilt(old, settings):
-                with self._store.transaction():
-                    self._store.keep("round", msgspec.json.encode(settings).decode())
-                self._models.settings = settings
-                return
-            self._rebuild(settings, keep_side=not replaced(old, settings))
-            if replaced(old, settings) and "updates" in (route, self.route) and self._store.n_queued:
-                uploads = self._store.oldest(self._store.n_queued)
-                self.refused(uploads, f"they are not for the learner {settings.global_learner}")
 
     def give_version(self, version: int, *, to_all: bool) -> None:
         """Say of queued uploads that they were made with ``version``: of those made before any was known, or of all."""
@@ -397,7 +312,7 @@ class Device:
         self._reopen()
 
     def _reopen(self) -> None:
-        old, self._models = self._models, self._read_models()
+        old, self._models = self._models, self._read()
         old.close()
 
     def _save(self) -> None:
@@ -434,12 +349,6 @@ class Device:
         if self._models.grown:
             self._save()
 
-    def _widen(self, entries: list[Entry]) -> None:
-        """Let joint predictions reach as far as the rewards that the shared model has seen."""
-        low, high = self._models.local.label_range
-        least, most = self._models.side.reward_range
-        entries += [_step("see", bound) for bound in (least, most) if not low <= bound <= high]
-
     def _drop(self, seqs: Sequence[int], entries: list[Entry]) -> None:
         self.dropped += self._store.dequeue(seqs)
         self._store.keep("dropped", str(self.dropped))
@@ -462,15 +371,11 @@ class Device:
             log.warning(message, *values)
 
 
-def _step(kind: str, number: float, offset: float = 0.0, indices: bytes = b"", values: bytes = b"") -> Entry:
-    return LOCAL, msgspec.msgpack.encode(Step(kind, number, offset, indices, values))
-
-
-def _bounded(part: float) -> float:
+def bounded(part: float) -> float:
     """Return a part of a score within what the service takes, 0 for one that is no number."""
     return min(max(part, -LARGEST), LARGEST) if part == part else 0.0
 
 
-def _short(part: float) -> float:
+def short(part: float) -> float:
     """Return the number with the fewest digits that is the same in 32 bits."""
     return float(str(np.float32(part)))

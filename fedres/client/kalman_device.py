@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from fedres import checks
 from fedres.client import wire
 from fedres.client.choosing import Round
-from fedres.client.device import Device, Scored, _bounded, _short
+from fedres.client.device import Device, Scored, bounded, short
 from fedres.client.global_side import Route
-from fedres.client.local import LEARNERS
 from fedres.client.models import MODEL
 from fedres.client.offers import Offer
 from fedres.client.store import DeviceStore, Queued
@@ -137,8 +135,11 @@ class KalmanModels:
     def save(self) -> None:
         """Do nothing: all of it is on the disk."""
 
-    def count(self, body: bytes) -> None:
+    def apply(self, kind: str, body: bytes) -> None:
         """Do nothing: there is no journal."""
+
+    def count(self, body: bytes) -> None:
+        """Do nothing, likewise."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
@@ -154,7 +155,7 @@ class KalmanDevice(Device):
     model = NAME
     learners = (NAME,)
     fetches_first = True
-    _models: KalmanModels  # type: ignore[assignment]
+    _models: KalmanModels
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         if options.get("timing", "immediate") != "immediate":
@@ -163,10 +164,7 @@ class KalmanDevice(Device):
             raise ValueError(f"download must be True for {NAME}, got False")
         super().__init__(folder, **{"learner": NAME, **options})
 
-    def _read_models(self) -> KalmanModels:  # type: ignore[override]
-        kept = self._store.meta("round")
-        self.known = kept is not None
-        self.dropped = int(self._store.meta("dropped") or 0)
+    def _read_models(self, kept: str | None) -> KalmanModels:
         if kept is None:
             settings = Round(model=NAME, policy="optimistic-squarecb", gamma=GREED)
         else:
@@ -209,12 +207,12 @@ class KalmanDevice(Device):
         """Return what an upload says of the own part. What is to be private is told alone, and as noisy as it is."""
         span = self._models.model.span
         if self._privacy is not None:
-            told = self._privacy.release(_bounded(part.mean * span), self._rng)
-            return {"local": _short(told), "variance": _short(_spread(self._privacy, span)), "slopes": []}
+            told = self._privacy.release(bounded(part.mean * span), self._rng)
+            return {"local": short(told), "variance": short(_spread(self._privacy, span)), "slopes": []}
         return {
-            "local": _short(_bounded(part.mean * span)),
-            "variance": _short(_bounded(max(part.variance, 0.0) * span * span)),
-            "slopes": [_short(_bounded(slope * span)) for slope in part.slopes.tolist()],
+            "local": short(bounded(part.mean * span)),
+            "variance": short(bounded(max(part.variance, 0.0) * span * span)),
+            "slopes": [short(bounded(slope * span)) for slope in part.slopes.tolist()],
         }
 
     def received(self, payload: bytes, version: int) -> None:
@@ -251,11 +249,3 @@ def _spread(privacy: Privacy, span: float) -> float:
     """Return a variance that tells nothing of the device: that of the noise, and what the part can be at most."""
     clip, scale = privacy.clip or span, privacy.scale or 0.0
     return clip**2 + (scale**2 if privacy.noise == "gaussian" else 2 * scale**2)
-
-
-def open_device(folder: str | os.PathLike[str], *, learner: str = NAME, **options: Any) -> Device:
-    """Return a device with the learner that its loop's model asks for."""
-    checks.one_of("learner", learner, (NAME, *LEARNERS))
-    if learner == NAME:
-        return KalmanDevice(folder, **options)
-    return Device(folder, learner=learner, **options)

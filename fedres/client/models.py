@@ -6,11 +6,13 @@ loses nothing and resumes to the bit.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from fedres.checks import Array
 from fedres.client.choosing import Round
-from fedres.client.global_side import GlobalSide, Outcome, global_side
+from fedres.client.global_side import GlobalSide, Outcome, Route, global_side
 from fedres.client.local import LocalModel, Step
 from fedres.client.store import DeviceStore
 from fedres.scoring.features import Prepared, Preparer
@@ -40,6 +42,32 @@ class Rewarded(msgspec.Struct, array_like=True, frozen=True):
 class Acknowledged(msgspec.Struct, array_like=True, frozen=True):
     upload: dict[str, object]
     position: int
+
+
+class Side(Protocol):
+    """The shared model as the device has it."""
+
+    @property
+    def route(self) -> Route: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def tag(self) -> str: ...
+
+
+class DeviceModels(Protocol):
+    """What a device asks of its models, of whichever kind."""
+
+    settings: Round
+
+    @property
+    def side(self) -> Side: ...
+    @property
+    def grown(self) -> bool: ...
+    def apply(self, kind: str, body: bytes) -> None: ...
+    def count(self, body: bytes) -> None: ...
+    def save(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Models:

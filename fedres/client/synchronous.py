@@ -11,8 +11,8 @@ import httpx
 
 from fedres import checks
 from fedres.client.device import DeviceDecision, Status
-from fedres.client.kalman_device import open_device
 from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.opening import open_device
 from fedres.client.syncing import Link, Synced
 from fedres.client.transport import ask, check_url, headers
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance

@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 from safetensors.numpy import save
 
-from fedres.client.kalman_device import open_device
 from fedres.client.offers import make_offer
+from fedres.client.opening import open_device
 from fedres.client.syncing import Link
 from fedres.client.transport import ask
 from fedres.client.wire import Finished, Wait, advance

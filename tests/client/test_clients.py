@@ -137,7 +137,7 @@ def test_a_sync_that_breaks_in_the_background_is_reported_and_tried_again(live, 
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedres.client.device.Device.adopt", breaks)
+        patch.setattr("fedres.client.adagrad_device.AdaGradDevice.adopt", breaks)
         with DeviceClient(live.url, "phone", tmp_path, sync_seconds=0.01) as device:
             assert broken.wait(30)
             device.reward(device.decide({}, MENU).event_id, 1.0)

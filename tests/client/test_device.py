@@ -8,8 +8,8 @@ import sqlite3
 import numpy as np
 import pytest
 
+from fedres.client.adagrad_device import AdaGradDevice
 from fedres.client.choosing import Round, choose, probabilities
-from fedres.client.device import Device
 from fedres.draws import event_draw
 from fedres.lease import LeaseHeld
 from fedres.scoring.features import Named, Preparer
@@ -200,7 +200,7 @@ def test_sequence_numbers_of_a_restored_folder_are_new(tmp_path):
 
 def test_two_devices_cannot_share_a_folder(tmp_path):
     with Driven(OFFLINE, tmp_path), pytest.raises(LeaseHeld, match="must have one holder"):
-        Device(tmp_path, client="phone", learner="linear")
+        AdaGradDevice(tmp_path, client="phone", learner="linear")
 
 
 @pytest.mark.parametrize("other", [{"client": "tablet"}, {"loop": "other"}, {"learner": "vw"}])
@@ -209,7 +209,7 @@ def test_a_folder_belongs_to_one_client_loop_and_learner(tmp_path, other):
         pass
     [(name, value)] = other.items()
     with pytest.raises(ValueError, match=f"{name} must be '.*', whose folder this is, got '{value}'"):
-        Device(tmp_path, **{"client": "phone", "learner": "linear", **other})
+        AdaGradDevice(tmp_path, **{"client": "phone", "learner": "linear", **other})
     with Driven(OFFLINE, tmp_path):
         pass
 
@@ -225,11 +225,11 @@ def test_a_folder_belongs_to_one_client_loop_and_learner(tmp_path, other):
 )
 def test_options_that_break_a_rule_are_refused(tmp_path, option, message):
     with pytest.raises(ValueError, match=message):
-        Device(tmp_path, **{"client": "phone", **option})
+        AdaGradDevice(tmp_path, **{"client": "phone", **option})
 
 
 def test_a_closed_device_says_so(tmp_path):
-    device = Device(tmp_path, client="phone", learner="linear")
+    device = AdaGradDevice(tmp_path, client="phone", learner="linear")
     device.close()
     device.close()
     with pytest.raises(RuntimeError, match="this device is closed"):
