@@ -1,12 +1,13 @@
 """How often lift intervals hold the truth, and how soon they find a lift: simulated experiments, looked at all along.
 
-    python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes]
+    python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes | detection]
 
 In each experiment users arrive one after the other and come back at random; a share of them is the control group.
 Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Rewards are clicks, with
 intervals from 20 clicks in each arm on. Outcomes are rarer, may be amounts (lognormal), and have intervals from 20 of
-them in both arms together on, as in ``GET /v1/lift``. Printed for each kind of experiment, with no lift and with one
-of 10% (rewards) or 100% (outcomes):
+them in both arms together on, as in ``GET /v1/lift``. Detection is about rewards again, with as many events as most
+experiments need to find a lift of 10%. Printed for each kind of experiment, with no lift and with one
+of 10% (rewards, detection) or 100% (outcomes):
 
 - false alarms: share of experiments in which any interval, at any look, leaves out the truth; 5% are allowed
 - worst look: largest share of experiments whose interval leaves out the truth at one look
@@ -63,7 +64,11 @@ OUTCOMES = (
     RARE._replace(name="amounts, σ = 1.5, 2%, halves", rate=0.02, spread=1.5, share=0.5),
     RARE._replace(name="amounts, σ = 2, 2%, control 10%", rate=0.02, spread=2.0),
 )
-PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0)}
+DETECTION = tuple(
+    kind._replace(n_users=n_events // 5, n_events=n_events)
+    for kind, n_events in zip(REWARDS[:4], (30_000, 80_000, 40_000, 30_000), strict=True)
+)
+PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0), "detection": (DETECTION, 0.1)}
 
 
 class Look(NamedTuple):
@@ -129,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Coverage of lift intervals; see the head of this file.")
     parser.add_argument("--experiments", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; both unless given.")
+    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
     options: Any = parser.parse_args()
     for part in options.part or PARTS:
         kinds, effect = PARTS[part]

@@ -145,9 +145,14 @@ export class Client {
     }
   }
 
-  /** What other policies would have earned on the stored events. */
-  evaluate(policies, { estimators = ["snips", "dr"] } = {}) {
-    return this.#call("POST", "/evaluations", { policies, estimators });
+  /** What other policies would have earned on the stored events; with `timeUniform`, intervals hold at all looks together. */
+  evaluate(policies, { estimators = ["snips", "dr"], timeUniform = false } = {}) {
+    return this.#call("POST", "/evaluations", { policies, estimators, time_uniform: timeUniform });
+  }
+
+  /** How much more the policy earns than its control group. */
+  lift() {
+    return this.#call("GET", "/lift");
   }
 
   /** Rewards that do not count. */
