@@ -249,6 +249,7 @@ def test_late_and_unmatched_rewards_are_listed(client):
     assert client.post(f"/v1/loops/late/events/{event}/reward", json={"value": 1}).status_code == 204
     [late] = client.get("/v1/loops/late/rewards/unmatched").json()["rewards"]
     assert (late["event_id"], late["value"], late["status"]) == (event, 1.0, "late")
+    assert late["time"] > export(client, "/v1/loops/late/events")[0]["time"]  # both are ISO 8601
     figures = client.get("/v1/status").json()["loops"]["late"]
     assert (figures["late_rewards"], figures["unmatched_rewards"]) == (1, 0)
     assert 'fedres_late_rewards_total{loop="late"} 1.0' in client.get("/metrics").text
