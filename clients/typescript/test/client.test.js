@@ -84,6 +84,17 @@ test("ids are new and need no quoting", () => {
   for (const id of ids) assert.match(id, /^[\w-]{22}$/);
 });
 
+test("ids are new without a global crypto too, as in Node 18", () => {
+  const kept = Object.getOwnPropertyDescriptor(globalThis, "crypto");
+  delete globalThis.crypto;
+  try {
+    assert.match(newEventId(), /^[\w-]{22}$/);
+    assert.notEqual(newEventId(), newEventId());
+  } finally {
+    Object.defineProperty(globalThis, "crypto", kept);
+  }
+});
+
 test("a loop whose first answer was lost is there and ours", async () => {
   let lost = 0;
   const losing = async (...asked) => {
