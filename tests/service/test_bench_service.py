@@ -163,7 +163,13 @@ def measured(per_second, p99=1.0, failures=0, **more):
     window.close()
     row = window.summary() | {"per_second": per_second, "p99": p99, "failures": failures}
     cpu = {"cpu": {"ranker": 5.0}, "cpu_catch_up": {"ranker": 1.0}, "memory_before": {}, "memory_after": {}}
-    lag = {"lag_records": 0, "catch_up_seconds": 0.0, "per_second_with_catch_up": per_second, "other_cpu": 0.0}
+    lag = {
+        "commit_ms": 1.0,
+        "lag_records": 0,
+        "catch_up_seconds": 0.0,
+        "per_second_with_catch_up": per_second,
+        "other_cpu": 0.0,
+    }
     return row | cpu | lag | more
 
 
@@ -211,6 +217,7 @@ def test_one_run_measures_the_real_service_beside_the_bare_application():
     assert set(bare["cpu"]) == {"bare"}
     assert set(sustained["cpu"]) == {"supervisor", "log", "learner", "ranker"}
     assert set(sustained["cpu"]) <= set(sustained["memory_after"])
+    assert sustained["commit_ms"] > 0
     assert 0 < sustained["p50"] <= sustained["p99"]
     assert sustained["throughput_ratio"] == sustained["per_second"] / bare["per_second"]
 
