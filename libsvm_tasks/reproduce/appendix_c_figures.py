@@ -64,7 +64,7 @@ def _contender(cell: AppendixC) -> tuple[Any, list[Site]]:
 
 def _rollouts(run: Run) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Return the rounds looked at, and by algorithm the losses (seeds, points) and w^g (seeds, 2, points)."""
-    seeds, n_rounds = range(3 if run.quick else 8), 3000 if run.quick else 20_000
+    seeds, n_rounds = range(3 if run.quick else 8), 6000 if run.quick else 20_000
     cells = [AppendixC(name, n_rounds, seed) for name in TITLES for seed in seeds]
     found = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
     by_name = {name: found[k * len(seeds) : (k + 1) * len(seeds)] for k, name in enumerate(TITLES)}
