@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from fedres.decisions.constants import CORE_SIZE, CORE_TAU_START, OWN_SIZE, START_EVENTS, own_slots
+from fedres.decisions.constants import (
+    CORE_SIZE,
+    CORE_TAU_START,
+    LEAST_LOG_DRIFT,
+    OWN_SIZE,
+    START_EVENTS,
+    own_slots,
+)
 from fedres.decisions.kalman_inputs import eigenvectors, rebase
-from fedres.decisions.kalman_state import CORE, new_shared
+from fedres.decisions.kalman_state import CORE, LOG_DRIFT, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -222,6 +229,45 @@ def test_how_much_contexts_matter_is_learned():
         learn_all(model, {}, rounds, [1000])
         found.append(model.shared.log_tau[0, CORE])
     assert found[0] < -1 < found[1]
+
+
+def changing_world(seed, n, change):
+    """Return rounds of four actions, of which a context names the right one; from the event ``change`` on another."""
+    rng, actions, rounds = np.random.default_rng(seed), [([20 + a], [1.0], [9]) for a in range(4)], []
+    for t in range(n):
+        named, taken = int(rng.integers(4)), int(rng.integers(4))
+        reward = float(taken == (named if t < change else (named + 1) % 4))
+        rounds.append((None, ([1 + named], [1.0]), actions, taken, reward))
+    return rounds
+
+
+def test_drift_is_that_of_the_readable_twin():
+    model, readable = ResidualKalman(), Readable()
+    for round_ in changing_world(15, 800, 500):
+        learn_all(model, {}, [round_], [1])
+        user, context, actions, taken, reward = round_
+        readable.learn(Event(user, context, actions[taken], reward))
+    assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
+    assert readable.drift.log_tau > LEAST_LOG_DRIFT + 3
+    found, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
+    assert found.means == pytest.approx(means, abs=TOLERANCE)
+    assert found.widths == pytest.approx(widths, abs=TOLERANCE)
+
+
+def test_a_world_that_changes_is_learned_anew():
+    """Without drift, 600 events do not outweigh 3,000; where nothing changes, nothing is forgotten."""
+    steady, changed, still = ResidualKalman(), ResidualKalman(), ResidualKalman()
+    learn_all(steady, {}, changing_world(16, 3600, 3600), [3600])
+    learn_all(changed, {}, changing_world(16, 3600, 3000), [3600])
+    rounds = changing_world(16, 3600, 3000)
+    for first in range(0, 3600, 20):
+        learn_all(still, {}, rounds[first : first + 20], [20])
+        if still.shared is not None:
+            still.shared.drift[LOG_DRIFT] = -99.0
+    request = request_of(([1], [1.0]), rounds[0][2])
+    assert steady.shared.drift[LOG_DRIFT] < -10
+    assert changed.predict(request).means[1] > 0.8
+    assert still.predict(request).means[1] < 0.5
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
