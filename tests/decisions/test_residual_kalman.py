@@ -232,21 +232,19 @@ def test_how_much_contexts_matter_is_learned():
 
 
 def changing_world(seed, n, change):
-    """Return rounds of four actions, of which a context names the right one; from the event ``change`` on another."""
-    rng, actions, rounds = np.random.default_rng(seed), [([20 + a], [1.0], [9]) for a in range(4)], []
+    """Yield four actions, a context that names the right one, and which that is: from event ``change`` on another."""
+    rng, actions = np.random.default_rng(seed), [([20 + a], [1.0], [9]) for a in range(4)]
     for t in range(n):
-        named, taken = int(rng.integers(4)), int(rng.integers(4))
-        reward = float(taken == (named if t < change else (named + 1) % 4))
-        rounds.append((None, ([1 + named], [1.0]), actions, taken, reward))
-    return rounds
+        named = int(rng.integers(4))
+        yield ([1 + named], [1.0]), actions, named if t < change else (named + 1) % 4
 
 
 def test_drift_is_that_of_the_readable_twin():
-    model, readable = ResidualKalman(), Readable()
-    for round_ in changing_world(15, 800, 500):
-        learn_all(model, {}, [round_], [1])
-        user, context, actions, taken, reward = round_
-        readable.learn(Event(user, context, actions[taken], reward))
+    model, readable, rng = ResidualKalman(), Readable(), np.random.default_rng(0)
+    for context, actions, right in changing_world(15, 800, 500):
+        taken = int(rng.integers(4))
+        learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
+        readable.learn(Event(None, context, actions[taken], float(taken == right)))
     assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
     assert readable.drift.log_tau > LEAST_LOG_DRIFT + 3
     found, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
@@ -254,20 +252,26 @@ def test_drift_is_that_of_the_readable_twin():
     assert found.widths == pytest.approx(widths, abs=TOLERANCE)
 
 
-def test_a_world_that_changes_is_learned_anew():
-    """Without drift, 600 events do not outweigh 3,000; where nothing changes, nothing is forgotten."""
-    steady, changed, still = ResidualKalman(), ResidualKalman(), ResidualKalman()
-    learn_all(steady, {}, changing_world(16, 3600, 3600), [3600])
-    learn_all(changed, {}, changing_world(16, 3600, 3000), [3600])
-    rounds = changing_world(16, 3600, 3000)
-    for first in range(0, 3600, 20):
-        learn_all(still, {}, rounds[first : first + 20], [20])
-        if still.shared is not None:
-            still.shared.drift[LOG_DRIFT] = -99.0
-    request = request_of(([1], [1.0]), rounds[0][2])
-    assert steady.shared.drift[LOG_DRIFT] < -10
-    assert changed.predict(request).means[1] > 0.8
-    assert still.predict(request).means[1] < 0.5
+def decide_in(world, drifts):
+    """Decide optimistically; return the model, and the share of right decisions among the last 500."""
+    model, found = ResidualKalman(), []
+    for context, actions, right in world:
+        expected = model.predict(request_of(context, actions))
+        taken = int(np.argmax(np.maximum(expected.means, 0) + expected.widths))
+        learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
+        found.append(taken == right)
+        if not drifts and model.shared is not None:
+            model.shared.drift[LOG_DRIFT] = -np.inf
+    return model, np.mean(found[-500:])
+
+
+def test_a_world_that_changes_is_learned_anew_and_one_that_stays_is_not_forgotten():
+    steady, _ = decide_in(changing_world(16, 2500, 2500), drifts=True)
+    assert steady.shared.drift[LOG_DRIFT] < LEAST_LOG_DRIFT + 3
+    changed, share = decide_in(changing_world(16, 2500, 1500), drifts=True)
+    assert changed.shared.drift[LOG_DRIFT] > LEAST_LOG_DRIFT + 6
+    assert share > 0.9
+    assert decide_in(changing_world(16, 2500, 1500), drifts=False)[1] < 0.5
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
