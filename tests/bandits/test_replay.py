@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bandits import FederatedBandit, policy
-from bandits.policies import POLICIES
 from bandits.replay import replay
 from bandits.streams import Chunk, Multiclass, Realizable
+from fedres.policies import POLICIES
 
 
 def classes():
