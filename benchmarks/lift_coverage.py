@@ -1,12 +1,13 @@
 """How often lift intervals hold the truth, and how soon they find a lift: simulated experiments, looked at all along.
 
-    python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes]
+    python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes | detection]
 
 In each experiment users arrive one after the other and come back at random; a share of them is the control group.
 Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Rewards are clicks, with
 intervals from 20 clicks in each arm on. Outcomes are rarer, may be amounts (lognormal), and have intervals from 20 of
-them in both arms together on, as in ``GET /v1/lift``. Printed for each kind of experiment, with no lift and with one
-of 10% (rewards) or 100% (outcomes):
+them in both arms together on, as in ``GET /v1/lift``. Detection is about rewards again, with as many events as most
+experiments need to find a lift of 10%. Printed for each kind of experiment, with no lift and with one
+of 10% (rewards, detection) or 100% (outcomes):
 
 - false alarms: share of experiments in which any interval, at any look, leaves out the truth; 5% are allowed
 - worst look: largest share of experiments whose interval leaves out the truth at one look
@@ -43,6 +44,7 @@ class Experiment(NamedTuple):
     before: bool = False  # 20 earlier events are known of 7 in 10 users
     spread: float = 0.0  # of amounts: the σ of a lognormal number with the mean 1
     is_outcome: bool = False
+    regulars: float = 0.0  # share of the events that 20 users have
 
 
 REWARDS = (
@@ -52,6 +54,8 @@ REWARDS = (
     Experiment("users differ, earlier rewards known", alike=5.0, before=True),
     Experiment("rare clicks", rate=0.03),
     Experiment("200 users", n_users=200, alike=5.0),
+    Experiment("20 users have half of the events", regulars=0.5),
+    Experiment("20 users have half of the events, control 10%", regulars=0.5, share=0.1),
 )
 RARE = Experiment("", share=0.1, rate=0.01, is_outcome=True)
 OUTCOMES = (
@@ -62,8 +66,13 @@ OUTCOMES = (
     RARE._replace(name="amounts, σ = 1, 2%, control 10%", rate=0.02, spread=1.0),
     RARE._replace(name="amounts, σ = 1.5, 2%, halves", rate=0.02, spread=1.5, share=0.5),
     RARE._replace(name="amounts, σ = 2, 2%, control 10%", rate=0.02, spread=2.0),
+    RARE._replace(name="1%, control 10%, 20 users have half of the events", regulars=0.5),
 )
-PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0)}
+DETECTION = tuple(
+    kind._replace(n_users=n_events // 5, n_events=n_events)
+    for kind, n_events in zip(REWARDS[:2], (30_000, 80_000), strict=True)
+)
+PARTS = {"rewards": (REWARDS, 0.1), "outcomes": (OUTCOMES, 1.0), "detection": (DETECTION, 0.1)}
 
 
 class Look(NamedTuple):
@@ -77,6 +86,8 @@ def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:
     rates = rng.beta(kind.rate * kind.alike, (1 - kind.rate) * kind.alike, m) / (1 + effect)  # stays below 1
     is_control = rng.random(m) < kind.share
     user = rng.integers(0, 1 + np.arange(n) * m // n)
+    if kind.regulars:
+        user = np.where(rng.random(n) < kind.regulars, rng.integers(0, 20, n), user)
     clicked = rng.random(n) < np.where(is_control, rates, rates * (1 + effect))[user]
     amount = clicked * (rng.lognormal(-(kind.spread**2) / 2, kind.spread, n) if kind.spread else 1.0)
     known = rng.random(m) < 0.7
@@ -129,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Coverage of lift intervals; see the head of this file.")
     parser.add_argument("--experiments", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; both unless given.")
+    parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
     options: Any = parser.parse_args()
     for part in options.part or PARTS:
         kinds, effect = PARTS[part]

@@ -1,7 +1,7 @@
 """Personal models by the million: memory, time to start, and the latency of a rank call for a random user.
 
-``python benchmarks/many_users.py [N ...]`` fills a store with N users whose models hold 50 features each, starts
-``fedres serve`` on it, and sends rank calls one at a time. The defaults are 1,000 and 1,000,000.
+``python benchmarks/many_users.py [N ...]`` lets one user teach a service, gives that user's model to N users, starts
+``fedres serve`` again, and sends rank calls one at a time. The defaults are 1,000 and 1,000,000.
 """
 
 from __future__ import annotations
@@ -13,56 +13,63 @@ import tempfile
 import time
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedres.scoring.model import PersonalModel
 from service.bench_processes import memory_mb, service
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.opening import Store, open_log
 from service.models.published import Publisher, make_current
 from service.ranking.admin import DEFAULT_LOOP
-from service.roles.config import Config
-from service.roles.supervisor import prepare
 
-N_FEATURES = 50
+EVENTS = 300  # that the first user teaches
 CALLS = 2_000
 
 
-def fill(path: Path, n_users: int) -> None:
-    """Put personal models for as many users into the store's snapshot."""
+def teach(folder: Path) -> None:
+    """Let the first user decide and be rewarded, until their model has a block for every action and topic."""
+    with service(folder, n_keys=0) as running:
+        rng = random.Random(1)
+        for _ in range(EVENTS):
+            status, body = running.request("POST", "/v1/rank", _request("user-0", rng))
+            if status != 200:
+                raise RuntimeError(f"rank was answered {status}")
+            running.request("POST", f"/v1/events/{json.loads(body)['event_id']}/reward", {"value": rng.random()})
+
+
+def fill(path: Path, n_users: int) -> int:
+    """Give the first user's model to as many users, in the store's snapshot; return its bytes."""
     store = Store(path)
-    prepare(Config(store=store))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         run = Path(folder)
         make_current(run)
         snapshots = Snapshots(store.beside("-models"))
         learner = Learner(open_log(store), None, snapshots, Publisher(run, 1), snapshot_seconds=1e9)  # type: ignore[arg-type]
         learner.open()
-        head, model = learner.loops[DEFAULT_LOOP].head, _model()
+        head = learner.loops[DEFAULT_LOOP].head
+        found = learner.personal.entry(head.id, "user-0")
+        assert found is not None
         for user in range(n_users):
-            learner.personal.put(head.id, f"user-{user}", 1, model)
+            learner.personal.put(head.id, f"user-{user}", *found)
             if user % 50_000 == 49_999:
                 learner.saver.flush(learner.loops)
                 print(f"  {user + 1:,} of {n_users:,} users", flush=True)
         learner.close()
+    return len(found[1].to_bytes())
 
 
-def _model() -> PersonalModel:
-    """Return a model that has learned from 50 features."""
-    model = PersonalModel()
-    keys = np.random.default_rng(0).choice(2**32, N_FEATURES, replace=False).astype(np.uint32)
-    model.learn((keys, np.ones(N_FEATURES, np.float32)), 1.0, 0.0, (0.0, 1.0))
-    return model
+def _request(user: str, rng: random.Random) -> dict[str, Any]:
+    actions = [{"id": f"a{k}", "features": {"topic": f"t{k % 4}"}} for k in range(10)]
+    return {"user": user, "context": {f"x{k}": rng.random() for k in range(8)}, "actions": actions}
 
 
 def latencies(port: int, n_users: int) -> tuple[float, float]:
     """Return p50 and p99 of rank calls, in milliseconds, one at a time."""
     connection, rng, found = HTTPConnection("127.0.0.1", port, timeout=30), random.Random(0), []
     for _ in range(CALLS):
-        actions = [{"id": f"a{k}", "features": {"topic": f"t{k}"}} for k in range(10)]
-        body = {"user": f"user-{rng.randrange(n_users)}", "context": {"hour": rng.randrange(24)}, "actions": actions}
+        body = _request(f"user-{rng.randrange(n_users)}", rng)
         began = time.perf_counter()
         connection.request("POST", "/v1/rank", json.dumps(body), {"Content-Type": "application/json"})
         reply = connection.getresponse()
@@ -76,13 +83,14 @@ def latencies(port: int, n_users: int) -> tuple[float, float]:
 
 def main() -> None:
     numbers = [int(text) for text in sys.argv[1:]] or [1_000, 1_000_000]
-    print("| users | p50 ms | p99 ms | published MB | snapshot MB | start s | learner PSS MB | ranker PSS MB |")
-    print("|---|---|---|---|---|---|---|---|")
+    names = "users | model bytes | p50 ms | p99 ms | published MB | snapshot MB | start s | learner MB | ranker MB"
+    print(f"| {names} |\n|{'---|' * 9}")
     for n_users in numbers:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "service" / "bench.db"
             path.parent.mkdir()
-            fill(path, n_users)
+            teach(path.parent)
+            size = fill(path, n_users)
             snapshot = path.with_name(path.name + "-models").stat().st_size / 1e6
             began = time.perf_counter()
             with service(path.parent, n_keys=0) as running:
@@ -93,6 +101,7 @@ def main() -> None:
         pss = [f"{memory.get(role, 0.0):,.0f}" for role in ("learner", "ranker")]
         row = [
             f"{n_users:,}",
+            f"{size:,}",
             f"{p50:.1f}",
             f"{p99:.1f}",
             f"{published:,.0f}",

@@ -93,7 +93,7 @@ def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
         pass
     catch_up(target)
     roles = target.roles()
-    memory, cpu = memory_mb(roles), cpu_seconds(roles)
+    memory, cpu, commits = memory_mb(roles), cpu_seconds(roles), target.commits()
     with closing(windows(load)) as measured:
         window = next(measured)
         stopped, lag = time.monotonic(), target.lag_records()
@@ -106,6 +106,7 @@ def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
     n = max(1, row["requests"] + row["drained"])
     return {
         **row,
+        "commit_ms": _mean_commit_ms(commits, target.commits()),
         "lag_records": lag,
         "catch_up_seconds": seconds,
         "per_second_with_catch_up": None if seconds is None else n / (row["seconds"] + seconds),
@@ -115,6 +116,11 @@ def measure_load(target: Target, load: Load, warm_up: float = WARM_UP) -> Row:
         "memory_before": memory,
         "memory_after": memory_mb(roles),
     }
+
+
+def _mean_commit_ms(before: tuple[float, float], after: tuple[float, float]) -> float | None:
+    n, seconds = after[0] - before[0], after[1] - before[1]
+    return 1e3 * seconds / n if n else None
 
 
 def per_request(before: Mapping[str, float], after: Mapping[str, float], n: int) -> dict[str, float]:
@@ -223,14 +229,26 @@ def _speed_table(rows: Sequence[Row]) -> Table:
     )
     result.add_column("", no_wrap=True)
     headings = ("rankers", "requests/s", "with\ncatch-up", "p50 ms", "p99 ms", "rank\np99 ms", "reward\np99 ms")
-    for heading in (*headings, "throughput\nratio", "p99\nratio", "lag\nrecords", "catch-up\nseconds", "failures"):
+    for heading in (
+        *headings,
+        "throughput\nratio",
+        "p99\nratio",
+        "commit\nms",
+        "lag\nrecords",
+        "catch-up\nseconds",
+        "failures",
+    ):
         result.add_column(heading, justify="right")
     for row in rows:
         speed = [_shown(row[name], ",.0f") for name in ("per_second", "per_second_with_catch_up")]
         latency = [_shown(row[name], ".1f") for name in ("p50", "p99", "rank_p99", "reward_p99")]
         ratios = [_shown(row[name], ".2f", "×") for name in ("throughput_ratio", "p99_ratio")]
-        lag = [_shown(row["lag_records"], ",.0f"), _shown(row["catch_up_seconds"], ".2f")]
-        result.add_row(row["what"], str(row["rankers"] or ""), *speed, *latency, *ratios, *lag, str(row["failures"]))
+        log = [
+            _shown(row["commit_ms"], ".1f"),
+            _shown(row["lag_records"], ",.0f"),
+            _shown(row["catch_up_seconds"], ".2f"),
+        ]
+        result.add_row(row["what"], str(row["rankers"] or ""), *speed, *latency, *ratios, *log, str(row["failures"]))
     return result
 
 

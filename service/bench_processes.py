@@ -31,6 +31,7 @@ from service.load_generator import catalogue
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
 PAGE = re.compile(r"^\s*page\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
+COMMITS = re.compile(r"^fedres_log_commit_seconds_(count|sum) (\S+)$", re.MULTILINE)
 START_SECONDS = 180.0  # the first start compiles
 STOP_SECONDS = 60.0
 CATCH_UP_SECONDS = 120.0  # then the learner is reported as not having caught up
@@ -54,6 +55,10 @@ class Target:
     def lag_records(self) -> int:
         """Return how many records the learner is behind."""
         return 0
+
+    def commits(self) -> tuple[float, float]:
+        """Return how many commits the log has made, and the seconds that they took."""
+        return 0.0, 0.0
 
 
 class Service(Target):
@@ -102,6 +107,11 @@ class Service(Target):
 
     def lag_records(self) -> int:
         return lag_records(self.status())
+
+    def commits(self) -> tuple[float, float]:
+        _, text = self.request("GET", "/metrics")
+        found = dict(COMMITS.findall(text.decode()))
+        return float(found["count"]), float(found["sum"])
 
     def wait_until_ready(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         """Return once ``/readyz`` responds with 200."""

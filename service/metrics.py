@@ -20,7 +20,8 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
 _requests = Counter("fedres_requests", "Requests answered.", ["path", "method", "status"])
 _seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
-commits = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
+_commit_records = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
+_commit_seconds = Histogram("fedres_log_commit_seconds", "Time that a commit takes, synced.", buckets=BUCKETS)
 batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
 refusals = Counter("fedres_refused_requests", "Requests refused because the key made too many.", ["key"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
@@ -45,6 +46,12 @@ class _Tally:
             if count:
                 bucket.inc(count)
         self.seconds, self.buckets = 0.0, [0] * len(self.buckets)
+
+
+def count_commit(n_records: int, seconds: float) -> None:
+    """Count a commit of the log writer."""
+    _commit_records.observe(n_records)
+    _commit_seconds.observe(seconds)
 
 
 _tallies: dict[tuple[str, str, int], _Tally] = {}

@@ -34,7 +34,8 @@ def test_its_counts_of_claims_and_cells_are_those_of_the_results():
 
 
 @pytest.mark.slow
-def test_its_curl_lines_work_as_printed(tmp_path):
+def test_its_curl_lines_and_its_python_work_as_printed(tmp_path):
+    [python] = [code for lang, code in BLOCKS if lang == "py"]
     lines = [line for lang, code in BLOCKS if lang == "sh" for line in code.splitlines() if line.startswith("curl")]
     command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
@@ -50,6 +51,10 @@ def test_its_curl_lines_work_as_printed(tmp_path):
                 ).stdout
                 for line in lines
             ]
+            code = (
+                python.replace("http://127.0.0.1:8000", url) + "    assert client.flush() and not decision.fallback\n"
+            )
+            subprocess.run([sys.executable, "-c", code], check=True)
         finally:
             server.terminate()
     assert '"action":' in answers[0]

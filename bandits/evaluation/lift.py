@@ -10,8 +10,9 @@
 A user is one observation: the sum of the user's rewards and the number of the user's events. Means are rewards per
 event, so their errors are those of ratios, linearised. Intervals are asymptotic: below ``LEAST_USERS`` users or
 ``LEAST_REWARDED`` rewarded events in an arm there is none. What is rare may be missing in a small arm by chance, whose
-variance then seems to be 0. So in the variance of each arm the user furthest from its mean, of both arms, counts once
-more, as the largest possible observation does in ``evidence``.
+variance then seems to be 0. So in the variance of each arm counts how far one more user could move its mean: the one of
+both arms who would move it most, as the largest possible observation does in ``evidence``. Users of the other arm count
+by how far they are from the mean of their own, or a lift would widen its own interval.
 """
 
 from __future__ import annotations
@@ -118,12 +119,13 @@ def _mean(rewards: Array, events: Array) -> float:
 
 def _variances(rewards: Sequence[Array], events: Sequence[Array]) -> list[float]:
     """Return the variance of each arm's mean reward per event, one observation a user; see above for rare rewards."""
+    off = [of_users - _mean(of_users, n) * n for of_users, n in zip(rewards, events, strict=True)]
     found = []
-    for own_rewards, own_events in zip(rewards, events, strict=True):
-        n, mean = own_events.size, _mean(own_rewards, own_events)
-        squares = [(r - mean * e) ** 2 for r, e in zip(rewards, events, strict=True)]
-        own = n / (n - 1) * float(((own_rewards - mean * own_events) ** 2).sum())
-        found.append((own + max(float(one.max()) for one in squares)) / float(own_events.sum()) ** 2)
+    for own_off, own_events in zip(off, events, strict=True):
+        n, n_events = own_events.size, float(own_events.sum())
+        own = n / (n - 1) * float((own_off**2).sum()) / n_events**2
+        one_more = max(float(((far / (n_events + n)) ** 2).max()) for far, n in zip(off, events, strict=True))
+        found.append(own + one_more)
     return found
 
 

@@ -5,6 +5,10 @@ export interface DeviceOptions {
   client: string;
   loop?: string;
   key?: string;
+  /** That of the loop's model: "residual-kalman", the default, or "linear" for loops with "adagrad". */
+  learner?: "residual-kalman" | "linear";
+  /** Clip, round or add noise to what is uploaded of the personal model, as in Python; noise needs clip and scale. */
+  privacy?: { clip?: number; step?: number; noise?: "gaussian" | "laplace"; scale?: number } | null;
   /** Where everything is kept; IndexedDB in browsers, else memory. */
   store?: Store;
   /** Seconds between two syncs, 5 by default; null: sync only when called. */

@@ -1,22 +1,19 @@
 // A device in a browser: private features and a personal model stay here, residuals go to the service (docs/devices.md).
 
-import { LocalModel, eventDraw, localExample, pick, probabilities, sharedScore, short } from "./adagrad.js";
+import { checkPrivacy, eventDraw, pick, probabilities } from "./choosing.js";
 import { IndexedDBStore, MemoryStore } from "./device_store.js";
-import { checkCrosses, crc32, expand, hashed } from "./features.js";
 import { newEventId } from "./fedres.js";
+import { KalmanHalf, LinearHalf } from "./halves.js";
 
 export { IndexedDBStore, MemoryStore };
 
 const BATCH = 500; // uploads in one request
 const ROUND_MILLISECONDS = 60_000; // how long the loop's settings are taken for granted
 const LONGEST_REST = 300_000; // milliseconds between two tries of a service that does not answer
-const STEPS = 1000; // journal entries between two savings of the model
-const LARGEST = 1e9; // of what the service takes as a part of a score
+const BURST = 10; // so many uploads that wait are one
+const LARGEST = 1e9; // of what the service takes as a label
 const RESIDUALS = ["fedres-adagrad", "fedres-sgd"];
-const ROUND = {
-  global_learner: "fedres-adagrad", bits: 18, timing: "on-arrival", crosses: true, personal: true, policy: "epsilon-greedy",
-  epsilon: 0.1, gamma: 10, learning_rate: 0.1, reward_range: [0, 1], version: 0, n_learned: 0,
-}; // what holds before the service was asked
+const LEARNERS = { "residual-kalman": KalmanHalf, linear: LinearHalf };
 
 class Trouble extends Error {
   constructor(message, after = 0) {
@@ -28,7 +25,7 @@ class Trouble extends Error {
 /** Decides with private features, offline too; made by `FedresDevice.open`. */
 export class FedresDevice {
   #url; #client; #loop; #headers; #fetch; #clock; #limit; #store; #unlock;
-  #meta; #waiting; #queue; #round; #local; #model; #steps = 0; #journalKey; #seq;
+  #learner; #privacy; #meta; #waiting; #queue; #round; #half; #seq;
   #roundUntil = -Infinity; #turn = Promise.resolve(); #syncing = null; #timer; #closed = false; #trouble = null;
   #random; #failures = 0; #restUntil = -Infinity;
 
@@ -39,8 +36,11 @@ export class FedresDevice {
     return device;
   }
 
-  constructor(url, { client, loop = "default", key, store, syncSeconds = 5, queueLimit = 10_000, ...inner }) {
+  constructor(url, { client, loop = "default", key, learner = "residual-kalman", privacy = null, store, syncSeconds = 5, queueLimit = 10_000, ...inner }) {
     for (const [name, value] of Object.entries({ client, loop })) checkName(name, value);
+    if (!Object.hasOwn(LEARNERS, learner)) throw new RangeError(`learner must be one of ${Object.keys(LEARNERS).join(", ")}, got ${learner}`);
+    if (privacy) checkPrivacy(privacy);
+    [this.#learner, this.#privacy] = [learner, privacy];
     this.#url = `${url.replace(/\/$/, "")}/v1/loops/${encodeURIComponent(loop)}/federated`;
     [this.#client, this.#loop, this.#limit] = [client, loop, queueLimit];
     this.#headers = key === undefined ? {} : { Authorization: `Bearer ${key}` };
@@ -58,12 +58,12 @@ export class FedresDevice {
     this.#unlock = await lock(`fedres ${this.#loop} ${this.#client}`);
     const kept = await this.#store.open();
     [this.#meta, this.#waiting, this.#queue] = [kept.meta, kept.waiting, kept.queue];
-    this.#round = this.#meta.get("round") ?? ROUND;
-    this.#model = this.#meta.get("model") ?? noModel(this.#round.bits);
-    this.#local = new LocalModel(this.#round.learning_rate, this.#meta.get("local"));
-    for (const step of kept.journal.values()) this.#apply(step);
-    this.#journalKey = Math.max(0, ...kept.journal.keys());
-    this.#steps = kept.journal.size;
+    const known = this.#meta.get("learner");
+    if (known === undefined) await this.#write([["meta", "learner", this.#learner]]);
+    else if (known !== this.#learner) throw new RangeError(`learner must be ${known}, which this device was made with, got ${this.#learner}`);
+    const Half = LEARNERS[this.#learner];
+    this.#round = this.#meta.get("round") ?? Half.round;
+    this.#half = new Half(this.#round, kept, this.#privacy);
     // Numbers go on from the time of day: a database that was restored does not use any a second time.
     this.#seq = Math.max(this.#meta.get("seq") ?? 0, ...this.#queue.keys(), this.#clock());
   }
@@ -79,15 +79,13 @@ export class FedresDevice {
     const uniform = await eventDraw(eventId);
     return this.#inTurn(async () => {
       if (this.#waiting.has(eventId)) throw new RangeError(`eventId must be new, got ${eventId}, which waits for its reward`);
-      const examples = this.#examples(own === undefined ? context : { ...context, private: own }, named).map(localExample);
-      const shared = this.#shared(context, named);
-      const scores = examples.map((example, k) => Math.fround(shared[k] + this.#localScore(example)));
-      const chances = probabilities(scores, allowed, this.#round);
+      const { means: scores, widths, nLearned, taken } = this.#half.score(context, own, named);
+      const chances = probabilities(scores, widths, allowed, this.#round, nLearned);
       const k = pick(chances, uniform);
       const [action, features] = named[k];
-      await this.#wait(eventId, { context, action, features, ...examples[k] });
+      await this.#wait(eventId, { context, action, features, ...taken(k) });
       const byName = Object.fromEntries(named.map(([id], j) => [id, scores[j]]));
-      return { eventId, action, probability: chances[k], scores: byName, modelVersion: this.#model.version };
+      return { eventId, action, probability: chances[k], scores: byName, modelVersion: this.#half.version };
     });
   }
 
@@ -98,19 +96,16 @@ export class FedresDevice {
       if (!decision) throw new RangeError(`eventId must be of a decision that waits for its reward, got ${eventId}`);
       const [low, high] = this.#meta.has("round") ? this.#round.reward_range : [-LARGEST, LARGEST];
       if (!(value >= low && value <= high)) throw new RangeError(`value must be in the loop's reward_range [${low}, ${high}], got ${value}`);
-      const { context, action, features, indices, values } = decision;
-      const shared = bounded(this.#shared(context, [[action, features]])[0]);
-      const local = bounded(this.#localScore({ indices, values }));
-      const upload = { context, action: { id: action, features }, local: short(local), label: value };
-      if (this.#round.timing === "aligned") upload.global = short(shared);
-      const seq = this.#seq + 1;
-      const changes = [["waiting", eventId], ["queue", seq, { seq, version: this.#model.version, ...upload }], ["meta", "seq", seq]];
+      const { context, action, features } = decision, seq = this.#seq + 1;
+      const { upload, changes: learned, apply } = this.#half.rewarded(decision, value, seq);
+      const said = { seq, version: this.#half.version, context, action: { id: action, features }, ...upload, label: value };
+      const changes = [["waiting", eventId], ["queue", seq, said], ["meta", "seq", seq], ...learned];
       for (const old of [...this.#queue.keys()].slice(0, Math.max(0, this.#queue.size + 1 - this.#limit))) {
         changes.push(["queue", old], ["meta", "dropped", this.dropped + 1]);
       }
-      const steps = this.#round.personal ? [{ label: value, offset: shared, indices, values }] : [];
-      await this.#write(changes, steps);
+      await this.#write(changes, apply);
       this.#seq = seq;
+      if (this.#half.grown) await this.#save();
     });
   }
 
@@ -123,7 +118,7 @@ export class FedresDevice {
   /** How the device is. */
   status() {
     const { size: waiting } = this.#waiting, { size: queued } = this.#queue;
-    return { modelVersion: this.#model.version, waiting, queued, dropped: this.dropped, trouble: this.#trouble };
+    return { modelVersion: this.#half.version, waiting, queued, dropped: this.dropped, trouble: this.#trouble };
   }
 
   get dropped() {
@@ -148,52 +143,26 @@ export class FedresDevice {
     return result;
   }
 
-  #examples(context, actions) {
-    const hashedContext = hashed("context", context);
-    const hashedActions = actions.map(([id, features]) => hashed(`actions[${id}]`, features, id));
-    if (this.#round.crosses) checkCrosses(hashedContext, hashedActions);
-    return hashedActions.map((action) => expand(hashedContext, action, this.#round.crosses));
-  }
-
-  #shared(context, actions) {
-    return this.#examples(context, actions).map((example) => sharedScore(this.#model.weights, example));
-  }
-
-  #localScore(example) {
-    return this.#round.personal ? this.#local.score(example) : 0;
-  }
-
   async #wait(eventId, decision) {
     const changes = [["waiting", eventId, decision]];
     if (this.#waiting.size >= this.#limit) changes.push(["waiting", this.#waiting.keys().next().value]);
-    await this.#write(changes, []);
+    await this.#write(changes);
   }
 
-  /** Put changes and steps on disk, then make them here. */
-  async #write(changes, steps) {
-    const journal = steps.map((step, k) => ["journal", this.#journalKey + 1 + k, step]);
-    await this.#store.write([...changes, ...journal]);
+  /** Put changes on disk, then make them here. */
+  async #write(changes, apply = () => {}) {
+    await this.#store.write(changes);
     for (const [store, key, value] of changes) {
       const kept = { meta: this.#meta, waiting: this.#waiting, queue: this.#queue }[store];
-      if (value === undefined) kept.delete(key);
-      else kept.set(key, value);
+      if (value === undefined) kept?.delete(key);
+      else kept?.set(key, value);
     }
-    steps.forEach((step) => this.#apply(step));
-    this.#journalKey += steps.length;
-    this.#steps += steps.length;
-    if (this.#steps >= STEPS) await this.#save();
+    apply();
   }
 
-  #apply({ label, offset, indices, values }) {
-    if (indices === undefined) this.#local.see(label);
-    else this.#local.learn({ indices, values }, label, offset);
-  }
-
-  /** Replace the journal by the model. */
-  async #save() {
-    const gone = Array.from({ length: this.#steps }, (_, k) => ["journal", this.#journalKey - k]);
-    await this.#store.write([["meta", "local", this.#local.state()], ...gone]);
-    this.#steps = 0;
+  #save() {
+    const { changes, apply } = this.#half.saved();
+    return this.#write(changes, apply);
   }
 
   async #sync() {
@@ -201,8 +170,8 @@ export class FedresDevice {
     const dropped = this.dropped;
     try {
       if (!this.#meta.has("round") || this.#clock() >= this.#roundUntil) await this.#fetchRound();
-      const fresh = this.#model.version === 0;
-      if (fresh) await this.#fetchModel();
+      const fresh = this.#half.version === 0;
+      if (fresh || (LEARNERS[this.#learner].fetchesFirst && this.#queue.size >= BURST)) await this.#fetchModel();
       const newest = this.#seq;
       for (let most = BATCH; ;) {
         const batch = [...this.#queue.values()].filter(({ seq }) => seq <= newest).slice(0, most);
@@ -215,72 +184,81 @@ export class FedresDevice {
       [this.#trouble, this.#failures, this.#restUntil] = [null, 0, -Infinity];
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
+      if (this.#trouble !== error.message) console.warn(`${this.#client} works on its own: ${error.message}`);
       this.#trouble = error.message;
       const longest = Math.min(LONGEST_REST, 1000 * 2 ** this.#failures++);
       this.#restUntil = this.#clock() + Math.max(error.after, longest * (0.5 + this.#random() / 2));
     }
-    return { sent, dropped: this.dropped - dropped, version: this.#model.version, trouble: this.#trouble };
+    return { sent, dropped: this.dropped - dropped, version: this.#half.version, trouble: this.#trouble };
   }
 
   async #fetchRound() {
-    const found = await this.#json(await this.#ask("GET", `/round?client=${encodeURIComponent(this.#client)}`));
-    if (!RESIDUALS.includes(found.global_learner)) {
+    const asked = `/round?client=${encodeURIComponent(this.#client)}${LEARNERS[this.#learner].query}`;
+    const found = await this.#json(await this.#ask("GET", asked));
+    if (this.#learner === "linear" && !RESIDUALS.includes(found.global_learner)) {
       throw new Trouble(`the loop must have one of ${RESIDUALS.join(", ")}, has ${found.global_learner}`);
     }
     await this.#inTurn(async () => {
-      if (found.learning_rate !== this.#round.learning_rate) await this.#save(); // steps were taken at the old rate
-      const changed = (...names) => names.some((name) => found[name] !== this.#round[name]);
-      const model = changed("crosses", "bits", "global_learner") ? noModel(found.bits) : this.#model;
-      await this.#write([["meta", "round", found], ["meta", "model", model]], []);
-      [this.#round, this.#model] = [found, model];
-      this.#local.rate = Math.fround(found.learning_rate);
+      const { changes, apply } = this.#half.adopt(found);
+      await this.#write([["meta", "round", found], ...changes], apply);
+      this.#round = found;
     });
     this.#roundUntil = this.#clock() + ROUND_MILLISECONDS;
   }
 
   async #fetchModel() {
-    const { version: since, tag } = this.#model;
+    const { version: since, tag } = this.#half;
     const reply = await this.#ask("GET", `/model?since=${since}`, undefined, since ? { "If-None-Match": `"${tag}"` } : {});
     if (reply.status === 304) return;
     if (reply.status !== 200) throw new Trouble(await said(reply));
-    const model = received(new Uint8Array(await reply.arrayBuffer()), this.#model);
-    await this.#inTurn(async () => {
-      const kept = model ?? noModel(this.#round.bits);
-      const bounds = [kept.low, kept.high].filter((bound) => bound < this.#local.range[0] || bound > this.#local.range[1]);
-      await this.#write([["meta", "model", kept]], bounds.map((label) => ({ label })));
-      this.#model = kept;
+    const model = this.#read(new Uint8Array(await reply.arrayBuffer()));
+    const fits = await this.#inTurn(async () => {
+      const found = this.#half.received(model, this.#queue), { changes, apply } = found ?? this.#half.forget();
+      await this.#write(changes, apply);
+      return found !== null;
     });
-    if (!model && since) await this.#fetchModel(); // another service's, or one that began anew
-    else if (!model) throw new Trouble("the service sent a model that cannot be used");
+    if (!fits && since) await this.#fetchModel(); // another service's, or one that began anew
+    else if (!fits) throw new Trouble("the service sent a model that cannot be used");
+  }
+
+  #read(bytes) {
+    try {
+      return this.#half.read(bytes);
+    } catch (error) {
+      throw new Trouble(`the service sent a model that cannot be used: ${error.message}`);
+    }
   }
 
   /** Send uploads; return how many the service has, null if it refuses some. */
   async #upload(batch) {
-    const version = this.#model.version;
+    const version = this.#half.version || this.#round.version;
     const residuals = batch.map((one) => ({ ...one, version: one.version || version }));
     const reply = await this.#ask("POST", "/residuals", { client: this.#client, residuals });
     if (reply.ok) {
       const { positions } = await this.#json(reply);
       if (positions?.length !== batch.length) throw new Trouble(`the service must answer with ${batch.length} positions`);
-      await this.#inTurn(() => this.#write(batch.map(({ seq }) => ["queue", seq]), []));
+      await this.#inTurn(() => this.#write(batch.map(({ seq }) => ["queue", seq])));
       return batch.length;
     }
     const { code, target, message } = await refusal(reply);
     if (code === "unknown_version" && residuals.some((one) => one.version !== version)) {
-      await this.#inTurn(() => this.#write(batch.map((one) => ["queue", one.seq, { ...one, version: 0 }]), []));
+      await this.#inTurn(() => this.#write(batch.map((one) => ["queue", one.seq, { ...one, version: 0 }])));
       return null;
     }
     if (code === "unknown_version") {
-      await this.#inTurn(async () => (this.#model = noModel(this.#round.bits)));
+      await this.#inTurn(() => {
+        const { changes, apply } = this.#half.forget();
+        return this.#write(changes, apply);
+      });
       await this.#fetchModel();
-      if (this.#model.version === version) throw new Trouble(`the service does not know its own version ${version}`);
+      if (this.#half.version === version) throw new Trouble(`the service does not know its own version ${version}`);
       return null;
     }
     const item = /residuals\[(\d+)\]/.exec(target ?? "");
     const wrong = item ? [batch[Number(item[1])]] : batch.length === 1 ? batch : [];
     if (![400, 413, 422].includes(reply.status) || target === "client") throw new Trouble(`the service answers ${reply.status} ${code}: ${message}`);
     const gone = wrong.map(({ seq }) => ["queue", seq]);
-    await this.#inTurn(() => this.#write([...gone, ["meta", "dropped", this.dropped + gone.length]], []));
+    await this.#inTurn(() => this.#write([...gone, ["meta", "dropped", this.dropped + gone.length]]));
     return null;
   }
 
@@ -312,32 +290,10 @@ export class FedresDevice {
   }
 }
 
-const noModel = (bits) => ({ version: 0, tag: "", low: 0, high: 0, weights: new Float32Array(2 ** bits + 1) });
-const bounded = (part) => (Number.isNaN(part) ? 0 : Math.min(Math.max(part, -LARGEST), LARGEST));
-
 function checkName(name, value) {
   if (typeof value !== "string" || value.length < 1 || [...value].length > 200) {
     throw new TypeError(`${name} must be text of 1 to 200 characters, got ${value}`);
   }
-}
-
-/** The model of a safetensors file, whole or what changed of `known`; null if it does not fit that. */
-export function received(bytes, known) {
-  const size = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  const { __metadata__: told, ...parts } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
-  const part = (name, kind) => {
-    const [first, last] = parts[name].data_offsets;
-    return new kind(bytes.slice(8 + size + first, 8 + size + last).buffer);
-  };
-  let weights = parts.weights ? part("weights", Float32Array) : Number(told.since ?? 0) ? known.weights.slice() : noModel(told.bits).weights;
-  if (!parts.weights) {
-    const values = part("values", Float32Array);
-    part("indices", Uint32Array).forEach((index, k) => (weights[index] = values[k]));
-  }
-  const crc = crc32(new Uint8Array(weights.buffer, weights.byteOffset, weights.byteLength)); // little-endian, as all machines
-  if (crc !== Number(told.crc32) || weights.length !== known.weights.length) return null;
-  const tag = `${told.version}-${crc.toString(16).padStart(8, "0")}`;
-  return { version: Number(told.version), tag, low: Number(told.low), high: Number(told.high), weights };
 }
 
 /** Hold a lock of this origin until the returned function is called; refuse where another tab has it. */

@@ -26,11 +26,11 @@ export function pairKey(contextHash, actionHash) {
   return (x ^ (x >>> 16)) >>> 0;
 }
 
-/** The hashed features of a context (`id` undefined) or of an action. */
+/** The hashed features of a context (`id` undefined) or of an action, with the hashes of their fields. */
 export function hashed(place, features, id) {
   const named = [];
   try {
-    if (id !== undefined) add(named, `_id=${id}`, 1);
+    if (id !== undefined) add(named, `_id=${id}`, 1, "_id");
     if (features === null || typeof features !== "object" || Array.isArray(features)) {
       throw new TypeError(`features must be an object, got ${shown(features)}`);
     }
@@ -41,6 +41,7 @@ export function hashed(place, features, id) {
   return {
     hashes: Uint32Array.from(named, ([name]) => featureHash(name)),
     values: Float32Array.from(named, ([, value]) => value),
+    fields: Uint32Array.from(named, ([, , field]) => featureHash(field)),
   };
 }
 
@@ -78,7 +79,7 @@ function flatten(prefix, tree, depth, named) {
     const name = prefix + key;
     if (value === true) add(named, name, 1);
     else if (typeof value === "number") addNumber(named, name, value);
-    else if (typeof value === "string") add(named, `${name}=${value}`, 1);
+    else if (typeof value === "string") add(named, `${name}=${value}`, 1, name);
     else if (Array.isArray(value)) flattenArray(name, value, named);
     else if (typeof value === "object") flatten(`${name}.`, value, depth + 1, named);
     else throw new TypeError(`${name} must be JSON, got ${typeof value}`);
@@ -89,7 +90,7 @@ function flattenArray(name, items, named) {
   const kind = typeof items[0] === "string" ? "string" : "number";
   items.forEach((item, i) => {
     if (typeof item !== kind) throw new TypeError(`${name} must hold numbers alone or strings alone, got ${shown(item)} in it`);
-    if (kind === "string") add(named, `${name}=${item}`, 1);
+    if (kind === "string") add(named, `${name}=${item}`, 1, name);
     else addNumber(named, `${name}[${i}]`, item);
   });
 }
@@ -99,12 +100,13 @@ function addNumber(named, name, value) {
   if (value !== 0) add(named, name, value);
 }
 
-function add(named, name, value) {
+/** Add a feature; a string's field is its JSON key, a number's its name. */
+function add(named, name, value, field = name) {
   const size = name.length <= LIMITS.name ? name.length : [...name].length; // of code points, as in Python
   if (size > LIMITS.name) throw new RangeError(`names must have at most ${LIMITS.name} characters, got ${size}`);
   if (/[\uD800-\uDBFF](?![\uDC00-\uDFFF])|(?<![\uD800-\uDBFF])[\uDC00-\uDFFF]/.test(name)) throw new TypeError("names must be valid Unicode");
   if (named.length >= LIMITS.features) throw new RangeError(`features must be at most ${LIMITS.features}, got more`);
-  named.push([name, value]);
+  named.push([name, value, field]);
 }
 
 const shown = (value) => (value === null ? "null" : Array.isArray(value) ? "an array" : `a ${typeof value}`);

@@ -83,7 +83,8 @@ export class Client {
   actions(): Promise<Record<string, Features>>;
   putActions(actions: Record<string, Features>, options?: { retire?: string[] }): Promise<void>;
   events(options?: { after?: number; pageSize?: number }): AsyncGenerator<Event>;
-  evaluate(policies: string[], options?: { estimators?: string[] }): Promise<Record<string, unknown>>;
+  evaluate(policies: string[], options?: { estimators?: string[]; timeUniform?: boolean }): Promise<Record<string, unknown>>;
+  lift(): Promise<Record<string, unknown>>;
   unmatched(): Promise<UnmatchedReward[]>;
   erase(user: string): Promise<void>;
   createLoop(name: string, settings?: Settings): Promise<Required<Settings>>;

@@ -1,4 +1,4 @@
-// A client of a fedres service: fetch only, no dependency. Node 20 and later, Deno, browsers.
+// A client of a fedres service: fetch only, no dependency. Node 18 and later, Deno, browsers.
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
@@ -22,7 +22,13 @@ export function newEventId() {
     head = ALPHABET[time % 64] + head;
     time = Math.floor(time / 64);
   }
-  return head + Array.from(crypto.getRandomValues(new Uint8Array(14)), (byte) => ALPHABET[byte % 64]).join("");
+  return head + Array.from(randomBytes(14), (byte) => ALPHABET[byte % 64]).join("");
+}
+
+/** Ids must be new, not secret: without a global crypto, as in Node 18, the other generator will do. */
+function randomBytes(n) {
+  const bytes = new Uint8Array(n);
+  return globalThis.crypto ? crypto.getRandomValues(bytes) : bytes.map(() => Math.random() * 256);
 }
 
 export class Client {
@@ -145,9 +151,14 @@ export class Client {
     }
   }
 
-  /** What other policies would have earned on the stored events. */
-  evaluate(policies, { estimators = ["snips", "dr"] } = {}) {
-    return this.#call("POST", "/evaluations", { policies, estimators });
+  /** What other policies would have earned on the stored events; with `timeUniform`, intervals hold at all looks together. */
+  evaluate(policies, { estimators = ["snips", "dr"], timeUniform = false } = {}) {
+    return this.#call("POST", "/evaluations", { policies, estimators, time_uniform: timeUniform });
+  }
+
+  /** How much more the policy earns than its control group. */
+  lift() {
+    return this.#call("GET", "/lift");
   }
 
   /** Rewards that do not count. */

@@ -23,6 +23,7 @@ PRAGMAS = (
     "synchronous=EXTRA",
     "fullfsync=ON",  # macOS: sync past the disk's cache
     "secure_delete=ON",
+    "temp_store=MEMORY",  # else every large commit copies pages to a file in the folder for temporary files
 )
 
 _ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))

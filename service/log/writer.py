@@ -41,11 +41,14 @@ class Writer:
     """Serves ``listener`` from one thread. ``open_log`` is called again after a failure to open."""
 
     def __init__(
-        self, listener: socket.socket, open_log: Callable[[], Log], committed: Callable[[int], None] = lambda n: None
+        self,
+        listener: socket.socket,
+        open_log: Callable[[], Log],
+        committed: Callable[[int, float], None] = lambda n, seconds: None,
     ) -> None:
         self._open_log = open_log
         self._log: Log | None = None
-        self._committed = committed  # told how many records a commit had
+        self._committed = committed  # told how many records a commit had, and how long it took
         self._clients: dict[socket.socket, Frames] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = listener
@@ -125,13 +128,14 @@ class Writer:
         if not appends:
             return
         groups = [group for _, request in appends for group in request.groups]
+        began = time.perf_counter()
         try:
             outcomes = [as_reply(outcome) for outcome in self._opened().append(groups, appends[0][1].epochs)]
         except Exception as error:  # whatever it is, nobody may wait for ever
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
             return
-        self._committed(sum(map(len, groups)))
+        self._committed(sum(map(len, groups)), time.perf_counter() - began)
         first = 0
         for client, request in appends:
             last = first + len(request.groups)

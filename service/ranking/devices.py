@@ -103,7 +103,11 @@ class Devices:
         """
         found = self._machine.loop(loop)
         if found.view.settings.model != model:
-            message = f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}"
+            learner = "'residual-kalman'" if found.kalman is not None else "'linear' (in Python also 'vw')"
+            message = (
+                f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}: "
+                f"open a new one with the learner {learner}"
+            )
             raise ApiError(409, "no_device_model", message, "model")
         return round_of(found, client, t)
 

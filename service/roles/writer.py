@@ -14,7 +14,7 @@ from service.roles.config import Config
 
 def run(config: Config, listener: socket.socket, parent: int) -> None:
     """Append for the machine until SIGTERM, or until ``parent`` ends."""
-    writer = Writer(listener, partial(open_log, config.store), metrics.commits.observe)
+    writer = Writer(listener, partial(open_log, config.store), metrics.count_commit)
     wake, waking = socket.socketpair()
     waking.setblocking(False)
     signal.set_wakeup_fd(waking.fileno())  # lets a signal end the wait for requests

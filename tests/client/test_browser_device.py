@@ -62,9 +62,14 @@ def stream(n, seed=7):
         yield {"context": context, "private": {"mood": mood}, "actions": MENU, "eventId": f"e-{k}"}, liked
 
 
-def loop_of(live, name, **settings):
-    live.make_loop(name, model="adagrad", update_interval=0.001, **settings)
+def loop_of(live, name, model="adagrad", **settings):
+    live.make_loop(name, model=model, update_interval=0.001, **settings)
     return name
+
+
+def opened(live, loop, store, **options):
+    """Return how to open a device of a loop with ``adagrad``."""
+    return {"url": live.url, "client": "phone", "loop": loop, "store": store, "learner": "linear", **options}
 
 
 def same(found, wanted):
@@ -79,7 +84,7 @@ def same(found, wanted):
 def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, played, tmp_path, settings):
     name = "-".join(["parity", *settings])
     python_loop, browser_loop = loop_of(live, f"{name}-py", **settings), loop_of(live, f"{name}-js", **settings)
-    played("open", {"url": live.url, "client": "phone", "loop": browser_loop, "store": "a"})
+    played("open", opened(live, browser_loop, "a"))
     options = {"loop": python_loop, "learner": "linear", "sync_seconds": None}
     with DeviceClient(live.url, "phone", tmp_path / "phone", **options) as device:
         for k, (request, liked) in enumerate(stream(60)):
@@ -103,10 +108,93 @@ def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, pl
     assert np.count_nonzero(live.weights(browser_loop)) > 10
 
 
+def uploads(live, loop):
+    return [msgspec.json.decode(entry.body) for entry in live.engine.logged(loop) if entry.kind == "residual"]
+
+
+def close_to(found, wanted):
+    """Compare 64-bit sums that Python may fuse."""
+    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("n", "settings"), [(400, {}), (80, {"personal": False, "reward_range": [-1, 3], "policy": "epsilon-greedy"})]
+)
+def test_with_residual_kalman_too(live, played, tmp_path, n, settings):
+    """The own model begins alone, learns its priors, goes on beside a shared one, and is opened again."""
+    name = "-".join(["kalman", *settings])
+    loops = [loop_of(live, f"{name}-{kind}", model="residual-kalman", **settings) for kind in ("py", "js")]
+    how = {"url": live.url, "client": "phone", "loop": loops[1], "store": name}
+    played("open", how)
+    with DeviceClient(live.url, "phone", tmp_path / "phone", loop=loops[0], sync_seconds=None) as device:
+        for k, (request, liked) in enumerate(stream(n)):
+            if k in (0, n * 3 // 4, n * 7 // 8, n - 10):  # offline at first
+                for _ in range(2):
+                    found, wanted = played("sync"), device.sync()
+                    assert (found["sent"], found["trouble"], wanted.trouble) == (wanted.sent, None, None)
+                    live.settle(loops[0]), live.settle(loops[1])
+            if k in (n // 20, n * 9 // 10):
+                played("crash"), played("open", how)
+            request["context"] |= {f"tag-{k % 90}": 0.5 + k % 3}  # more coordinates than the core has
+            found, event = played("decide", request), request["eventId"]
+            wanted = device.decide(request["context"], MENU, private=request["private"], event_id=event)
+            close_to(list(found["scores"].values()), list(wanted.scores.values()))
+            assert found["action"] == wanted.action
+            close_to(found["probability"], wanted.probability)
+            value = float(wanted.action == liked)
+            played("reward", {"eventId": event, "value": value})
+            device.reward(event, value)
+        assert (found["modelVersion"] > 0) == (wanted.model_version > 0) == True  # noqa: E712
+        assert played("sync")["sent"] == device.sync().sent == 10
+    for found, wanted in zip(uploads(live, loops[1]), uploads(live, loops[0]), strict=True):
+        assert found["context"] == wanted["context"]
+        close_to([found["local"], found["variance"]], [wanted["local"], wanted["variance"]])
+        close_to(found["slopes"], wanted["slopes"])
+
+
+@needs_node
+def test_a_device_of_the_wrong_learner_is_told_so_and_a_folder_keeps_its_learner(live, played):
+    how = opened(live, loop_of(live, "other-model"), "other-model", learner="residual-kalman")
+    played("open", how)
+    assert "409 no_device_model" in played("sync")["trouble"]
+    with pytest.raises(
+        ValueError, match="learner must be residual-kalman, which this device was made with, got linear"
+    ):
+        played("open", {**how, "learner": "linear"})
+    with pytest.raises(ValueError, match="learner must be one of residual-kalman, linear, got vw"):
+        played("open", {**how, "learner": "vw"})
+
+
+@needs_node
+@pytest.mark.parametrize("learner", ["residual-kalman", "linear"])
+def test_what_is_to_be_private_is_clipped_noisy_and_rounded(live, played, learner):
+    loop = loop_of(live, f"privacy-{learner}", model="adagrad" if learner == "linear" else learner)
+    privacy = {"clip": 0.1, "step": 0.25, "noise": "laplace", "scale": 0.5}
+    played("open", opened(live, loop, f"privacy-{learner}", learner=learner, privacy=privacy))
+    for request, _ in stream(40):
+        played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
+    assert played("sync")["sent"] == 40
+    told = [upload["local"] for upload in uploads(live, loop)]
+    assert all(value % 0.25 == 0 for value in told)
+    assert len(set(told)) > 3  # without noise, all would be 0
+    if learner == "residual-kalman":  # nothing else that depends on what is private
+        assert {(upload["variance"], *upload["slopes"]) for upload in uploads(live, loop)} == {(0.51,)}
+    for wrong in (
+        {"noise": "laplace"},
+        {"clip": -1},
+        {"scale": 1},
+        {"noise": "pink", "clip": 1, "scale": 1},
+        {"epsilon": 1},
+    ):
+        with pytest.raises(ValueError, match="privacy"):
+            played("open", opened(live, loop, "wrong", privacy=wrong))
+
+
 @needs_node
 def test_nothing_private_is_uploaded_and_a_crash_loses_nothing(live, played):
     loop = loop_of(live, "crash")
-    how = {"url": live.url, "client": "phone", "loop": loop, "store": "kept"}
+    how = opened(live, loop, "kept")
     played("open", how)
     for request, liked in stream(20):
         decision = played("decide", request)
@@ -118,9 +206,9 @@ def test_nothing_private_is_uploaded_and_a_crash_loses_nothing(live, played):
     assert played("decide", {**probe, "eventId": "after"})["scores"] == before["scores"]
     played("reward", {"eventId": "before", "value": 1})
     assert played("sync")["sent"] == 21
-    uploads = [entry.body for entry in live.engine.logged(loop) if entry.kind == "residual"]
-    assert len(uploads) == 21
-    assert not any(b"mood" in body for body in uploads)
+    sent = [entry.body for entry in live.engine.logged(loop) if entry.kind == "residual"]
+    assert len(sent) == 21
+    assert not any(b"mood" in body for body in sent)
     played("close")
     with pytest.raises(ValueError, match="closed"):
         played("decide", probe)
@@ -128,7 +216,7 @@ def test_nothing_private_is_uploaded_and_a_crash_loses_nothing(live, played):
 
 @needs_node
 def test_offline_it_decides_and_keeps_its_uploads_and_says_what_is_wrong(live, played):
-    played("open", {"url": "http://127.0.0.1:1", "client": "phone", "loop": "nowhere", "store": "off", "queueLimit": 3})
+    played("open", opened(live, "nowhere", "off", url="http://127.0.0.1:1", queueLimit=3))
     for request, _ in stream(5):
         played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
     synced = played("sync")
@@ -154,7 +242,7 @@ def test_offline_it_decides_and_keeps_its_uploads_and_says_what_is_wrong(live, p
 @needs_node
 def test_an_upload_that_the_service_refuses_is_dropped_and_the_others_are_sent(live, played):
     loop = loop_of(live, "refusing")
-    played("open", {"url": live.url, "client": "phone", "loop": loop, "store": "refused"})
+    played("open", opened(live, loop, "refused"))
     for (request, _), value in zip(stream(5), [1, 1, 500, 0, 1], strict=True):  # the range is not known here yet
         played("reward", {"eventId": played("decide", request)["eventId"], "value": value})
     synced = played("sync")
@@ -166,7 +254,7 @@ def test_through_a_faulty_network_no_upload_is_lost_and_none_doubled(live, playe
     loop, rng = loop_of(live, "faulty"), random.Random(11)
     fault = lambda request: rng.choices([PASS, DROP, MUTE, TWICE, REPEAT], [4, 2, 2, 1, 1])[0]  # noqa: E731
     with FaultyProxy(live.address, fault) as proxy:
-        played("open", {"url": proxy.url, "client": "phone", "loop": loop, "store": "faulty"})
+        played("open", opened(live, loop, "faulty", url=proxy.url))
         troubles = 0
         for k, (request, _) in enumerate(stream(40)):
             played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
@@ -174,8 +262,7 @@ def test_through_a_faulty_network_no_upload_is_lost_and_none_doubled(live, playe
                 troubles += played("sync")["trouble"] is not None
         while played("status")["queued"]:
             troubles += played("sync")["trouble"] is not None
-    contexts = [msgspec.json.decode(e.body)["context"] for e in live.engine.logged(loop) if e.kind == "residual"]
-    assert contexts == [request["context"] for request, _ in stream(40)]
+    assert [upload["context"] for upload in uploads(live, loop)] == [request["context"] for request, _ in stream(40)]
     assert troubles > 3
 
 
@@ -236,21 +323,26 @@ PAGE = """<script type="module">
 import { FedresDevice } from "/device.js";
 const report = (found) => fetch("/found", { method: "POST", body: JSON.stringify(found) });
 try {
-  const options = { client: "phone", loop: "browser", syncSeconds: null };
-  let device = await FedresDevice.open(location.origin, options);
-  const other = await FedresDevice.open(location.origin, options).catch((error) => error.message);
-  const found = [];
-  for (const [k, [request, liked]] of (await (await fetch("/stream")).json()).entries()) {
-    if (k % 10 === 5) {
-      await device.sync();
-      await fetch("/settle");
-      await device.sync();
-      await device.close(); // what follows is read from IndexedDB
-      device = await FedresDevice.open(location.origin, options);
+  const found = {};
+  let other;
+  for (const learner of ["linear", "residual-kalman"]) {
+    const options = { client: "phone", loop: `browser-${learner}`, learner, syncSeconds: null };
+    let device = await FedresDevice.open(location.origin, options);
+    other = await FedresDevice.open(location.origin, options).catch((error) => error.message);
+    found[learner] = [];
+    for (const [k, [request, liked]] of (await (await fetch("/stream")).json()).entries()) {
+      if (k % 10 === 5) {
+        await device.sync();
+        await fetch(`/settle/${learner}`);
+        await device.sync();
+        await device.close(); // what follows is read from IndexedDB
+        device = await FedresDevice.open(location.origin, options);
+      }
+      const decision = await device.decide(request);
+      await device.reward(decision.eventId, Number(decision.action === liked));
+      found[learner].push(decision);
     }
-    const decision = await device.decide(request);
-    await device.reward(decision.eventId, Number(decision.action === liked));
-    found.push(decision);
+    await device.close();
   }
   await report({ found, other });
 } catch (error) {
@@ -261,7 +353,9 @@ try {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the device is not tested in a browser")
 def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live, tmp_path):
-    loops = loop_of(live, "browser"), loop_of(live, "browser-twin")
+    models = {"linear": "adagrad", "residual-kalman": "residual-kalman"}
+    for learner, model in models.items():
+        loop_of(live, f"browser-{learner}", model), loop_of(live, f"twin-{learner}", model)
     requests, answers, done = list(stream(30)), [], threading.Event()
 
     class Site(BaseHTTPRequestHandler):
@@ -272,8 +366,8 @@ def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live
                 self.answer(200, PAGE.encode(), "text/html")
             elif self.path == "/stream":
                 self.answer(200, json.dumps(requests).encode(), "application/json")
-            elif self.path == "/settle":
-                live.settle(loops[0])
+            elif self.path.startswith("/settle/"):
+                live.settle(f"browser-{self.path[8:]}")
                 self.answer(200, b"{}", "application/json")
             elif self.path.startswith("/v1/"):
                 self.forward(b"")
@@ -323,15 +417,17 @@ def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live
     [answer] = answers
     assert "error" not in answer, answer
     assert "another tab uses this device" in answer["other"]
-    how = {"loop": loops[1], "learner": "linear", "sync_seconds": None}
-    with DeviceClient(live.url, "phone", tmp_path / "phone", **how) as device:
-        for k, (request, liked) in enumerate(requests):
-            if k % 10 == 5:
-                device.sync()
-                live.settle(loops[1])
-                device.sync()
-            event, private = request["eventId"], request["private"]
-            wanted = device.decide(request["context"], MENU, private=private, event_id=event)
-            same(list(answer["found"][k]["scores"].values()), list(wanted.scores.values()))
-            assert answer["found"][k]["action"] == wanted.action
-            device.reward(event, float(wanted.action == liked))
+    for learner, compare in (("linear", same), ("residual-kalman", close_to)):
+        loop, found = f"twin-{learner}", answer["found"][learner]
+        how = {"loop": loop, "learner": learner, "sync_seconds": None}
+        with DeviceClient(live.url, "phone", tmp_path / learner, **how) as device:
+            for k, (request, liked) in enumerate(requests):
+                if k % 10 == 5:
+                    device.sync()
+                    live.settle(loop)
+                    device.sync()
+                event, private = request["eventId"], request["private"]
+                wanted = device.decide(request["context"], MENU, private=private, event_id=event)
+                compare(list(found[k]["scores"].values()), list(wanted.scores.values()))
+                assert found[k]["action"] == wanted.action
+                device.reward(event, float(wanted.action == liked))

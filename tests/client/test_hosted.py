@@ -117,13 +117,19 @@ def test_the_catalogue_users_and_evaluation(live, loop):
     with Client(live.url, loop=loop, deadline=60) as client:
         client.put_actions(MENU, retire=["milk"])
         assert client.actions() == {"tea": {"hot": True}, "juice": {"hot": False}}
-        for _ in range(12):
-            client.rank(user="anna", actions=["tea", "juice"]).reward(1.0)
+        users = ["anna", *(f"user-{k}" for k in range(11))]
+        for k, user in enumerate(users):
+            client.rank(user=user, actions=["tea", "juice"]).reward(k % 2)
         assert client.flush()
-        assert client.evaluate(["uniform"])
+        once, daily = (client.evaluate(["uniform"], time_uniform=t)["rows"][0] for t in (False, True))
+        assert daily["low"] < once["low"]
+        with pytest.raises(ServiceError, match="must have a control group"):
+            client.lift()
+        client.change_settings(control={"share": 0.5, "experiment": "autumn"})
+        assert client.lift()["experiment"] == "autumn"
         assert client.status()["loops"][loop]["ranks"] >= 0
         client.erase("anna")
-        assert list(client.events()) == []
+        assert sorted(event.user for event in client.events()) == sorted(users[1:])
         assert client.unmatched() == []
 
 

@@ -163,7 +163,13 @@ def measured(per_second, p99=1.0, failures=0, **more):
     window.close()
     row = window.summary() | {"per_second": per_second, "p99": p99, "failures": failures}
     cpu = {"cpu": {"ranker": 5.0}, "cpu_catch_up": {"ranker": 1.0}, "memory_before": {}, "memory_after": {}}
-    lag = {"lag_records": 0, "catch_up_seconds": 0.0, "per_second_with_catch_up": per_second, "other_cpu": 0.0}
+    lag = {
+        "commit_ms": 1.0,
+        "lag_records": 0,
+        "catch_up_seconds": 0.0,
+        "per_second_with_catch_up": per_second,
+        "other_cpu": 0.0,
+    }
     return row | cpu | lag | more
 
 
@@ -214,6 +220,7 @@ def test_one_run_measures_the_real_service_beside_the_bare_application():
     for row in (sustained, burst):
         assert set(row["cpu"]) == {"supervisor", "log", "learner", "ranker"}
         assert set(row["cpu"]) <= set(row["memory_after"])
+        assert row["commit_ms"] > 0
         assert 0 < row["p50"] <= row["p99"]
         assert row["throughput_ratio"] == row["per_second"] / bare["per_second"]
 

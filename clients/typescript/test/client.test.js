@@ -84,6 +84,17 @@ test("ids are new and need no quoting", () => {
   for (const id of ids) assert.match(id, /^[\w-]{22}$/);
 });
 
+test("ids are new without a global crypto too, as in Node 18", () => {
+  const kept = Object.getOwnPropertyDescriptor(globalThis, "crypto");
+  delete globalThis.crypto;
+  try {
+    assert.match(newEventId(), /^[\w-]{22}$/);
+    assert.notEqual(newEventId(), newEventId());
+  } finally {
+    Object.defineProperty(globalThis, "crypto", kept);
+  }
+});
+
 test("a loop whose first answer was lost is there and ours", async () => {
   let lost = 0;
   const losing = async (...asked) => {
@@ -120,15 +131,20 @@ test("settings, catalogue, export and the rest", async () => {
   await shop.putActions({ ...MENU, old: {} });
   await shop.putActions({}, { retire: ["old"] });
   assert.deepEqual(await shop.actions(), MENU);
-  for (let k = 0; k < 12; k++) (await shop.rank({ user: name, actions: ["tea", "juice"] })).reward(1);
+  for (let k = 0; k < 12; k++) (await shop.rank({ user: `${name}-${k}`, actions: ["tea", "juice"] })).reward(k % 2);
   assert.ok(await shop.flush(60_000));
   const events = [];
   for await (const event of shop.events({ pageSize: 5 })) events.push(event);
   assert.equal(events.length, 12);
   assert.equal(new Set(events.map((event) => event.event_id)).size, 12);
   assert.deepEqual([(await shop.evaluate(["uniform"])).rows.length > 0, await shop.unmatched()], [true, []]);
-  await shop.erase(name);
-  for await (const event of shop.events()) assert.fail(event.event_id);
+  const [once, daily] = await Promise.all([false, true].map((timeUniform) => shop.evaluate(["uniform"], { timeUniform })));
+  assert.ok(daily.rows[0].low < once.rows[0].low);
+  await assert.rejects(shop.lift(), (error) => error.code === "no_experiment");
+  await shop.changeSettings({ control: { share: 0.5, experiment: "autumn" } });
+  assert.equal((await shop.lift()).experiment, "autumn");
+  await shop.erase(`${name}-0`);
+  for await (const event of shop.events()) assert.notEqual(event.user, `${name}-0`);
   assert.ok("loops" in (await shop.status()));
   await assert.rejects(client.settings(), (error) => error instanceof ServiceError && error.status === 404);
   await Promise.all([client.close(), shop.close()]);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { short } from "../adagrad.js";
+import { short } from "../choosing.js";
 import { FedresDevice, MemoryStore } from "../device.js";
 
 const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, ...options });
@@ -35,8 +35,8 @@ test("a service that does not answer is left alone for a while, longer each time
 });
 
 test("the journal becomes a saved model, and a device that is opened again goes on from it", async () => {
-  const store = new MemoryStore();
-  let device = await open({ store, syncSeconds: null });
+  const store = new MemoryStore(), options = { store, learner: "linear", syncSeconds: null };
+  let device = await open(options);
   const probe = () => device.decide({ context: { x: 0.3 }, actions: ["a", "b"] });
   for (let k = 0; k < 1003; k++) {
     const { eventId, action } = await device.decide({ context: { x: k / 1003, day: `d${k % 7}` }, actions: ["a", "b"] });
@@ -44,11 +44,11 @@ test("the journal becomes a saved model, and a device that is opened again goes 
   }
   assert.equal(store.content.journal.size, 3);
   const before = await probe();
-  device = await open({ store, syncSeconds: null }); // the first was not closed: as after a crash
+  device = await open(options); // the first was not closed: as after a crash
   assert.deepEqual((await probe()).scores, before.scores);
   await device.close();
   assert.equal(store.content.journal.size, 0);
-  device = await open({ store, syncSeconds: null });
+  device = await open(options);
   assert.deepEqual((await probe()).scores, before.scores);
 });
 

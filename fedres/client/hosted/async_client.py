@@ -97,9 +97,18 @@ class AsyncClient(Base):
         """Add or change actions of the catalogue, and retire some by id."""
         await self._do(self._calls.put_actions(actions, retire))
 
-    async def evaluate(self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr")) -> dict[str, Any]:
-        """Return what policies would have earned on the stored events."""
-        return await self._do(self._calls.evaluate(policies, estimators))
+    async def evaluate(
+        self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr"), time_uniform: bool = False
+    ) -> dict[str, Any]:
+        """Return what policies would have earned on the stored events.
+
+        Intervals hold for one look, with ``time_uniform`` at all looks at the growing log together.
+        """
+        return await self._do(self._calls.evaluate(policies, estimators, time_uniform=time_uniform))
+
+    async def lift(self) -> dict[str, Any]:
+        """Return how much more the policy earns than its control group."""
+        return await self._do(self._calls.lift())
 
     async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
         """Yield the stored events behind a position, oldest first; a call that fails is repeated where it stopped."""

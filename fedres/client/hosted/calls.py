@@ -171,9 +171,14 @@ class Calls:
         put = [{"id": name, "features": features} for name, features in actions.items()]
         return self._admin("put_actions", "PUT", "/actions", {"put": put, "retire": list(retire)}, _nothing)
 
-    def evaluate(self, policies: Sequence[str], estimators: Sequence[str]) -> Call[dict[str, Any]]:
-        body = {"policies": list(policies), "estimators": list(estimators)}
+    def evaluate(
+        self, policies: Sequence[str], estimators: Sequence[str], *, time_uniform: bool
+    ) -> Call[dict[str, Any]]:
+        body = {"policies": list(policies), "estimators": list(estimators), "time_uniform": time_uniform}
         return self._admin("evaluate", "POST", "/evaluations", body, _same)
+
+    def lift(self) -> Call[dict[str, Any]]:
+        return self._admin("lift", "GET", "/lift", None, _same)
 
     def events(self, after: int, limit: int) -> Call[list[Event]]:
         """Return a page of the export; the next one begins behind the position of its last event."""

@@ -114,9 +114,18 @@ class Client(Base):
         """Add or change actions of the catalogue, and retire some by id."""
         self._do(self._calls.put_actions(actions, retire))
 
-    def evaluate(self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr")) -> dict[str, Any]:
-        """Return what policies would have earned on the stored events."""
-        return self._do(self._calls.evaluate(policies, estimators))
+    def evaluate(
+        self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr"), time_uniform: bool = False
+    ) -> dict[str, Any]:
+        """Return what policies would have earned on the stored events.
+
+        Intervals hold for one look, with ``time_uniform`` at all looks at the growing log together.
+        """
+        return self._do(self._calls.evaluate(policies, estimators, time_uniform=time_uniform))
+
+    def lift(self) -> dict[str, Any]:
+        """Return how much more the policy earns than its control group."""
+        return self._do(self._calls.lift())
 
     def events(self, *, after: int = 0) -> Iterator[Event]:
         """Yield the stored events behind a position, oldest first; a call that fails is repeated where it stopped."""

@@ -72,6 +72,17 @@ def test_a_small_arm_in_which_something_rare_is_missing_by_chance_shows_nothing(
     assert lift(none, Arm(many, np.ones(9_000), 400)).absolute.low > 0  # 44 expected
 
 
+def test_regulars_of_one_arm_do_not_hide_a_lift():
+    """As in the demo: ten readers with a thousand decisions each, all of them with the policy."""
+    rng = np.random.default_rng(3)
+    control, treatment = arm(rng, 40, 0.3, per_user=17), arm(rng, 150, 0.85, per_user=17)
+    regulars = rng.binomial(1_300, 0.85, 10).astype(float)
+    rewards, events = np.append(treatment.rewards, regulars), np.append(treatment.events, [1_300] * 10)
+    found = lift(control, Arm(rewards, events, int(rewards.sum()))).absolute
+    assert found.low > 0.3
+    assert found.high < 0.8
+
+
 @pytest.mark.parametrize(
     ("n_users", "n_rewarded", "said"),
     [

@@ -55,6 +55,11 @@ def test_other_tools_can_read_the_log_while_it_is_in_use(log, file):
         assert tool.execute("SELECT count(*) FROM log").fetchone() == (2,)
 
 
+def test_nothing_of_a_record_goes_to_files_in_the_folder_for_temporary_files(log):
+    append(log, rank("e"))
+    assert list(log._db.execute("PRAGMA temp_store")) == [(2,)]  # in memory
+
+
 def test_a_body_too_long_for_sqlite_does_not_harm_its_neighbours(file):
     def connect():
         connection = sqlite_file(file)()

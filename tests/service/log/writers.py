@@ -60,7 +60,7 @@ class RunningWriter:
         self.path.unlink(missing_ok=True)
         self.listener.bind(str(self.path))
         self.listener.listen(16)
-        self.writer = Writer(self.listener, self._opened, self.committed.append)
+        self.writer = Writer(self.listener, self._opened, lambda n, seconds: self.committed.append(n))
         self._wake, waking = socket.socketpair()
         self.writer.watch(waking, lambda: waking.recv(1))
         self._thread = threading.Thread(target=self._run, args=[waking])

@@ -1,0 +1,293 @@
+// The regression of `residual-kalman`. The equations, and the order of all sums, are those of fedres/decisions; numbers are
+// 64-bit floats, first values and tail weights 32-bit ones.
+
+const f = Math.fround;
+const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
+const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002;
+export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
+const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0];
+export const OWN = 0;
+const TAIL = 1, CORE = 2; // of a field's log τ: of devices' own, tail and core weights
+const ACTION = 0x9e3779b9; // sets the numbers of actions apart from those of contexts
+export const keyOf = (word) => word || 1; // 0 is block 0
+export const actionScaleKey = (hash) => keyOf((keyOf(hash) ^ ACTION) >>> 0);
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+/** The first values of a number, and the scale that they make. */
+export class Scale {
+  core = -1;
+  first = [];
+
+  constructor(settled) {
+    if (settled) [this.median, this.mean, this.deviation, this.rms, this.first] = [...settled, null];
+  }
+
+  get settled() {
+    return [this.median, this.mean, this.deviation, this.rms];
+  }
+
+  see(value) {
+    if (!this.first || this.first.length === FIRST_VALUES) return;
+    this.first.push(f(value));
+    const n = this.first.length, sizes = this.first.map(Math.abs).sort((a, b) => a - b);
+    this.median = (sizes[(n - 1) >> 1] + sizes[n >> 1]) / 2;
+    const logs = this.first.map((one) => signedLog(one, this.median));
+    let total = 0, squares = 0, spread = 0;
+    for (const s of logs) [total, squares] = [total + s, squares + s * s];
+    [this.mean, this.rms] = [total / n, Math.sqrt(squares / n)];
+    for (const s of logs) spread += (s - this.mean) * (s - this.mean);
+    this.deviation = Math.sqrt(spread / n);
+  }
+
+  scaled(value, centred) {
+    const s = signedLog(value, this.median);
+    const x = centred && this.deviation > 1e-9 ? (s - this.mean) / this.deviation : s / this.rms;
+    return clamp(x, -NUMBER_LIMIT, NUMBER_LIMIT);
+  }
+}
+
+const signedLog = (value, median) => Math.sign(value) * Math.log1p(Math.abs(value) / median);
+
+/** A field's priors: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given. */
+export const newField = (key, logTau, squares = 0) => ({ key, logTau, squares: [squares, squares, squares] });
+
+/** A regression: one block of weights for each action feature, over the core of the context's coordinates and a tail. */
+export class Regression {
+  learned = 0;
+  scales = new Map();
+  fields = [newField(0, [...FIRST])];
+  newField = [FIRST, 0]; // log τ and squares of slopes of a new field
+  blocks = [];
+  #places = new Map(); // of blocks, by key
+  #tail = new Map();
+
+  constructor(size, length, noise, maxBlocks, tailBits) {
+    Object.assign(this, { size, length, noise, maxBlocks, tailMask: 2 ** tailBits - 1 });
+  }
+
+  addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
+    this.#places.set(key, this.blocks.length);
+    this.blocks.push({ key, used: 0, logTau, mean, covariance });
+  }
+
+  setTail(place, b, h) {
+    this.#tail.set(place, Float32Array.of(b, h));
+  }
+
+  scaleOf(key, value, isNew) {
+    let scale = this.scales.get(key);
+    if (isNew && !scale && this.scales.size < MAX_SCALES) this.scales.set(key, (scale = new Scale()));
+    if (isNew) scale?.see(value);
+    return scale;
+  }
+
+  actionValue(hash, value, field, isNew) {
+    if (keyOf(hash) !== keyOf(field) && value === 1) return 1;
+    const scale = this.scaleOf(actionScaleKey(hash), value, isNew);
+    return scale ? scale.scaled(value, true) : Math.sign(value);
+  }
+
+  /** z over the core, the places where it is not 0, and the tail. */
+  inputs({ hashes, values }, n, isNew) {
+    const z = new Float64Array(this.size), tail = [];
+    z[0] = 1 / this.length;
+    for (let j = 0; j < n; j++) {
+      if (values[j] === 0) continue;
+      const key = keyOf(hashes[j]), scale = this.scaleOf(key, values[j], isNew);
+      const x = (scale ? scale.scaled(values[j], false) : Math.sign(values[j])) / this.length;
+      if (scale && scale.core >= 0) z[scale.core] += x;
+      else tail.push([key, x]);
+    }
+    return { z, places: [...z.keys()].filter((i) => z[i] !== 0), tail };
+  }
+
+  /** Block 0 and the blocks of an action, each once: key, value and field. */
+  actionBlocks({ hashes, values, fields }, from, to, isNew) {
+    const found = new Map([[0, { key: 0, x: 1, name: 0 }]]);
+    for (let j = from; j < to; j++) {
+      if (values[j] === 0) continue;
+      const key = keyOf(hashes[j]), x = this.actionValue(hashes[j], values[j], fields[j], isNew);
+      if (!found.has(key)) found.set(key, { key, x: 0, name: keyOf(fields[j]) });
+      found.get(key).x += x;
+    }
+    return [...found.values()].filter(({ x }) => x !== 0);
+  }
+
+  fieldOf(name, isNew) {
+    const known = this.fields.find(({ key }) => key === name);
+    if (known || this.fields.length === MAX_FIELDS) return known ?? this.fields.at(-1);
+    if (!isNew) return undefined;
+    this.fields.push(newField(name, [...this.newField[0]], this.newField[1]));
+    return this.fields.at(-1);
+  }
+
+  /** Mean, variance and slope by log τ of a block at the inputs, with P z; `tau` is a new block's. */
+  #corePart(block, { z, places }, tau) {
+    let mean = 0, variance = 0, slope = 0;
+    if (!block) {
+      for (const i of places) variance += tau * z[i] * z[i];
+      return { mean, variance, slope };
+    }
+    const d = this.size, gain = new Float64Array(d);
+    for (const i of places) {
+      mean += block.mean[i] * z[i];
+      for (let k = 0; k < d; k++) gain[k] += block.covariance[i * d + k] * z[i];
+    }
+    for (const i of places) variance += gain[i] * z[i];
+    for (let k = 0; k < d; k++) slope += gain[k] * block.mean[k];
+    return { mean, variance, slope: slope * Math.exp(-block.logTau), gain };
+  }
+
+  #tailPart(key, { tail }, tau) {
+    let mean = 0, variance = 0, slope = 0;
+    for (const [coordinate, t] of tail) {
+      const [b, h] = this.#tail.get(this.#tailPlace(key, coordinate)) ?? [0, 0];
+      const c = 1 / (1 / tau + h), term = b * c * t;
+      mean += term;
+      variance += c * t * t;
+      slope += (term * c) / tau;
+    }
+    return { mean, variance, slope };
+  }
+
+  #tailPlace(block, coordinate) {
+    let mixed = (Math.imul(block, 0x9e3779b1) ^ Math.imul(coordinate, 0x85ebca77)) >>> 0;
+    mixed = Math.imul(mixed ^ (mixed >>> 15), 0x2c1b3c6d) >>> 0;
+    return ((mixed ^ (mixed >>> 13)) >>> 0) & this.tailMask;
+  }
+
+  /** Mean, variance and slope of a block; nothing is learned. */
+  blockPart({ key, name }, inputs) {
+    const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
+    const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, Math.exp(logTau[CORE]));
+    const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
+    return { mean: core.mean + tail.mean, variance: core.variance + tail.variance, slope: core.slope + tail.slope };
+  }
+
+  /** What is said of an example: mean, variance with block 0, and slopes by log τ for each of `names`. */
+  part(example, nSeen, names) {
+    const inputs = this.inputs(example, nSeen, false), slopes = new Float64Array(names.length);
+    let mean = 0, variance = 0;
+    for (const block of this.actionBlocks(example, example.nContext, example.hashes.length, false)) {
+      const part = this.blockPart(block, inputs);
+      mean += block.x * part.mean;
+      variance += block.x * block.x * part.variance;
+      slopes[names.indexOf(block.name)] += block.x * part.slope;
+    }
+    return { mean, variance, slopes };
+  }
+
+  /** Means, and variances without block 0, of actions; `starts` has one place more than there are actions. */
+  predict(request, nContext, starts) {
+    const inputs = this.inputs(request, nContext, false), known = new Map();
+    const base = this.blockPart({ key: 0, name: 0 }, inputs);
+    return starts.slice(0, -1).map((from, a) => {
+      let mean = base.mean, variance = 0;
+      for (const block of this.actionBlocks(request, from, starts[a + 1], false).slice(1)) {
+        if (!known.has(block.key)) known.set(block.key, this.blockPart(block, inputs));
+        mean += block.x * known.get(block.key).mean;
+        variance += block.x * block.x * known.get(block.key).variance;
+      }
+      return { mean, variance };
+    });
+  }
+
+  /** Learn a label, in shares of the range of rewards, beside what another model predicts of it. */
+  learn(example, label, beside, isNew) {
+    const inputs = this.inputs(example, example.nContext, isNew), parts = [];
+    let mean = 0, variance = 0;
+    for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
+      const field = this.fieldOf(name, true), block = this.#touch(key, field.logTau[CORE]);
+      if (!block) continue;
+      const core = this.#corePart(block, inputs, 1), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
+      mean += x * (core.mean + tail.mean);
+      variance += x * x * (core.variance + tail.variance);
+      parts.push({ key, x, field, block, gain: core.gain, coreSlope: core.slope, tailSlope: tail.slope });
+    }
+    const error = label - mean - beside.mean;
+    variance += beside.variance;
+    const q = this.noise + variance;
+    for (const part of parts) this.#step(part, inputs, error, q);
+    for (const { x, field, coreSlope, tailSlope } of parts) {
+      stepPrior(field, TAIL, error * x * tailSlope);
+      if (this.learned >= CORE_TAU_START) stepPrior(field, CORE, error * x * coreSlope);
+    }
+    this.learned++;
+    const square = ((this.noise / q) * error) ** 2 + (this.noise * variance) / q;
+    const rate = Math.max(1 / (this.learned + 20), LEAST_NOISE_RATE);
+    this.noise = clamp(this.noise + rate * (square - this.noise), LEAST_NOISE, MOST_NOISE);
+  }
+
+  #step({ key, x, field, block, gain }, { tail }, error, q) {
+    const d = this.size;
+    for (let i = 0; i < d; i++) block.mean[i] += gain[i] * ((x * error) / q);
+    for (let i = 0; i < d; i++) {
+      const factor = gain[i] * ((x * x) / q);
+      if (factor !== 0) for (let j = 0; j < d; j++) block.covariance[i * d + j] -= factor * gain[j];
+    }
+    const tau = Math.exp(field.logTau[TAIL]);
+    for (const [coordinate, t] of tail) {
+      const place = this.#tailPlace(key, coordinate), value = x * t;
+      if (!this.#tail.has(place)) this.setTail(place, 0, 0);
+      const weight = this.#tail.get(place), c = 1 / (1 / tau + weight[1]);
+      weight[1] += (value * value) / (q - c * value * value);
+      weight[0] = (weight[0] * c + (c * value * error) / q) * (1 / tau + weight[1]);
+    }
+  }
+
+  /** The block of a key, a new one if need be; the least recently learned makes room. */
+  #touch(key, logTau) {
+    let block = this.blocks[this.#places.get(key)];
+    if (!block && this.blocks.length < this.maxBlocks) {
+      this.addBlock(key, logTau);
+      block = this.blocks.at(-1);
+    } else if (!block) {
+      block = this.blocks.slice(1).reduce((oldest, one) => (one.used < oldest.used ? one : oldest));
+      if (block.used === this.learned) return undefined;
+      this.#places.set(key, this.#places.get(block.key));
+      this.#places.delete(block.key);
+      Object.assign(block, { key, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
+    } else if (Math.abs(block.logTau - logTau) > REBASE) rebase(block, logTau, this.size);
+    block.used = this.learned;
+    return block;
+  }
+
+  #prior(logTau) {
+    const covariance = new Float64Array(this.size * this.size);
+    for (let i = 0; i < this.size; i++) covariance[i * this.size + i] = Math.exp(logTau);
+    return covariance;
+  }
+}
+
+function stepPrior(field, side, slope) {
+  field.squares[side] += slope * slope;
+  if (slope === 0) return;
+  const moved = field.logTau[side] + (LOG_TAU_RATE * slope) / Math.sqrt(field.squares[side]);
+  field.logTau[side] = clamp(moved, LEAST_LOG_TAU, MOST_LOG_TAU);
+}
+
+/** Give a block another prior: with A = I + (1/τ' − 1/τ)P, P becomes A⁻¹P and W becomes A⁻¹W. */
+function rebase(block, logTau, d) {
+  const { mean, covariance: P } = block, change = Math.exp(-logTau) - Math.exp(-block.logTau);
+  const A = P.map((value, at) => change * value + (at % (d + 1) === 0 ? 1 : 0)), right = P.slice();
+  const subtract = (i, factor, k) => {
+    for (let j = 0; j < d; j++) right[i * d + j] -= factor * right[k * d + j];
+    mean[i] -= factor * mean[k];
+  };
+  for (let k = 0; k < d; k++) {
+    for (let i = k + 1; i < d; i++) {
+      const factor = A[i * d + k] / A[k * d + k];
+      if (factor === 0) continue;
+      for (let j = k; j < d; j++) A[i * d + j] -= factor * A[k * d + j];
+      subtract(i, factor, k);
+    }
+  }
+  for (let i = d - 1; i >= 0; i--) {
+    for (let k = i + 1; k < d; k++) if (A[i * d + k] !== 0) subtract(i, A[i * d + k], k);
+    for (let j = 0; j < d; j++) right[i * d + j] /= A[i * d + i];
+    mean[i] /= A[i * d + i];
+  }
+  for (let i = 0; i < d; i++) for (let j = 0; j < d; j++) P[i * d + j] = (right[i * d + j] + right[j * d + i]) / 2;
+  block.logTau = logTau;
+}
+
