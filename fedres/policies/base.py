@@ -51,15 +51,14 @@ class Compiled(Policy):
     code: ClassVar[int]
     floor: float
 
-    def amount(self, span: float) -> float:
-        """Return the number that says how much the policy explores; ``span`` is the width of the rewards' range."""
+    @property
+    def amount(self) -> float:
+        """The number that says how much the policy explores."""
         return 0.0
 
     def rule(self, reward_range: tuple[float, float] = EVERYTHING) -> Array:
         """Return what compiled code is told, not to be written to; without a range, means are taken as they are."""
-        low, high = reward_range
-        span = high - low if math.isfinite(high - low) else 1.0
-        found = np.array([self.code, self.amount(span), self.floor, low, high], np.float64)
+        found = np.array([self.code, self.amount, self.floor, *reward_range], np.float64)
         found.flags.writeable = False
         return found
 

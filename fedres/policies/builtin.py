@@ -30,12 +30,13 @@ class ExploreEvery(Compiled):
         if self.epsilon == 0:
             raise ValueError("epsilon must be positive for explore-every, which learns only when it explores, got 0")
 
-    def amount(self, span: float = 1.0) -> float:
+    @property
+    def amount(self) -> float:
         every = 1 / self.epsilon  # B
         return float(round(every)) if abs(every - round(every)) < 1e-9 * every else every
 
     def learns(self, n: int) -> bool:
-        return n % self.amount() < 1
+        return n % self.amount < 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class EpsilonGreedy(Compiled):
         in_unit("epsilon", self.epsilon)
         in_unit("floor", self.floor)
 
-    def amount(self, span: float) -> float:
+    @property
+    def amount(self) -> float:
         return float(self.epsilon)
 
 
@@ -70,7 +72,8 @@ class SquareCB(Compiled):
         checks.not_negative("gamma", self.gamma)
         in_unit("floor", self.floor)
 
-    def amount(self, span: float) -> float:
+    @property
+    def amount(self) -> float:
         return float(self.gamma)
 
 
@@ -92,8 +95,9 @@ class OptimisticSquareCB(Compiled):
         checks.not_negative("gamma", self.gamma)
         in_unit("floor", self.floor)
 
-    def amount(self, span: float) -> float:
-        return self.gamma / span
+    @property
+    def amount(self) -> float:
+        return float(self.gamma)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ class LinUCB(Compiled):
             checks.positive("half_life", self.half_life)
         in_unit("floor", self.floor)
 
-    def amount(self, span: float) -> float:
+    @property
+    def amount(self) -> float:
         return float(self.alpha)
 
 
@@ -152,5 +157,6 @@ class Softmax(Compiled):
         checks.positive("temperature", self.temperature)
         in_unit("floor", self.floor)
 
-    def amount(self, span: float) -> float:
+    @property
+    def amount(self) -> float:
         return 1 / float(self.temperature)

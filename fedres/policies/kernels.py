@@ -36,7 +36,8 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
     if code == SQUARECB:
         squarecb(out, allowed, amount * np.sqrt(max(n_learned, 1)))
     elif code == OPTIMISTIC_SQUARECB:
-        squarecb(out, allowed, amount * np.sqrt(n_learned))
+        span = rule[HIGH] - rule[LOW]
+        squarecb(out, allowed, amount * np.sqrt(n_learned) / (span if span < np.inf else 1.0))
     elif code == SOFTMAX:
         softmax(out, allowed, amount)
     elif code == EXPLORE_EVERY:
