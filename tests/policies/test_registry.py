@@ -1,11 +1,22 @@
 """Policies by name, and what they refuse."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from fedres.policies import POLICIES, EpsilonGreedy, ExploreEvery, LinUCB, SquareCB, policy
+from fedres.policies import (
+    HOSTED,
+    POLICIES,
+    EpsilonGreedy,
+    ExploreEvery,
+    LinUCB,
+    OptimisticSquareCB,
+    SquareCB,
+    loop_rule,
+    policy,
+)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
@@ -68,3 +79,14 @@ def test_explore_every_with_epsilon_one_always_explores():
 def test_bad_policies_are_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_loops_have_the_policies_that_say_so():
+    from service.settings import Policy, Settings
+
+    assert set(get_args(Policy)) == set(HOSTED)
+    for name, settings in HOSTED.items():
+        rule = loop_rule(Settings(policy=name, reward_range=(0.0, 2.0)))
+        assert rule.tolist() == POLICIES[name](**{"floor": 0.0, **settings}).rule((0.0, 2.0)).tolist()
+    own = loop_rule(Settings(policy="optimistic-squarecb", gamma=5.0, floor=0.1))
+    assert own.tolist() == OptimisticSquareCB(5.0, 0.1).rule((0.0, 1.0)).tolist()
