@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import chain, islice
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
@@ -12,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from msgspec import Meta, Struct, field
 
 from service import metrics
-from service.http.endpoints import encode, json_response, loop_of, read_json, user_of
+from service.http.endpoints import json_response, loop_of, read_json, user_of
 from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.page import ASSETS, HEADERS, PAGES, asset, page
@@ -28,7 +27,6 @@ from service.ranking.what_if import WhatIf
 from service.settings import Settings
 
 MOST = 2**62  # SQLite's integers end at twice that
-LINES_PER_CHUNK = 500
 LOOP_USER = "/v1/loops/{loop}/users/{user}"
 PROMETHEUS = "text/plain; version=0.0.4"
 
@@ -109,7 +107,7 @@ def loop_routes(admin: Admin) -> Routes:
         after: Annotated[int, Query(ge=0, le=MOST)] = 0,
         limit: Annotated[int | None, Query(ge=1, le=MOST)] = None,
     ) -> Response:
-        return await _lines(await admin.events(loop, after, limit))
+        return await _lines(admin.events(loop, after, limit))
 
     @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
     async def get_unmatched(loop: Loop) -> Response:
@@ -188,7 +186,7 @@ def loop_routes(admin: Admin) -> Routes:
 
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:
-        return await _lines(await admin.user_events(user, [loop]))
+        return await _lines(admin.user_events(user, [loop]))
 
     @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
@@ -225,7 +223,7 @@ def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
 
     @routes.of_service("GET", "/v1/users/{user}/events", ADMIN, "Export a user's events in all loops.", reply=LINES)
     async def get_user_events_everywhere(user: User) -> Response:
-        return await _lines(await admin.user_events(user))
+        return await _lines(admin.user_events(user))
 
     @routes.of_service("GET", "/v1/status", READ, "Show the status of the service.", reply=JSON)
     async def get_status() -> Response:
@@ -263,14 +261,13 @@ def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
     return send
 
 
-async def _lines(events: Iterator[dict[str, Any]]) -> Response:
+async def _lines(events: AsyncIterator[bytes]) -> Response:
     """Return events as JSON lines; what fails before the first of them is an error like any other."""
-    lines = _chunks(events)
-    first = await run_in_threadpool(next, lines, b"")
-    return StreamingResponse(chain([first], lines), media_type=LINES)
+    first = await anext(events, b"")
 
+    async def all_of_them() -> AsyncIterator[bytes]:
+        yield first
+        async for lines in events:
+            yield lines
 
-def _chunks(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield JSON lines, many at a time: each chunk is a trip to a thread."""
-    while lines := list(islice(events, LINES_PER_CHUNK)):
-        yield b"".join(encode(event) + b"\n" for event in lines)
+    return StreamingResponse(all_of_them(), media_type=LINES)

@@ -91,6 +91,10 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         request = await decode_aside(_slots, call.body)
         at_most("actions", "too_many_actions", len(request.actions), limits.actions)
         at_most("slots", "too_many_slots", len(request.slots), limits.slots)
+        if len(request.slots) * len(request.actions) > limits.slot_actions:
+            got = f"{len(request.slots)} × {len(request.actions)}"
+            message = f"slots times actions must be at most {limits.slot_actions}, got {got}"
+            raise ApiError(422, "too_many_slots", message, "slots")
         for place, slot in enumerate(request.slots):
             at_most(f"slots[{place}].exclude", "too_many_excluded", len(slot.exclude), limits.actions)
         return json_reply(_encode(await ranker.rank_slots(call.loop, request)))

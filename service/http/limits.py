@@ -18,7 +18,8 @@ class Limits:
     update_bytes: int = 8_000_000  # of a request with updates: 100 of 2^14 + 1 numbers in 32 bits, and some room
     actions: int = 500  # in one rank call, and ids that it excludes
     batch: int = 100  # rank calls in one batch
-    slots: int = 20  # of a page in one call; each is stored with all actions
+    slots: int = 20  # of a page in one call
+    slot_actions: int = 2_000  # slots times actions of a call: each slot is stored with all actions
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     connections: int = 2_000  # of one ranker at once
@@ -27,7 +28,17 @@ class Limits:
     request_seconds: float = 15.0
 
     def __post_init__(self) -> None:
-        sizes = ("body_bytes", "model_bytes", "update_bytes", "actions", "batch", "slots", "residuals", "updates")
+        sizes = (
+            "body_bytes",
+            "model_bytes",
+            "update_bytes",
+            "actions",
+            "batch",
+            "slots",
+            "slot_actions",
+            "residuals",
+            "updates",
+        )
         for name in (*sizes, "connections"):
             checks.whole(name, getattr(self, name))
         checks.positive("requests_per_second", self.requests_per_second)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
@@ -18,6 +19,7 @@ from service.http.audit import Audit
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
 from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Key, Keys
+from service.http.lane import Lane
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
     Error,
@@ -170,6 +172,7 @@ class Router:
         self._buckets = Buckets(limits.requests_per_second)
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
         self._other_bytes = limits.body_bytes
+        self._lane = Lane()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -200,13 +203,15 @@ class Router:
                 body = await self._read(route, head, receive) if method in WITH_BODY else b""
                 if not route.hot:
                     known = {PARAMETERS: parameters, CLIENT: key.client}
-                    status = await self._pass_on(_Passed(scope, raw_path, known, body, receive, send))
+                    passed = _Passed(scope, raw_path, known, body, receive, send)
+                    status = await self._lane.in_turn(len(body), self._pass_on, passed)
                     if route.audited:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
                 query = scope.get("query_string", b"")
                 call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query, scope)
-                reply = await (self._audited(route, key, call) if route.audited else route.endpoint(call))
+                endpoint = partial(self._audited, route, key) if route.audited else route.endpoint
+                reply = await self._lane.in_turn(len(body), endpoint, call)
         except Disconnected:
             return path, GONE
         except _Refused as refused:

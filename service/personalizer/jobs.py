@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -22,7 +22,8 @@ from service.personalizer.importance import feature_scores
 from service.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
 from service.personalizer.retention import retained_after
 from service.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
-from service.ranking.exporting import Exporter
+from service.ranking.admin import JOB_SECONDS
+from service.ranking.aside import Worker
 from service.ranking.ranker import Machine
 
 EVALUATION, IMPORTANCE = "evaluation", "importance"
@@ -30,7 +31,43 @@ OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Tim
 INTERVALS = (5, 60, 360, 720, 1440)
 PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
 
-T = TypeVar("T")
+
+class Span(NamedTuple):
+    """Which events a job is about."""
+
+    loop: str
+    since: int
+    after: int  # a position
+    low: str  # the first moment, and the last
+    high: str
+
+    def events(self, worker: Worker) -> Iterator[dict[str, Any]]:
+        """Yield those that have a reward."""
+        for one in worker.exporter(self.loop, self.since).events(self.loop, self.after, None):
+            if one["reward"] is not None and self.low <= one["time"] <= self.high:
+                yield one
+
+
+def has_events(worker: Worker, span: Span) -> bool:
+    return next(span.events(worker), None) is not None
+
+
+def rated(worker: Worker, span: Span) -> dict[str, Any]:
+    """Return how important features are."""
+    return {"features": feature_scores(span.events(worker))}
+
+
+def evaluated(
+    worker: Worker, span: Span, online: str, policies: list[dict[str, str]], optimise: bool
+) -> dict[str, Any]:
+    """Return what policies are worth, the best of them, and how important features are."""
+    rows = list(span.events(worker))
+    values = evaluation.evaluate_policies(rows, online, policies, optimise=optimise)
+    return {
+        "values": msgspec.to_builtins(values),
+        "best": evaluation.best_policy(values),
+        "features": feature_scores(rows),
+    }
 
 
 class Jobs:
@@ -53,18 +90,7 @@ class Jobs:
         policies = [{"name": policy.name, "arguments": policy.arguments} for policy in wanted.policies]
         job = await self._new(loop, EVALUATION, name, wanted, code, "EvaluationAlreadyExists")
         job.policies = policies
-        online, optimise = kept_of(settings).arguments, bool(wanted.is_optimising)
-
-        def work(events: Iterator[dict[str, Any]]) -> dict[str, Any]:
-            rows = list(events)
-            values = evaluation.evaluate_policies(rows, online, policies, optimise=optimise)
-            return {
-                "values": msgspec.to_builtins(values),
-                "best": evaluation.best_policy(values),
-                "features": feature_scores(rows),
-            }
-
-        await self._start(loop, job, work)
+        await self._start(loop, job, evaluated, kept_of(settings).arguments, policies, bool(wanted.is_optimising))
         return job
 
     async def evaluations(self, loop: str) -> list[Job]:
@@ -92,7 +118,7 @@ class Jobs:
     async def rate_features(self, loop: str, wanted: FeatureImportanceContract, name: str) -> Job:
         """Start to work out how important features are."""
         job = await self._new(loop, IMPORTANCE, name, wanted, "InvalidContract", "FeatureImportanceAlreadyExists")
-        await self._start(loop, job, lambda events: {"features": feature_scores(events)})
+        await self._start(loop, job, rated)
         return job
 
     async def importances(self, loop: str) -> list[Job]:
@@ -120,8 +146,7 @@ class Jobs:
             raise Refusal(code, f"endTime must be later than startTime, got {wanted.end_time}", "endTime")
         if name is not None and await self._stored.find(loop, kind, name) is not None:
             raise Refusal(exists, f"{kind} with id {name} already exists", "id")
-        first = await asyncio.to_thread(next, await self._events(loop, start, end), None)
-        if first is None:
+        if not await self._machine.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
             raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
         now = time.time()
         return Job(
@@ -134,16 +159,16 @@ class Jobs:
             created_at=now,
         )
 
-    async def _start(self, loop: str, job: Job, work: Callable[[Iterator[dict[str, Any]]], dict[str, Any]]) -> None:
+    async def _start(self, loop: str, job: Job, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
         await self._stored.put(loop, job)
-        task = asyncio.create_task(self._finish(loop, job, work))
+        task = asyncio.create_task(self._finish(loop, job, work, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, loop: str, job: Job, work: Callable[[Iterator[dict[str, Any]]], dict[str, Any]]) -> None:
-        events = await self._events(loop, read_time(job.start), read_time(job.end))
+    async def _finish(self, loop: str, job: Job, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        span = await self._span(loop, read_time(job.start), read_time(job.end))
         try:
-            result = await asyncio.to_thread(work, events)
+            result = await self._machine.jobs.call(work, span, *arguments, seconds=JOB_SECONDS)
             done = msgspec.structs.replace(job, status=SUCCEEDED, result=result)
         except Exception as error:
             logging.getLogger("fedres.service").warning("%s %s failed", job.kind, job.id, exc_info=error)
@@ -151,13 +176,11 @@ class Jobs:
         if await self._stored.find(loop, job.kind, job.id) is not None:  # else it was deleted meanwhile
             await self._stored.put(loop, done)
 
-    async def _events(self, loop: str, start: datetime, end: datetime) -> Iterator[dict[str, Any]]:
-        """Return the events of a time that have a reward; read on a thread."""
+    async def _span(self, loop: str, start: datetime, end: datetime) -> Span:
         since = self._machine.loop(loop).view.since
         after = await retained_after(self._machine, self._configurations, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
-        events = Exporter(self._machine.archive(), since).events(loop, after, None)
-        return (one for one in events if one["reward"] is not None and low <= one["time"] <= high)
+        return Span(loop, since, after, low, high)
 
     async def _found(self, loop: str, kind: str, name: str, code: str) -> Job:
         job = await self._stored.find(loop, kind, name)

@@ -17,7 +17,8 @@ from service.learn.learner import relearned
 from service.learn.shared_models import bytes_of_model
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
-from service.ranking.admin import Admin
+from service.ranking.admin import JOB_SECONDS, Admin
+from service.ranking.aside import Worker
 from service.ranking.ranker import Machine
 from service.settings import Settings
 
@@ -78,16 +79,19 @@ class Retrainer:
     async def _train(self, loop: str, days: int, after: int) -> None:
         try:
             view = self._machine.loop(loop).view
-            state = await asyncio.to_thread(self._trained, loop, view.since, view.settings, days, after)
+            asked = loop, view.since, view.settings, days, after
+            state = await self._machine.jobs.call(trained, *asked, seconds=JOB_SECONDS)
             await self._admin.put_model(loop, state)
         except (ApiError, StoreUnavailable) as error:
             logging.getLogger("fedres.service").warning("loop %r could not be trained again: %s", loop, error)
 
-    def _trained(self, loop: str, since: int, settings: Settings, days: int, after: int) -> bytes:
-        log = self._machine.archive()
-        recent = RecentLog(log, loop, since, settings, after, log.now() - days * DAY)
-        with (
-            tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
-            relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read
-        ):
-            return bytes_of_model(learner.loops[loop].models.shared)
+
+def trained(worker: Worker, loop: str, since: int, settings: Settings, days: int, after: int) -> bytes:
+    """Return the shared model that a loop's recent events make."""
+    log = worker.log
+    recent = RecentLog(log, loop, since, settings, after, log.now() - days * DAY)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
+        relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read
+    ):
+        return bytes_of_model(learner.loops[loop].models.shared)

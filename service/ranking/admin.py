@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.learn.shared_models import check_model
-from service.log.protocol import Duplicate, Log
+from service.log.protocol import Duplicate
 from service.log.records import (
     ACTIONS,
     DELETED,
@@ -33,8 +33,8 @@ from service.models.kalman_personal import PersonalKalman
 from service.ranking import reports
 from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
-from service.ranking.exporting import Exporter
-from service.ranking.figures import Question
+from service.ranking.exporting import export_lines
+from service.ranking.figures import Question, answer
 from service.ranking.how_personal import MOST_USERS, HowPersonal, how_personal
 from service.ranking.pinned import check_new, pin_body, read_pinned
 from service.ranking.quotas import exceeded
@@ -46,6 +46,7 @@ from service.ranking.what_if import CHANGEABLE
 from service.settings import FIXED, Settings, read_settings
 
 DEFAULT_LOOP = "default"
+JOB_SECONDS = 3_600.0  # that an evaluation may take, with those before it
 
 
 class Admin:
@@ -220,24 +221,34 @@ class Admin:
 
     # what is logged
 
-    async def events(self, loop: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Return logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on."""
-        since = self._machine.loop(loop).view.since
-        return await self._machine.look_up(lambda log: Exporter(log, since).events(loop, max(after, since), limit))
+    async def events(self, loop: str, after: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """Yield logged events as ``bandits.evaluation`` reads them, oldest first, from behind a position on.
 
-    async def user_events(self, user: str, loops: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Return a user's logged events in these loops, in all by default; each names its loop."""
+        They are JSON lines, many at a time.
+        """
+        since = self._machine.loop(loop).view.since
+        async for lines in self._exported(loop, since, max(after, since), limit, None):
+            yield lines
+
+    async def user_events(self, user: str, loops: Sequence[str] | None = None) -> AsyncIterator[bytes]:
+        """Yield a user's logged events in these loops, in all by default; each names its loop."""
         if loops is None:
             self._machine.check_follows_all()
             loops = self.loops()
         starts = {loop: self._machine.loop(loop).view.since for loop in loops}
+        for loop, since in starts.items():
+            async for lines in self._exported(loop, since, since, None, user):
+                yield lines
 
-        def read(log: Log) -> Iterator[dict[str, Any]]:
-            for loop, since in starts.items():
-                for event in Exporter(log, since).events(loop, since, None, user):
-                    yield {"loop": loop, **event}
-
-        return await self._machine.look_up(read)
+    async def _exported(
+        self, loop: str, since: int, after: int, limit: int | None, user: str | None
+    ) -> AsyncIterator[bytes]:
+        while limit is None or limit > 0:
+            lines, after = await self._machine.exports.call(export_lines, loop, since, after, limit, user)
+            if not lines:
+                return
+            limit = None if limit is None else limit - lines.count(b"\n")
+            yield lines
 
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""
@@ -293,7 +304,7 @@ class Admin:
 
     async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
         question = Question(what, loop, self._machine.loop(loop).view.since, **details)
-        return await self._machine.reports.ask(question)
+        return await self._machine.reports.call(answer, question)
 
     async def evaluate(
         self,
@@ -303,8 +314,7 @@ class Admin:
         *,
         time_uniform: bool = False,
     ) -> dict[str, object]:
-        """Return off-policy values of policies on the logged events, worked out on a thread."""
-        events, known = await self.events(loop), self._machine.loop(loop).view.settings.reward_range
-        return await asyncio.to_thread(
-            reports.evaluation, events, policies, estimators, time_uniform=time_uniform, known_range=known
-        )
+        """Return off-policy values of policies on the logged events."""
+        view = self._machine.loop(loop).view
+        asked = loop, view.since, policies, estimators, time_uniform, view.settings.reward_range
+        return await self._machine.jobs.call(reports.evaluation, *asked, seconds=JOB_SECONDS)

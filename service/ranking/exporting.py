@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,10 +26,15 @@ from service.log.records import (
     read_reward,
 )
 
+if TYPE_CHECKING:
+    from service.ranking.aside import Worker
+
 CHUNK = 500
+MOST_LINES, MOST_BYTES = 500, 1 << 20  # of a piece of an export
 NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
 _NO_FEATURES = Example(b"", b"", 0)
+_encode = msgspec.json.Encoder().encode
 
 
 class Exporter:
@@ -51,10 +56,12 @@ class Exporter:
             entries = self._log.read(loop, after, CHUNK)
             if not entries:
                 return
-            after = entries[-1].position
-            ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)][:left]
-            left = None if left is None else left - len(ranks)
-            yield from self._joined(loop, ranks, now)
+            ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)]
+            wanted = ranks[:left]
+            after = entries[-1].position if len(wanted) == len(ranks) else wanted[-1].position
+            for event in self._joined(loop, wanted, now):
+                yield event
+                left = None if left is None else left - 1
 
     def ranks_of(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of those events that there are."""
@@ -117,6 +124,23 @@ class Exporter:
     def _read_catalogue(self, loop: str, position: int) -> dict[str, msgspec.Raw]:
         [entry] = self._log.read(loop, position - 1, 1)
         return {action.id: action.features for action in decode_actions(entry.body).put}
+
+
+def export_lines(
+    worker: Worker, loop: str, since: int, after: int, limit: int | None, user: str | None
+) -> tuple[bytes, int]:
+    """Return some events behind a position as JSON lines, none where there are no more, and where to go on.
+
+    With a ``user``, those of that user only, and each names its loop.
+    """
+    size, lines = 0, []
+    most = MOST_LINES if limit is None else min(limit, MOST_LINES)
+    for event in worker.exporter(loop, since).events(loop, after, most, user):
+        lines.append(_encode(event if user is None else {"loop": loop, **event}))
+        size, after = size + len(lines[-1]), event["position"]
+        if size > MOST_BYTES:
+            break
+    return b"".join(line + b"\n" for line in lines), after
 
 
 def outcome(about: list[Entry], rules: Rules, now: int) -> tuple[str, float | None, Mapping[str, float]]:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -58,6 +58,9 @@ from service.ranking.series import (
 )
 from service.ranking.what_if import WhatIf, candidates, what_if
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.ranking.aside import Worker
 
 CHUNK = 2_000  # records read at once
 MOST = 50_000  # finished events that a report looks at one by one, the newest
@@ -291,6 +294,11 @@ class Question(msgspec.Struct):
     user: str = ""
     most: int = 20
     settings: list[dict[str, Any]] = []  # changes, for what-if
+
+
+def answer(worker: Worker, question: Question) -> bytes:
+    """Return the answer as JSON."""
+    return msgspec.json.encode(worker.reporter.answer(worker.log, question))
 
 
 class Reporter:

@@ -20,13 +20,13 @@ from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, Models, NotPublished
 from service.models.views import LoopView
+from service.ranking.aside import Aside, ThreadAside
 from service.ranking.asked import Asked, fail, pieces
 from service.ranking.decide import decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.pinned import ensure_pinned, wants_pinned
 from service.ranking.quotas import Quotas, exceeded
-from service.ranking.report_process import Reports, ThreadReports
 from service.ranking.requests import RankRequest, RankResult, check_id
 from service.ranking.rewards import reward_records
 from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
@@ -68,9 +68,10 @@ class Machine:
         limits: Limits | None = None,
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
-        reports: Reports | None = None,
+        aside: Callable[[], Aside] | None = None,
     ) -> None:
-        self.reports = reports or ThreadReports(self.archive)
+        aside = aside or (lambda: ThreadAside(self.archive))
+        self.reports, self.exports, self.jobs = aside(), aside(), aside()  # none of them waits for the others
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()
@@ -176,7 +177,8 @@ class Machine:
 
     def close(self) -> None:
         self.closed = True
-        self.reports.close()
+        for one in (self.reports, self.exports, self.jobs):
+            one.close()
         if self._archive is not None:
             self._archive.close()
 
@@ -219,11 +221,11 @@ class Ranker:
         if request.event_id is not None:
             known = await self._ranks_of(loop, request)
             if known:
-                return filled_before(request, event_id, known)
+                return await filled_before(request, event_id, known)
         try:
             return await self._fill(loop, request, event_id)
         except Duplicate:
-            return filled_before(request, event_id, await self._ranks_of(loop, request))
+            return await filled_before(request, event_id, await self._ranks_of(loop, request))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         machine = self._machine
@@ -240,7 +242,7 @@ class Ranker:
             records.append(decision.record(loop))
             return decision.result()
 
-        filled = fill(request, event_id, decided)
+        filled = await fill(request, event_id, decided)
         await machine.append(*records)
         return filled
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedres.checks import Array
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
 from service.log.records import encode
 from service.models.views import LoopView
+
+if TYPE_CHECKING:
+    from service.ranking.aside import Worker
 
 
 def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
@@ -59,14 +62,15 @@ def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
 
 
 def evaluation(
-    events: Iterable[dict[str, Any]],
+    worker: Worker,
+    loop: str,
+    since: int,
     policies: Sequence[str],
     estimators: Sequence[str],
-    *,
     time_uniform: bool,
     known_range: tuple[float, float],
 ) -> dict[str, object]:
-    """Return what policies would have earned on the events; those that read files are refused.
+    """Return what policies would have earned on a loop's events; those that read files are refused.
 
     ``known_range`` is what a reward can be by the settings of now.
     """
@@ -76,7 +80,7 @@ def evaluation(
         if policy.startswith("file:"):
             raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        for event in events:
+        for event in worker.exporter(loop, since).events(loop, since, None):
             file.write(encode(event) + b"\n")
         file.flush()
         try:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import signal
 import socket
+import sys
 from functools import partial
 
 import uvloop
@@ -21,17 +22,19 @@ from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
 from service.ranking.admin import Admin
+from service.ranking.aside import ProcessAside
 from service.ranking.guardrails import Guardrails
 from service.ranking.ranker import Machine
-from service.ranking.report_process import ReportProcess
 from service.ranking.status import Status
 from service.roles.config import Config
 
+SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one that decides go on
 CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
 
 
 def run(config: Config, sock: socket.socket, parent: int) -> None:
     """Serve until SIGTERM, or until ``parent`` ends; then drain."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, sock, parent))
 
@@ -41,8 +44,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    open_store, reports = partial(open_log, config.store), ReportProcess(config.store)
-    machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, reports=reports)
+    open_store, aside = partial(open_log, config.store), partial(ProcessAside, config.store)
+    machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
     status = Status(machine, config.store.path.name, config.run)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)

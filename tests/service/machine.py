@@ -151,6 +151,11 @@ class Engine:
         with contextlib.closing(log):
             return replay(log, Path(self._run.name))[loop]
 
+    async def events(self, loop=DEFAULT_LOOP, after=0, limit=None):
+        """Return the logged events as they are exported."""
+        pieces = [piece async for piece in self.admin.events(loop, after, limit)]
+        return [msgspec.json.decode(line) for line in b"".join(pieces).splitlines()]
+
     def logged(self, loop=DEFAULT_LOOP):
         return self.log.read(loop, 0, 10**6)
 

@@ -3,6 +3,7 @@
 from campaign import Part
 from fuzzing import fuzz
 from judging import simulate
+from neighbour import noisy_neighbours
 from planting import BUGS
 from raw_http import send_broken
 from test_power_cuts import cut_often
@@ -63,4 +64,5 @@ PARTS = [
     Part("weaker journals", "cuts each", 10_000, 1_000, weaker_journals),
     Part("requests", "requests", 1_000_000, 5_000, requests),
     Part("broken HTTP", "connections", 100_000, 2_000, broken_http),
+    Part("noisy neighbour", "rounds", 3, 3, noisy_neighbours),
 ]

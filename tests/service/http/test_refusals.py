@@ -167,14 +167,10 @@ def test_what_nobody_foresaw_is_logged_and_not_shown(start, monkeypatch, caplog)
 
 
 def test_an_export_that_breaks_off_is_no_whole_reply(start, monkeypatch, caplog):
-    def lines():
-        yield {"event_id": "first"}
+    async def events(*_):
+        yield b'{"event_id": "first"}\n'
         raise ZeroDivisionError
 
-    async def events(*_):
-        return lines()
-
-    monkeypatch.setattr("service.http.admin.LINES_PER_CHUNK", 1)
     monkeypatch.setattr(Admin, "events", events)
     with start() as live, live.client() as client, pytest.raises(httpx.RemoteProtocolError):
         client.get("/v1/events")

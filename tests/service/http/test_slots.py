@@ -84,6 +84,12 @@ def test_registered_actions_can_be_named_by_id_alone_in_any_loop(client):
         ({"slots": [{"id": "x" * 201}]}, 422, "too_long", "slots[0].id"),
         ({"slots": [{"id": str(k)} for k in range(4)]}, 422, "invalid", "slots[3]"),
         ({"slots": [{"id": str(k)} for k in range(21)]}, 422, "too_many_slots", "slots"),
+        (
+            {"slots": [{"id": str(k)} for k in range(5)], "actions": [{"id": str(k)} for k in range(401)]},
+            422,
+            "too_many_slots",
+            "slots",
+        ),
         ({"slots": [{"id": "x", "exclude": ["a"] * 501}]}, 422, "too_many_excluded", "slots[0].exclude"),
         ({"actions": [{"id": str(k)} for k in range(501)]}, 422, "too_many_actions", "actions"),
         ({"event_id": "x" * 191}, 422, "too_long", "event_id"),

@@ -12,9 +12,9 @@ from playing import refused, request
 
 from bandits.evaluation import evaluate
 from service.log.opening import Store
-from service.ranking.figures import Question, Reporter
+from service.ranking.aside import ProcessAside
+from service.ranking.figures import Question, Reporter, answer
 from service.ranking.loop_report import LoopReport
-from service.ranking.report_process import ReportProcess
 
 
 async def lived(engine, clock, n, seed=0, **fields):
@@ -145,18 +145,18 @@ def test_a_process_of_its_own_answers_the_same_at_the_lowest_priority_and_is_sta
     async def story():
         async with running(tmp_path, clock=clock, control={"share": 0.3}) as engine:
             await lived(engine, clock, 120)
-            reports = ReportProcess(Store(tmp_path / "store.db"))
-            question = Question("report", "default", engine.view().since)
+            reports = ProcessAside(Store(tmp_path / "store.db"))
+            question = answer, Question("report", "default", engine.view().since)
             expected = json.loads(await engine.report("default"))
-            assert json.loads(await reports.ask(question)) == expected
+            assert json.loads(await reports.call(*question)) == expected
             process = reports._process
             assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
             process.kill()
             await process.wait()
-            assert json.loads(await reports.ask(question)) == expected
+            assert json.loads(await reports.call(*question)) == expected
             reports._process.kill()
-            assert await refused(reports.ask(question)) == (503, "report_failed")
-            assert json.loads(await reports.ask(question)) == expected
+            assert await refused(reports.call(*question)) == (503, "report_failed")
+            assert json.loads(await reports.call(*question)) == expected
             last = reports._process
             reports.close()
             await last.wait()

@@ -46,11 +46,11 @@ class FailingReports:
     def __init__(self, reports):
         self.reports, self.errors, self.asked = reports, {}, []
 
-    async def ask(self, question):
+    async def call(self, function, question):
         self.asked.append(question.loop)
         if question.loop in self.errors:
             raise self.errors[question.loop]
-        return await self.reports.ask(question)
+        return await self.reports.call(function, question)
 
     def close(self):
         self.reports.close()

@@ -9,10 +9,10 @@ from machine import Clock, running
 from playing import raw, refused, request
 
 from service.log.opening import Store
+from service.ranking.aside import ProcessAside
 from service.ranking.drift import drift_of
-from service.ranking.figures import Question, Reporter
+from service.ranking.figures import Question, Reporter, answer
 from service.ranking.loop_report import LoopReport
-from service.ranking.report_process import ReportProcess
 from service.ranking.requests import Action, RankRequest
 from service.ranking.series import Finished
 from service.ranking.uploads import Residual
@@ -209,12 +209,12 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
 
 
 def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.ranking.report_process.SECONDS", 0.02)
+    monkeypatch.setattr("service.ranking.aside.SECONDS", 0.02)
 
     async def story():
-        reports = ReportProcess(Store(tmp_path / "store.db"))
-        question = Question("report", "default", 1)
+        reports = ProcessAside(Store(tmp_path / "store.db"))
+        question = answer, Question("report", "default", 1)
         async with reports._turn:  # somebody else's report is being made
-            assert await refused(reports.ask(question)) == (503, "report_timeout")
+            assert await refused(reports.call(*question)) == (503, "report_timeout")
 
     asyncio.run(story())

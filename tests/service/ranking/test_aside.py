@@ -1,0 +1,82 @@
+"""Long work on the log, in a process of its own."""
+
+import asyncio
+import os
+
+import pytest
+from machine import running
+from playing import refused, request
+
+from service.errors import ApiError
+from service.log.opening import Store
+from service.ranking.aside import ProcessAside
+
+
+def process_id(worker):
+    return os.getpid()
+
+
+def text(worker, n):
+    return "x" * n
+
+
+def fails(worker, error):
+    raise error
+
+
+def n_events(worker, loop, since):
+    return sum(1 for _ in worker.exporter(loop, since).events(loop, since, None))
+
+
+@pytest.fixture
+def aside(tmp_path):
+    """A process for the store of ``tmp_path``; stories close it, as only their event loop can."""
+    return ProcessAside(Store(tmp_path / "store.db"))
+
+
+async def close(aside):
+    process = aside._process
+    aside.close()
+    await process.wait()
+
+
+def test_it_reads_the_log_in_another_process(aside, tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            since = engine.view().since
+            for n in (1, 2):
+                await engine.rank("default", request())
+                assert await aside.call(n_events, "default", since) == n
+            assert await aside.call(process_id) not in (os.getpid(), None)
+        await close(aside)
+
+    asyncio.run(story())
+
+
+def test_whoever_goes_away_leaves_the_next_one_its_own_answer(aside, tmp_path):
+    async def story():
+        async with running(tmp_path):
+            for n in (10, 10_000_000):  # the second is cut off in the middle
+                asked = asyncio.ensure_future(aside.call(text, n))
+                while not aside._owed:
+                    await asyncio.sleep(0)
+                if n > 10:
+                    while aside._size is None:
+                        await asyncio.sleep(0)
+                asked.cancel()
+                assert await aside.call(text, 3) == "xxx"
+        await close(aside)
+
+    asyncio.run(story())
+
+
+def test_what_goes_wrong_there_is_raised_here(aside, tmp_path):
+    async def story():
+        async with running(tmp_path):
+            assert await refused(aside.call(fails, ApiError(422, "wrong", "it is wrong", "x"))) == (422, "wrong")
+            with pytest.raises(ZeroDivisionError):
+                await aside.call(fails, ZeroDivisionError())
+            assert await aside.call(text, 2) == "xx"
+        await close(aside)
+
+    asyncio.run(story())
