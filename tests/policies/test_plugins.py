@@ -72,11 +72,12 @@ def test_a_bandit_draws_by_it_and_learns_when_it_says(model):
 
 
 def test_a_replay_takes_it_by_name_step_by_step():
-    small = {"clients": 2, "rounds": 150, "rollouts": 1, "schemes": ["fedres"]}
-    uniform, halves = (
-        bandit("digits", policies=[name], **small)[0]["reward"] for name in ("halves:share=0.1", "halves:share=0.9")
-    )
-    assert halves > uniform + 0.1
+    small = {"clients": 2, "rounds": 60, "rollouts": 1, "schemes": ["fedres"]}
+    given = ["halves:share=0.4", policy("halves", share=0.4), "halves:0.1"]
+    by_name, by_hand, other = bandit("digits", policies=given, **small)
+    assert by_name == by_hand
+    assert (by_name["policy"], other["policy"]) == ("Halves(share=0.4)", "Halves(share=0.1)")
+    assert by_name["reward"] != other["reward"]
 
 
 def test_a_log_values_it_by_name():
