@@ -141,13 +141,15 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
+    parser.add_argument("--kind", default="", help="Only kinds of experiments with this in their names.")
     options: Any = parser.parse_args()
     for part in options.part or PARTS:
         kinds, effect = PARTS[part]
         headings = ("no lift:\nfalse alarms", "worst\nlook", f"lift of {effect:.0%}:\nmissed", "worst\nlook")
         title = f"{part}: {options.experiments} experiments of each kind"
         table = Table("experiment", *headings, "found", "median\nevents", "fixed", title=title)
-        for place, kind in enumerate(track(kinds, part)):
+        wanted = [(place, kind) for place, kind in enumerate(kinds) if options.kind in kind.name]
+        for place, kind in track(wanted, part):
             table.add_row(*row(kind, place, effect, options.experiments, options.seed))
         Console(width=150).print(table)
 

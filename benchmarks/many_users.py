@@ -21,6 +21,7 @@ from service.bench_processes import memory_mb, service
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.opening import Store, open_log
+from service.log.records import TICK, Record
 from service.models.published import Publisher, make_current
 from service.ranking.admin import DEFAULT_LOOP
 
@@ -46,7 +47,8 @@ def fill(path: Path, n_users: int) -> int:
         run = Path(folder)
         make_current(run)
         snapshots = Snapshots(store.beside("-models"))
-        learner = Learner(open_log(store), None, snapshots, Publisher(run, 1), snapshot_seconds=1e9)  # type: ignore[arg-type]
+        log = open_log(store)
+        learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9)  # type: ignore[arg-type]
         learner.open()
         head = learner.loops[DEFAULT_LOOP].head
         found = learner.personal.entry(head.id, "user-0")
@@ -56,6 +58,9 @@ def fill(path: Path, n_users: int) -> int:
             if user % 50_000 == 49_999:
                 learner.saver.flush(learner.loops)
                 print(f"  {user + 1:,} of {n_users:,} users", flush=True)
+        log.append([[Record(DEFAULT_LOOP, TICK)]])  # something new, so that the loop is saved with its users
+        while learner.step_log():
+            pass
         learner.close()
     return len(found[1].to_bytes())
 
@@ -95,6 +100,9 @@ def main() -> None:
             began = time.perf_counter()
             with service(path.parent, n_keys=0) as running:
                 start = time.perf_counter() - began
+                status = running.status()
+                if status["rebuilt"] or status["loops"][DEFAULT_LOOP]["users"] != n_users:
+                    raise RuntimeError("the service did not take over the users' models")
                 p50, p99 = latencies(running.port, n_users)
                 memory = memory_mb(running.roles())
                 published = running.status()["published_bytes"] / 1e6

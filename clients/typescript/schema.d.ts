@@ -247,7 +247,7 @@ export interface Unmatched {
 
 export interface UnmatchedReward {
   event_id: string;
-  time: number;
+  time: string;
   value: number;
   id: string | null;
   status: string;

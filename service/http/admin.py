@@ -49,7 +49,7 @@ class CatalogueChange(Struct, forbid_unknown_fields=True):
 
 class UnmatchedReward(Struct):
     event_id: str
-    time: int  # microseconds since 1970
+    time: str  # as in an export
     value: float
     id: str | None
     status: str  # why it does not count

@@ -25,6 +25,7 @@ from service.models.published import Publisher
 from service.models.views import LearnerView
 
 ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
+TELL_SECONDS = 5.0  # between two lines about a long start
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
@@ -87,12 +88,20 @@ class Learner:
             if self._follows(name):
                 self._open_loop(name, heads[name], saved.get(name))
         try:
-            while self.step_log():
-                pass
+            self._catch_up()
         except StoreUnavailable as error:  # what was learned so far is worth showing
             self._note(error)
         self.publish()
         self.publisher.show()
+
+    def _catch_up(self) -> None:
+        """Learn all that is logged; where that takes long, say how far it is."""
+        due = time.monotonic() + TELL_SECONDS
+        while self.step_log():
+            if time.monotonic() > due:
+                due += TELL_SECONDS
+                n_read, n = sum(self.positions.values()), sum(head.last for head in self.log.heads().values())
+                logging.getLogger(__name__).warning("learning from the log: %s of %s records", f"{n_read:,}", f"{n:,}")
 
     def _open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fedres.checks import Array
@@ -52,7 +53,7 @@ def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
     return [
         {
             "event_id": reward.event_id,
-            "time": reward.time,
+            "time": datetime.fromtimestamp(reward.time / 1e6, UTC).isoformat(timespec="microseconds"),
             "value": reward.value,
             "id": None if reward.reward_id.startswith("=") else reward.reward_id,
             "status": reward.why,

@@ -176,7 +176,7 @@ def test_a_renewed_page_keeps_the_focus_and_recovers_from_an_outage(live, opened
     page.unroute("**/v1/status")
     with page.expect_response("**/v1/status"):
         page.clock.fast_forward(6_000)
-    page.wait_for_function("document.getElementById('status').textContent == ''")
+    playwright.expect(page.locator("#status")).to_have_text("", timeout=30_000)  # the page's policy forbids eval
     assert page.evaluate("document.activeElement.textContent") == "default"
 
 
@@ -290,7 +290,7 @@ def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
                 page.get_by_role("button", name=button).first.click()
             page.get_by_text(f"{n} articles read").wait_for()
         page.locator("#compared li").first.wait_for()
-        page.wait_for_function("document.getElementById('lift').textContent != '…'")
+        playwright.expect(page.locator("#lift")).not_to_have_text("…", timeout=30_000)
         assert page.locator("#front li").count() == page.locator("#compared li").count() == 10
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         live.settle("demo")

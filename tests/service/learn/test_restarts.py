@@ -271,3 +271,18 @@ def test_loops_do_not_disturb_each_other_and_a_deleted_one_begins_anew(tmp_path)
             assert (engine.digest("other"), engine.learner.rebuilt) == (live, 0)
 
     asyncio.run(story())
+
+
+def test_a_long_start_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 30)
+        monkeypatch.setattr("service.learn.learner.BATCH", 10)
+        monkeypatch.setattr("service.learn.learner.TELL_SECONDS", 0.0)
+        for file in tmp_path.glob("store.db-models*"):
+            file.unlink()
+        async with running(tmp_path) as engine:
+            n = len(engine.logged())
+        assert f"learning from the log: 21 of {n} records" in caplog.text
+
+    asyncio.run(story())

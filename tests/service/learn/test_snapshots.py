@@ -93,7 +93,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
 def test_whatever_byte_is_changed_the_damage_is_found_or_does_no_harm(tmp_path):
     path, rng = tmp_path / "models", np.random.default_rng(0)
     snapshots = Snapshots(path)
-    snapshots.write(changes(users=[f"user {k}" for k in range(30)]))
+    snapshots.write(changes(users=[f"user {k}" for k in range(200)]))
     before = contents(snapshots)
     snapshots.close()
     good, n_found = path.read_bytes(), 0

@@ -1,0 +1,68 @@
+"""Take the pictures of the dashboard anew, of a demo that has run for a while.
+
+    fedres serve --demo
+    python docs/screenshots.py http://127.0.0.1:8000
+
+Needs the extra `dev` and Chromium. The newest page of a user is that of the reader with the most decisions of late.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+HERE = Path(__file__).parent
+DESK, PHONE = {"width": 1000, "height": 1330}, {"width": 360, "height": 740}
+
+
+def opened(browser: Browser, url: str, heading: str, size: dict[str, int], theme: str = "light") -> Page:
+    page = browser.new_context(viewport=size, color_scheme=theme).new_page()
+    page.goto(url)
+    page.get_by_role("heading", level=1, name=heading).wait_for(timeout=120_000)  # the first report
+    return page
+
+
+def picture_demo(browser: Browser, url: str) -> None:
+    demo = browser.new_context(viewport={"width": 1000, "height": 900}).new_page()
+    demo.goto(f"{url}/demo")
+    demo.locator("#compared li").first.wait_for()
+    expect(demo.locator("#lift")).not_to_have_text("…")
+    demo.get_by_role("button", name="Read").first.click()
+    demo.get_by_text("1 articles read").wait_for()
+    demo.screenshot(path=HERE / "demo.png")
+
+
+def main(url: str, loop: str = "demo") -> None:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = opened(browser, f"{url}/#/loops/{loop}", f"Loop {loop}", DESK)
+        page.screenshot(path=HERE / "dashboard-loop.png")
+        page.get_by_role("button", name="Value other settings").click()
+        page.get_by_role("button", name="Apply…").first.wait_for(timeout=120_000)
+        page.locator("section", has_text="explored otherwise").screenshot(path=HERE / "dashboard-what-if.png")
+        page.set_viewport_size({"width": 1000, "height": page.evaluate("document.documentElement.scrollHeight")})
+        first, last = (page.locator("h2", has_text=name).locator("..") for name in ("Drift", "Features of the newest"))
+        top, bottom = first.bounding_box(), last.bounding_box()
+        assert top is not None
+        assert bottom is not None
+        height = bottom["y"] + bottom["height"] - top["y"] + 32
+        page.screenshot(
+            path=HERE / "dashboard-more.png", clip={"x": 0, "y": top["y"] - 16, "width": 1000, "height": height}
+        )
+        user = page.request.get(f"{url}/v1/loops/{loop}/events?limit=1").json()["user"]
+        opened(browser, f"{url}/#/loops/{loop}/users/{user}", f"User {user}", PHONE, "dark").screenshot(
+            path=HERE / "dashboard-user.png"
+        )
+        picture_demo(browser, url)
+        browser.close()
+    for picture in [*HERE.glob("dashboard-*.png"), HERE / "demo.png"]:  # half the size, and nobody sees it
+        with Image.open(picture) as taken:
+            taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
