@@ -1,5 +1,6 @@
 # make serve   starts the service, with simulated readers to watch
 # make test    everything CI runs
+# make test-long  the studies that make test leaves out
 # make faults  kills and pauses processes of the service under load, and looks for what is missing
 # make hardening  simulation, power cuts, generated and broken requests, for hours; stop it and it goes on later
 # make dist    sdist and wheel, in dist/; make dist-test installs the wheel with each extra
@@ -10,14 +11,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started: without bytecode each compiles what it imports
 
-.PHONY: serve test check lint kernels faults hardening docs dist dist-test clean
+.PHONY: serve test test-long check lint kernels kernels-service lint-and-kernels faults hardening docs dist dist-test clean
 
 test: check
 
 check: .venv/installed
-	$(MAKE) --no-print-directory -j 2 lint kernels
+	$(MAKE) --no-print-directory -j 2 kernels-service lint-and-kernels
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test-long: kernels
+	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -25,8 +30,14 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-kernels: .venv/installed  # compiled beside the linters, which leave a core free
+kernels: .venv/installed
 	$(BIN)/python -P tests/compile_kernels.py  # -P: tests/bandits is not the package
+
+kernels-service: .venv/installed
+	$(BIN)/python -P tests/compile_kernels.py service
+
+lint-and-kernels: lint  # takes about as long as the kernels of the service, which another core compiles meanwhile
+	$(BIN)/python -P tests/compile_kernels.py experiments
 
 serve: .venv/installed
 	$(BIN)/fedres serve --demo
@@ -39,10 +50,14 @@ hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-docs: .venv/installed  # the site, in docs/_build/html
+.venv/docs-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: .venv/docs-installed  # the site, in docs/_build/html
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 
 dist: .venv/installed  # an sdist and, from it, a wheel, in dist/

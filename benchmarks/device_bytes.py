@@ -55,7 +55,7 @@ class Deal(NamedTuple):
     test_label: np.ndarray
 
 
-def deal(n_devices: int, n_rounds: int, seed: int) -> Deal:
+def deal(n_devices: int, n_rounds: int, seed: int, n_test: int | None = None) -> Deal:
     """Return rows for every round; when a device has seen all of its own they come again in the same order."""
     data = load("digits")
     label = np.where(data.label < 5, 1.0, -1.0)
@@ -63,6 +63,7 @@ def deal(n_devices: int, n_rounds: int, seed: int) -> Deal:
     test, train = np.split(order, [len(order) // TEST_SHARE])
     own = train[: len(train) // n_devices * n_devices].reshape(n_devices, -1)
     rows = own[:, np.arange(n_rounds) % own.shape[1]]
+    test = test[:n_test]
     return Deal(data.features[rows], label[rows], data.features[test], label[test])
 
 
@@ -188,11 +189,12 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=400, help="at most")
     parser.add_argument("--target", type=float, default=0.82, help="accuracy on held-out rows")
+    parser.add_argument("--test-rows", type=int, help="held-out rows to examine with; all unless given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learners", help="comma-separated names of global learners; all unless given")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
-    task = deal(given.devices, given.rounds, given.seed)
+    task = deal(given.devices, given.rounds, given.seed, given.test_rows)
     names = given.learners.split(",") if given.learners else None
     wanted = [case for case in cases(given.devices) if names is None or case.learner in names]
     rows, console = [], Console()

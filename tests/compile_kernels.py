@@ -1,12 +1,17 @@
-"""Compile what most tests call, once: pytest's processes find it in numba's cache, else each would compile it."""
+"""Compile what most tests call, once: pytest's processes find it in numba's cache, else each would compile it.
+
+``compile_kernels.py service`` compiles what the service needs, ``experiments`` the rest; without a word, all.
+"""
 
 import contextlib
 import os
+import sys
 import tempfile
 
 import numpy as np
 
-from bandits import FederatedBandit, rows
+from bandits import FederatedBandit, arms, rows
+from fedres import LinearLearner, Quantizer
 from service.cli import app
 from service.learn.warm_up import warm_up
 
@@ -18,21 +23,44 @@ COMMANDS = [
 ]
 
 
+FORMS = (lambda x: (rows(x), rows(x)), lambda x: (rows(x),), lambda x: (arms(x[0], 2),))  # of actions
+
+
 def decide_and_learn(policy):
-    bandit = FederatedBandit(policy, local_learner="linear", seed=0)
-    for features in np.random.default_rng(0).normal(size=(3, 2, 2)):
-        bandit.reward(bandit.decide("anna", rows(features), rows(features)).id, 1.0)
+    for form in FORMS:
+        bandit = FederatedBandit(policy, local_learner="linear", seed=0)
+        for features in np.random.default_rng(0).normal(size=(3, 2, 2)):
+            bandit.reward(bandit.decide("anna", *form(features)).id, 1.0)
 
 
-def main():
-    warm_up()
+def learn_alone():
+    learner = LinearLearner(2)
+    for features in ([1.0, 0.5], ([0], [1.0])):
+        learner.learn(features, 1.0)
+        learner.correct(features, 0.5)
+        learner.predict(features)
+        learner.score(features)
+
+
+def quantize():
+    quantizer, vector = Quantizer(3, 2), np.array([1.0, 0.5, 0.0])
+    quantizer.decode(quantizer.encode(vector, np.random.default_rng(0)), 3)
+    quantizer.variance(vector)
+
+
+def experiments():
     for policy in ("epsilon-greedy", "linucb"):
         decide_and_learn(policy)
+    learn_alone()
+    quantize()
     with tempfile.TemporaryDirectory() as cache, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         os.environ["XDG_CACHE_HOME"] = cache
         for words in COMMANDS:
             app(words.split(), standalone_mode=False)
 
 
+PARTS = {"service": warm_up, "experiments": experiments}
+
 if __name__ == "__main__":
-    main()
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

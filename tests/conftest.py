@@ -17,8 +17,15 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # for libraries not lo
     os.environ.setdefault(name, "1")
 
 
-def pytest_collection_modifyitems(items):
-    """Put the files with slow tests first: what is left for the end is short, and the processes end together."""
+def pytest_collection_modifyitems(config, items):
+    """Leave out the long tests unless they are asked for with ``-m``, and put the files with slow tests first.
+
+    What is left for the end is short then, and the processes end together.
+    """
+    if "long" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -7,9 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from service.errors import ApiError
 from service.http.strict import LARGE_BYTES
 
 LONGEST_REST = 0.1  # seconds
+MOST_WAITING = 64  # large requests; up to a megabyte of memory each
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -22,14 +24,21 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._turn, self._n_waiting = asyncio.Lock(), 0
 
     def in_turn(self, n_bytes: int, function: Callable[[A], Awaitable[T]], argument: A) -> Awaitable[T]:
         """Call a function; if the request has this many bytes, when it is its turn."""
         return function(argument) if n_bytes <= LARGE_BYTES else self._wait_and_call(function, argument)
 
     async def _wait_and_call(self, function: Callable[[A], Awaitable[T]], argument: A) -> T:
-        await self._turn.acquire()
+        if self._n_waiting == MOST_WAITING:
+            message = f"at most {MOST_WAITING} requests with more than {LARGE_BYTES} bytes may wait for their turn"
+            raise ApiError(503, "too_many_large_requests", f"{message}; try again")
+        self._n_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._n_waiting -= 1
         began = time.thread_time()
         try:
             return await function(argument)

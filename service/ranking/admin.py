@@ -35,7 +35,7 @@ from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
 from service.ranking.exporting import export_lines
 from service.ranking.figures import Question, answer
-from service.ranking.how_personal import MOST_USERS, HowPersonal, how_personal
+from service.ranking.how_personal import MOST_USERS, HowPersonal, Remembered, how_personal
 from service.ranking.pinned import check_new, pin_body, read_pinned
 from service.ranking.quotas import exceeded
 from service.ranking.ranker import ERASE_SECONDS, Machine
@@ -54,6 +54,7 @@ class Admin:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._personal = Remembered()
 
     # loops and settings
 
@@ -281,7 +282,11 @@ class Admin:
         return await self._ask("what-if", loop, settings=list(wanted))
 
     async def how_personal(self, loop: str) -> HowPersonal:
-        """Return how much of the newest decisions' scores is personal."""
+        """Return how much of the newest decisions' scores is personal; whoever asks soon is told the same again."""
+        view = self._machine.loop(loop).view
+        return await self._personal.ask((view.id, view.settings_version), lambda: self._how_personal(loop))
+
+    async def _how_personal(self, loop: str) -> HowPersonal:
         found = await self._ask("taken", loop, most=MOST_USERS)
         return await how_personal(self._machine, loop, msgspec.json.decode(found, type=list[Taken]))
 

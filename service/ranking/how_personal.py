@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
@@ -15,6 +17,7 @@ from service.ranking.series import Taken
 
 MOST_USERS = 100  # whose newest decision is looked at
 PAIRS = 2_000  # of features, for each of them
+SECONDS = 30.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
 
 
 class HowPersonal(msgspec.Struct):
@@ -47,3 +50,24 @@ async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPe
         total += abs(explained.shared) + abs(explained.personal)
     share = own / total if total else None
     return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share)
+
+
+class Remembered:
+    """The newest answers: of many who ask at a time, one makes a ranker work."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[Hashable, tuple[float, HowPersonal]] = {}
+        self._lock = asyncio.Lock()
+
+    async def ask(self, key: Hashable, make: Callable[[], Awaitable[HowPersonal]]) -> HowPersonal:
+        """Return what is remembered of a key, made anew where it is old or was about nothing."""
+        async with self._lock:
+            now = self._clock()
+            self._known = {name: (until, one) for name, (until, one) in self._known.items() if now < until}
+            if key in self._known:
+                return self._known[key][1]
+            found = await make()
+            if found.looked_at:
+                self._known[key] = self._clock() + SECONDS, found
+            return found

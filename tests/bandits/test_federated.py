@@ -1,44 +1,12 @@
-"""The bandit that applications talk to: decisions, rewards in any order, clients who come and go."""
+"""The bandit that applications talk to: decisions, rewards in any order, refusals."""
 
 import numpy as np
 import pytest
+from bandit_play import KINDS, LOCAL, PRIVATE, D, bandit_of, play, problem
 
 from bandits import FederatedBandit, UnknownDecisionError, arms, policy, rows, sparse
-from bandits.actions import none
 from fedres.global_learners import GLOBAL_LEARNERS
 from fedres.policies import POLICIES
-
-D, LOCAL = 3, 2
-KINDS = {
-    "compiled": {"local_learner": "linear"},
-    "readable": {"local_learner": "linear", "uplink_delay": [0, 1, 2, 0], "capacity": 4},
-    "vw": {"local_learner": "vw", "capacity": 4},
-    "least squares": {"policy": "linucb"},
-    "residual-kalman": {"policy": "optimistic-squarecb"},
-}
-PRIVATE = [kind for kind in KINDS if kind != "residual-kalman"]  # those whose personal models may see more
-
-
-def bandit_of(kind, **options):
-    return FederatedBandit(**{"policy": "epsilon-greedy", "seed": 3, **KINDS[kind], **options})
-
-
-def problem(n, seed=0, n_actions=3):
-    """Yield (shared rows, private rows, expected rewards) of n decisions; some actions are better than others."""
-    rng = np.random.default_rng(seed)
-    for _ in range(n):
-        shared, private = rng.normal(size=(n_actions, D)), rng.normal(size=(n_actions, LOCAL))
-        yield shared, private, 1 / (1 + np.exp(-2 * shared[:, 0] - private[:, 0]))
-
-
-def play(bandit, n, seed=0, clients=("anna", "bob")):
-    """Let clients decide in turn, rewarded at once; return the decisions as plain tuples."""
-    rng, made = np.random.default_rng([seed, 1]), []
-    for k, (shared, private, expected) in enumerate(problem(n, seed)):
-        decision = bandit.decide(clients[k % len(clients)], rows(shared), rows(private))
-        made.append((decision.action, decision.probability, tuple(decision.scores)))
-        bandit.reward(decision.id, float(rng.random() < expected[decision.action]))
-    return made
 
 
 def reference(chosen, decision, n, learned):
@@ -295,106 +263,6 @@ def test_a_reward_for_an_unknown_decision_has_an_error_of_its_own():
         bandit_of("compiled").reward(0, 1.0)
 
 
-@pytest.mark.parametrize("kind", ["readable", "vw"])
-def test_more_clients_than_seats_are_refused_and_nobody_else_notices(kind):
-    with bandit_of(kind) as bandit, bandit_of(kind) as twin:
-        for b in (bandit, twin):
-            play(b, 8, clients="abcd")
-        with pytest.raises(ValueError, match="capacity must be at least the number of clients, got 4"):
-            bandit.decide("e", *map(rows, next(problem(1))[:2]))
-        assert bandit.clients == ["a", "b", "c", "d"]
-        assert play(bandit, 12, seed=1, clients="abcd") == play(twin, 12, seed=1, clients="abcd")
-
-
-@pytest.mark.parametrize("kind", PRIVATE)
-def test_a_client_that_leaves_and_comes_back_starts_empty(kind):
-    with bandit_of(kind, scheme="independent") as bandit:
-        play(bandit, 60)
-        probe = list(map(rows, next(problem(1, seed=5))[:2]))
-        assert bandit.decide("anna", *probe).scores.any()
-        bandit.leave("anna")
-        assert bandit.clients == ["bob"]
-        stranger, back = bandit.decide("cleo", *probe), bandit.decide("anna", *probe)
-        assert stranger.scores.tolist() == back.scores.tolist()
-        assert len(set(stranger.scores.round(12))) == 1 or kind == "least squares"
-
-
-def assert_nothing_is_handed_on(bandit):
-    """Whoever takes the place of a client that left scores as somebody in a new place, and goes on to do so."""
-    play(bandit, 40)
-    bandit.leave("anna")
-    spread = 0.0
-    for t, (shared, private, expected) in enumerate(problem(12, seed=5)):
-        others = {0, 1, 2} - {t % 3}  # so that both take the same action
-        used, new = (bandit.decide(who, rows(shared), rows(private), exclude=others) for who in ("cleo", "dora"))
-        assert used.scores == pytest.approx(new.scores, abs=1e-9)
-        bandit.rewards((decision.id, expected[decision.action]) for decision in (used, new))
-        spread += np.ptp(used.scores)
-    assert spread > 1
-
-
-@pytest.mark.parametrize("kind", PRIVATE)
-def test_a_used_place_hands_nothing_on(kind):
-    with bandit_of(kind) as bandit:
-        assert_nothing_is_handed_on(bandit)
-
-
-@pytest.mark.parametrize("name", list(GLOBAL_LEARNERS))
-def test_no_global_learner_hands_a_used_place_on(name):
-    hyperparameters = {"fedomd": {"sync": 50}, "fedsea": {"period": 50}}.get(name, {})
-    options = {"global_learner": name, "local_learner": "linear", "capacity": 4, "hyperparameters": hyperparameters}
-    with FederatedBandit("epsilon-greedy", **options) as bandit:
-        assert_nothing_is_handed_on(bandit)
-
-
-def test_a_used_place_counts_decisions_from_one():
-    bandit = FederatedBandit("explore-every", epsilon=0.2, local_learner="linear")
-    for _ in range(3):
-        bandit.decide("anna", arms([1.0], 2))
-    bandit.leave("anna")
-    for _ in range(5):
-        assert bandit.model_version == 0
-        bandit.reward(bandit.decide("cleo", arms([1.0], 2)).id, 1.0)
-    bandit.end_round()
-    assert bandit.model_version == 1
-
-
-@pytest.mark.parametrize("kind", PRIVATE)
-def test_a_reward_for_a_client_that_left_is_taken_and_not_learned(kind):
-    with bandit_of(kind) as bandit, bandit_of(kind) as twin:
-        for b in (bandit, twin):
-            play(b, 20)
-        probe = list(map(rows, next(problem(1, seed=5))[:2]))
-        late, _ = (b.decide("anna", *probe).id for b in (bandit, twin))
-        for b in (bandit, twin):
-            b.leave("anna")
-            b.decide("cleo", *probe)
-        bandit.reward(late, 1.0)
-        assert play(bandit, 12, seed=1, clients=("bob", "cleo")) == play(twin, 12, seed=1, clients=("bob", "cleo"))
-
-
-def test_a_new_client_changes_nobody_elses_draws():
-    alone, crowd = (FederatedBandit("epsilon-greedy", epsilon=1.0, local_learner="linear", seed=5) for _ in range(2))
-    rng = np.random.default_rng(0)
-    for t in range(100):
-        actions = arms(rng.normal(size=D), 5)
-        if t >= 10:
-            crowd.decide(f"new {t % 7}", actions)
-        for client in ("anna", "bob"):
-            assert alone.decide(client, actions).action == crowd.decide(client, actions).action
-
-
-def test_seeds_and_clients_draw_differently():
-    def drawn(seed, client):
-        bandit = FederatedBandit("epsilon-greedy", epsilon=1.0, local_learner="linear", seed=seed)
-        for other in range(client):
-            bandit.decide(other, none(4))
-        return [bandit.decide("anna", none(4)).action for _ in range(40)]
-
-    assert drawn(1, 0) == drawn(1, 0)
-    assert len({tuple(drawn(seed, client)) for seed in range(3) for client in range(3)}) == 9
-
-
 def test_only_so_many_decisions_wait_for_their_reward():
     bandit = bandit_of("compiled", max_waiting=3)
     made = [bandit.decide("anna", arms([1.0], 2)).id for _ in range(5)]
@@ -431,13 +299,6 @@ def test_only_so_many_decisions_wait_for_their_reward():
 def test_bad_settings_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         FederatedBandit(**options)
-
-
-def test_with_the_defaults_any_number_of_clients_may_join():
-    bandit = FederatedBandit()
-    for client in range(250):
-        bandit.reward(bandit.decide(client, arms([1.0, 0.5], 3)).id, 1.0)
-    assert len(bandit.clients) == 250
 
 
 @pytest.mark.parametrize("local_learner", ["linear", "vw"])

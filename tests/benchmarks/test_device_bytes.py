@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_bytes_on_the_wire_are_counted_and_learners_reach_the_target(tmp_path):
     out = tmp_path / "bytes.json"
     size = ["--devices", "2", "--rounds", "20", "--target", "0.6", "--learners", "fedres-adagrad,fedogd"]
+    size += ["--test-rows", "60"]  # each is a request
     subprocess.run([sys.executable, BENCHMARKS / "device_bytes.py", *size, "--json", out], check=True)
     one, tenth, gradients = json.loads(out.read_text())
     for row in (one, tenth, gradients):

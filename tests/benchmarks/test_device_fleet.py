@@ -10,11 +10,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_devices_over_http_do_as_the_simulation(tmp_path):
     out = tmp_path / "fleet.json"
-    size = ["--devices", "3", "--rounds", "40", "--kills", "2", "--latency", "0.3", "--loss", "0.2", "--runs", "1"]
+    size = ["--devices", "2", "--rounds", "40", "--kills", "1", "--latency", "0.3", "--loss", "0.2", "--runs", "1"]
     size += ["--round-seconds", "0.1"]
     subprocess.run([sys.executable, BENCHMARKS / "device_fleet.py", *size, "--json", out], check=True)
     figures = json.loads(out.read_text())
-    assert abs(figures["real - simulated"]["mean"]) < 0.01  # of 300 test rows one or two, where rounding decides
+    assert abs(figures["real - simulated"]["mean"]) < 0.01  # of 200 test rows one, where rounding decides
     assert figures["local predictions differ by"] < 1e-3
     assert figures["delay in rounds"]["max"] > 0
-    assert figures["killed"] == 2
+    assert figures["killed"] == 1

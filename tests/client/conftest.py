@@ -1,6 +1,7 @@
 """A real service for devices to talk to; lets the tests of this folder import the network beside them."""
 
 import functools
+import itertools
 import sys
 from pathlib import Path
 
@@ -22,3 +23,14 @@ def live(tmp_path_factory):
     """A service that the tests of a file share, each with a loop or a client of its own."""
     with run_service(tmp_path_factory.mktemp("service"), model="adagrad") as running:
         yield running
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def loop(live):
+    """A loop of the test's own."""
+    name = f"loop-{next(_numbers)}"
+    live.make_loop(name, model="adagrad", update_interval=0.001)
+    return name

@@ -27,6 +27,7 @@ HEADS = {
     "dynfed-1c": ["mu", "c_variance", "q_variance", "iteration"],
     "dynfed-1d": ["mu", "c_variance", "q_variance", "iteration"],
 }
+SHORT = ("fedomd-1-left", "fedsea-speedup", "fedres-6", "fedres-7", "dynfed-1b")  # of each algorithm one
 NOT_REPRODUCED = {"fedres-6": [1], "dynfed-1b": [1]}  # a step of 1 diverges; the best μ is not 0.1
 
 
@@ -44,7 +45,7 @@ def made(tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="module", params=HEADS)
+@pytest.fixture(scope="module", params=[pytest.param(x, marks=() if x in SHORT else pytest.mark.long) for x in HEADS])
 def name(request):
     """Return a figure's name; what is tested of one figure comes together, and so to one process that makes it."""
     return request.param
@@ -77,10 +78,10 @@ def test_claims_are_judged_as_theory_has_it(made, name):
 
 
 @pytest.mark.slow
-def test_every_regret_of_fedomd_at_the_first_round_is_of_one_and_the_same_model(made):
+@pytest.mark.parametrize("figure", ["fedomd-1-left", pytest.param("fedomd-1-right", marks=pytest.mark.long)])
+def test_every_regret_of_fedomd_at_the_first_round_is_of_one_and_the_same_model(made, figure):
     """Nobody has averaged yet: τ and K make no difference."""
-    for name in ("fedomd-1-left", "fedomd-1-right"):
-        assert np.ptp(column(made(name)[1], "mean", rounds="1")) == 0
+    assert np.ptp(column(made(figure)[1], "mean", rounds="1")) == 0
 
 
 @pytest.mark.slow

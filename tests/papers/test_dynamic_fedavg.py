@@ -79,8 +79,11 @@ CASES = {
 }
 
 
+SHORT = ("L of K clients with minimisers of their own", "three epochs")  # they have all that is in the others
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(x, marks=() if x in SHORT else pytest.mark.long) for x in CASES])
 def test_the_steady_deviation_on_quadratic_risks_is_the_exact_one(case):
     settings = {"participants": L, "batch": 2, "epochs": 1, **CASES[case]}
     rng = np.random.default_rng(0)
@@ -144,7 +147,7 @@ def test_in_one_dimension_the_risk_is_half_the_squared_loss_of_a_constant_featur
     assert linear.server.weights == pytest.approx(distance.server.weights, abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_step_chosen_for_drift_and_noise_beats_a_third_and_three_times_it():
     rng = np.random.default_rng(5)
     offsets, variances, drift = centres(rng, 2.0), np.ones(K), 0.02

@@ -79,7 +79,7 @@ def test_regret_grows_with_the_logarithm_of_time_at_the_rate_of_theory():
     assert curve[-1] == pytest.approx(22.3, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `test_reproduce_theory` has this half of the figure, with shorter runs
 def test_regret_increases_with_the_period_and_stays_under_its_bound():
     """Left half of figure 1, on the same losses for every τ."""
     final = {tau: regrets(tau)[:, -1].mean() for tau in (1, 10, 50)}
@@ -92,7 +92,7 @@ def test_regret_increases_with_the_period_and_stays_under_its_bound():
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_regret_increases_as_fewer_clients_are_averaged():
     """Right half of figure 1: τ = 20 with only K of 20 clients in each average."""
     everybody, one = regrets(20), regrets(20, 1)

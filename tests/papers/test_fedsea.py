@@ -53,14 +53,14 @@ def test_problems_side_by_side_are_each_what_they_are_alone():
         assert found[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `test_reproduce_theory` has these three, with shorter runs
 def test_regret_falls_with_the_root_of_the_number_of_clients_while_nothing_drifts():
     clients = np.array([1, 2, 4, 8, 16, 32])
     curve = np.array([mean_regret(m, 1, 0.0) for m in clients])
     assert regret.log_log_slope(clients, curve)[0] == pytest.approx(-0.5, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_temporal_variation_takes_the_speed_up_away():
     """K̄² = 18."""
     clients = np.array([1, 4, 16, 32])
@@ -68,7 +68,7 @@ def test_temporal_variation_takes_the_speed_up_away():
     assert -0.1 < regret.log_log_slope(clients, curve)[0] < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rare_averages_take_the_speed_up_away_beyond_a_few_clients():
     """τ = 5: from 8 to 32 clients little is gained, and at 64 more than half of the regret is not there at τ = 1."""
     few, many, most = (mean_regret(m, 5, 0.0) for m in (8, 32, 64))

@@ -117,7 +117,7 @@ def test_digits_at_one_percent_of_the_bits_lose_little_accuracy():
     assert_one_percent_of_the_bits(bits, model, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mnist_at_one_percent_of_the_bits_loses_little_accuracy():
     features, label = stored("mnist", 784)
     features = with_constant(features)

@@ -181,3 +181,14 @@ async def running(folder, **options):
         yield engine
     finally:
         await engine.close()
+
+
+def tell(folder, story, **options):
+    """Run an async function of an engine, on the store in a folder, and of the clock that it goes by."""
+
+    async def run():
+        clock = Clock()
+        async with running(folder, clock=clock, **options) as engine:
+            await story(engine, clock)
+
+    asyncio.run(run())

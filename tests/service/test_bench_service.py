@@ -207,22 +207,19 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
 
 
 def test_one_run_measures_the_real_service_beside_the_bare_application():
-    workloads = [bench.SUSTAINED, bench.WORKLOADS[2]]
-    rows = bench.measure(workloads=workloads, rounds=1, seconds=1.0, warm_up=0.3, n_connections=4)
-    assert [row["what"] for row in rows] == ["bare ASGI", "sustained by id", "burst of ranks by id"]
-    bare, sustained, burst = json.loads(json.dumps(rows))
+    rows = bench.measure(workloads=[bench.SUSTAINED], rounds=1, seconds=0.4, warm_up=0.1, n_connections=4)
+    assert [row["what"] for row in rows] == ["bare ASGI", "sustained by id"]
+    bare, sustained = json.loads(json.dumps(rows))
     assert bare["throughput_ratio"] == bare["p99_ratio"] == 1
-    assert [row["failures"] for row in rows] == [0, 0, 0]
+    assert [row["failures"] for row in rows] == [0, 0]
     assert 0 <= sustained["ranks"] - sustained["rewards"] <= 4
-    assert burst["rewards"] == 0
     assert sustained["catch_up_seconds"] >= 0
     assert set(bare["cpu"]) == {"bare"}
-    for row in (sustained, burst):
-        assert set(row["cpu"]) == {"supervisor", "log", "learner", "ranker"}
-        assert set(row["cpu"]) <= set(row["memory_after"])
-        assert row["commit_ms"] > 0
-        assert 0 < row["p50"] <= row["p99"]
-        assert row["throughput_ratio"] == row["per_second"] / bare["per_second"]
+    assert set(sustained["cpu"]) == {"supervisor", "log", "learner", "ranker"}
+    assert set(sustained["cpu"]) <= set(sustained["memory_after"])
+    assert sustained["commit_ms"] > 0
+    assert 0 < sustained["p50"] <= sustained["p99"]
+    assert sustained["throughput_ratio"] == sustained["per_second"] / bare["per_second"]
 
 
 def test_a_soak_samples_the_real_service_below_its_limit():

@@ -117,8 +117,10 @@ def held(draw, truth, **options):
     return value, difference
 
 
-@pytest.mark.parametrize("rate", [0.004, 0.014, 0.2])
-@pytest.mark.parametrize("of_b", [0.5, 0.1])
+LONG = [pytest.param(*cell, marks=pytest.mark.long) for cell in ((0.004, 0.5), (0.014, 0.5), (0.014, 0.1), (0.2, 0.1))]
+
+
+@pytest.mark.parametrize(("rate", "of_b"), [(0.004, 0.1), (0.2, 0.5), *LONG])
 def test_95_percent_intervals_hold_the_truth_where_clicks_are_rare(rate, of_b):
     def draw(rng):
         chosen = rng.random(300) < of_b

@@ -3,7 +3,10 @@
 import asyncio
 from contextlib import suppress
 
-from service.http.lane import LARGE_BYTES, Lane
+import pytest
+
+from service.errors import ApiError
+from service.http.lane import LARGE_BYTES, MOST_WAITING, Lane
 
 
 class Endpoint:
@@ -32,6 +35,20 @@ def test_large_requests_take_turns_and_small_ones_do_not_wait():
         assert endpoint.begun == ["large", "small"]
         endpoint.may_end.set()
         assert await asyncio.gather(*tasks) == ["large", "next", "small"]
+
+    asyncio.run(story())
+
+
+def test_those_that_wait_are_bounded():
+    async def story():
+        lane, endpoint = Lane(), Endpoint()
+        tasks = [asyncio.ensure_future(lane.in_turn(LARGE_BYTES + 1, endpoint, k)) for k in range(1 + MOST_WAITING)]
+        await turns()
+        with pytest.raises(ApiError, match="at most 64 requests") as refused:
+            await lane.in_turn(LARGE_BYTES + 1, endpoint, "one too many")
+        assert refused.value.status == 503
+        endpoint.may_end.set()
+        assert await asyncio.gather(*tasks) == [*range(1 + MOST_WAITING)]
 
     asyncio.run(story())
 

@@ -81,7 +81,7 @@ def test_nothing_of_an_erased_user_is_left_in_any_file(tmp_path, seed):
                     await engine.erase_user("default", person.user)
                 await live(engine, [Person(rng) for _ in range(10)], rng)  # pages are split, merged and written again
                 assert left_of(some, *folders) == set()
-            assert {file for file, _ in left_of(people[12:], *folders)} >= {"store.db"}
+            assert {file for file, _ in left_of(people[12:15], *folders)} >= {"store.db"}  # what is there is found
             with closing(sqlite3.connect(tmp_path / "store.db")) as db:
                 assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert engine.digest() == engine.rebuilt()

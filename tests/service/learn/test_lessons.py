@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from machine import Clock, running
+from machine import Clock, running, tell
 from playing import refused, request
 
 from service.log.records import RANK, TICK, read_decision
@@ -41,40 +41,38 @@ class Readers:
         await self.engine.settle()
 
 
+def tell_with_readers(folder, story):
+    tell(folder, lambda engine, clock: story(engine, clock, Readers(engine, clock)))
+
+
 def patience_of(engine):
     return [read_decision(entry.example).patience for entry in engine.logged() if entry.kind == RANK]
 
 
 def test_what_is_clicked_most_is_found_within_seconds(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            readers = Readers(engine, clock)
-            await readers.come(300)
-            assert engine.view().settings.wait_time == 600
-            assert engine.view().statistics.low == 0
-            assert readers.shown[-100:].count("a2") > 80
-            after = await engine.rank("default", request("u1", {"hour": 1}))
-            assert (after.ranking[0].id, after.ranking[0].probability > 0.9) == ("a2", True)
-            logged = patience_of(engine)
-            first = next(k for k, patience in enumerate(logged) if patience is not None)
-            assert first >= 8
-            assert set(logged[first:]) == {SECOND}  # five times 0.2 s
-            assert engine.digest() == engine.rebuilt()
+    async def story(engine, _, readers):
+        await readers.come(300)
+        assert engine.view().settings.wait_time == 600
+        assert engine.view().statistics.low == 0
+        assert readers.shown[-100:].count("a2") > 80
+        after = await engine.rank("default", request("u1", {"hour": 1}))
+        assert (after.ranking[0].id, after.ranking[0].probability > 0.9) == ("a2", True)
+        logged = patience_of(engine)
+        first = next(k for k, patience in enumerate(logged) if patience is not None)
+        assert first >= 8
+        assert set(logged[first:]) == {SECOND}  # five times 0.2 s
+        assert engine.digest() == engine.rebuilt()
 
-    asyncio.run(story())
+    tell_with_readers(tmp_path, story)
 
 
 def test_where_failures_are_told_events_are_learned_when_they_are_told(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            readers = Readers(engine, clock)
-            await readers.come(60, tell_failures=True)
-            assert set(patience_of(engine)) == {None}
-            assert engine.machine.loop("default").n_learned == 58
+    async def story(engine, _, readers):
+        await readers.come(60, tell_failures=True)
+        assert set(patience_of(engine)) == {None}
+        assert engine.machine.loop("default").n_learned == 58
 
-    asyncio.run(story())
+    tell_with_readers(tmp_path, story)
 
 
 @pytest.mark.parametrize(
@@ -91,33 +89,30 @@ def test_loops_that_settle_otherwise_have_no_patience(tmp_path, settings):
 
 
 def test_a_click_after_that_counts_and_is_not_learned_from(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            readers = Readers(engine, clock)
-            await readers.come(100)
-            await readers.come_for_the_last_time()
-            clock.pass_seconds(10)
-            await engine.settle()
-            assert engine.logged()[-1].kind == TICK  # nothing else said that a second was over
-            before, view, digest = engine.machine.loop("default").n_learned, engine.view(), engine.digest()
-            assert before == view.n_assumed + view.statistics.rewarded
-            assert view.n_waiting > view.n_assumed > 30  # the first ones have no patience
-            silent = next(iter(engine.learner.loops["default"].lessons.assumed))
-            await engine.reward("default", silent, 1.0)
-            await engine.settle()
-            after = engine.view()
-            assert after.statistics.rewarded == view.statistics.rewarded + 1
-            assert (after.n_assumed, after.n_waiting) == (view.n_assumed - 1, view.n_waiting - 1)
-            assert (engine.machine.loop("default").n_learned, engine.digest()) == (before, digest)
-            clock.pass_seconds(700)
-            await engine.settle()
-            ended = engine.view()
-            assert (ended.n_assumed, ended.statistics.settled) == (0, 100)
-            assert engine.machine.loop("default").n_learned == 100
-            assert engine.digest() == engine.rebuilt()
+    async def story(engine, clock, readers):
+        await readers.come(100)
+        await readers.come_for_the_last_time()
+        clock.pass_seconds(10)
+        await engine.settle()
+        assert engine.logged()[-1].kind == TICK  # nothing else said that a second was over
+        before, view, digest = engine.machine.loop("default").n_learned, engine.view(), engine.digest()
+        assert before == view.n_assumed + view.statistics.rewarded
+        assert view.n_waiting > view.n_assumed > 30  # the first ones have no patience
+        silent = next(iter(engine.learner.loops["default"].lessons.assumed))
+        await engine.reward("default", silent, 1.0)
+        await engine.settle()
+        after = engine.view()
+        assert after.statistics.rewarded == view.statistics.rewarded + 1
+        assert (after.n_assumed, after.n_waiting) == (view.n_assumed - 1, view.n_waiting - 1)
+        assert (engine.machine.loop("default").n_learned, engine.digest()) == (before, digest)
+        clock.pass_seconds(700)
+        await engine.settle()
+        ended = engine.view()
+        assert (ended.n_assumed, ended.statistics.settled) == (0, 100)
+        assert engine.machine.loop("default").n_learned == 100
+        assert engine.digest() == engine.rebuilt()
 
-    asyncio.run(story())
+    tell_with_readers(tmp_path, story)
 
 
 def test_models_are_those_of_the_log_wherever_it_was_restarted(tmp_path):
@@ -141,20 +136,17 @@ def test_models_are_those_of_the_log_wherever_it_was_restarted(tmp_path):
 
 
 def test_nothing_is_learned_of_a_user_who_was_erased_in_the_meantime(tmp_path):
-    async def story():
-        clock = Clock()
-        async with running(tmp_path, clock=clock) as engine:
-            readers = Readers(engine, clock)
-            await readers.come(100)
-            await engine.rank("default", request("erased", {"hour": 1}, event_id="last"))
-            await engine.erase_user("default", "erased")
-            clock.pass_seconds(10)
-            await engine.settle()
-            assert "last" not in engine.learner.loops["default"].lessons.assumed
-            assert await refused(missing(engine)) == (404, "unknown_user")
-            assert engine.digest() == engine.rebuilt()
+    async def story(engine, clock, readers):
+        await readers.come(100)
+        await engine.rank("default", request("erased", {"hour": 1}, event_id="last"))
+        await engine.erase_user("default", "erased")
+        clock.pass_seconds(10)
+        await engine.settle()
+        assert "last" not in engine.learner.loops["default"].lessons.assumed
+        assert await refused(missing(engine)) == (404, "unknown_user")
+        assert engine.digest() == engine.rebuilt()
 
-    asyncio.run(story())
+    tell_with_readers(tmp_path, story)
 
 
 async def missing(engine):

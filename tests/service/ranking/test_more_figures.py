@@ -12,6 +12,7 @@ from service.log.opening import Store
 from service.ranking.aside import ProcessAside
 from service.ranking.drift import drift_of
 from service.ranking.figures import Question, Reporter, answer
+from service.ranking.how_personal import HowPersonal, Remembered
 from service.ranking.loop_report import LoopReport
 from service.ranking.requests import Action, RankRequest
 from service.ranking.series import Finished
@@ -218,3 +219,26 @@ def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatc
             assert await refused(reports.call(*question)) == (503, "report_timeout")
 
     asyncio.run(story())
+
+
+def test_of_many_who_ask_how_personal_a_loop_is_one_makes_a_ranker_work():
+    now, made = [0.0], []
+
+    async def make():
+        made.append(now[0])
+        await asyncio.sleep(0)
+        return HowPersonal(users_with_model=1, looked_at=len(made) - 1, with_model=1, share=0.5)
+
+    async def story():
+        answers = Remembered(lambda: now[0])
+        await answers.ask("shop", make)  # about no decision, so not remembered
+        several = await asyncio.gather(*(answers.ask("shop", make) for _ in range(10)))
+        assert [one.looked_at for one in several] == [1] * 10
+        await answers.ask("news", make)
+        now[0] = 29.9
+        await answers.ask("shop", make)
+        now[0] = 30.1
+        await answers.ask("shop", make)
+
+    asyncio.run(story())
+    assert made == [0.0, 0.0, 0.0, 30.1]

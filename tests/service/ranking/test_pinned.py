@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from machine import Clock, running
+from machine import Clock, running, tell
 from playing import raw, refused, request
 
 from service.ranking.choosing import _choose_all, _choose_kalman
@@ -77,45 +77,39 @@ def test_a_pinned_model_decides_as_it_did_when_it_was_pinned_after_learning_rest
 
 
 def test_a_model_is_pinned_once_for_each_experiment_and_unknown_ones_are_refused(tmp_path):
-    clock = Clock()
+    async def story(engine, clock):
+        await taught(engine, clock, "a1", 20)
+        await engine.patch_settings("default", {"control": PINNED})
+        first = engine.settings("default")[1].control
+        assert [entry.position for entry in engine.logged() if entry.kind == "pin"] == [first.pinned]
+        await engine.patch_settings("default", {"wait_time": 60.0})
+        assert engine.settings("default")[1].control == first  # the same experiment
+        await engine.patch_settings("default", {"control": {**PINNED, "experiment": "next"}})
+        second = engine.settings("default")[1].control.pinned
+        assert second > first.pinned
+        await engine.patch_settings("default", {"control": {**PINNED, "pinned": first.pinned}})
+        assert engine.settings("default")[1].control == first
+        for wrong in ({**PINNED, "pinned": second + 1}, {**PINNED, "pinned": 1}, {"share": 0.1, "pinned": second}):
+            assert (await refused(engine.patch_settings("default", {"control": wrong})))[0] == 422
+        assert (await refused(engine.create_loop("new", {"control": PINNED})))[0] == 422
+        assert [entry.kind for entry in engine.logged()].count("pin") == 2
 
-    async def story():
-        async with running(tmp_path, clock=clock) as engine:
-            await taught(engine, clock, "a1", 20)
-            await engine.patch_settings("default", {"control": PINNED})
-            first = engine.settings("default")[1].control
-            assert [entry.position for entry in engine.logged() if entry.kind == "pin"] == [first.pinned]
-            await engine.patch_settings("default", {"wait_time": 60.0})
-            assert engine.settings("default")[1].control == first  # the same experiment
-            await engine.patch_settings("default", {"control": {**PINNED, "experiment": "next"}})
-            second = engine.settings("default")[1].control.pinned
-            assert second > first.pinned
-            await engine.patch_settings("default", {"control": {**PINNED, "pinned": first.pinned}})
-            assert engine.settings("default")[1].control == first
-            for wrong in ({**PINNED, "pinned": second + 1}, {**PINNED, "pinned": 1}, {"share": 0.1, "pinned": second}):
-                assert (await refused(engine.patch_settings("default", {"control": wrong})))[0] == 422
-            assert (await refused(engine.create_loop("new", {"control": PINNED})))[0] == 422
-            assert [entry.kind for entry in engine.logged()].count("pin") == 2
-
-    asyncio.run(story())
+    tell(tmp_path, story)
 
 
 def test_requests_that_cannot_have_the_pinned_model_fail_and_later_ones_try_again(tmp_path):
-    clock = Clock()
+    async def story(engine, clock):
+        await taught(engine, clock, "a1", 20)
+        await engine.patch_settings("default", {"control": PINNED})
+        machine, look_up = engine.machine, engine.machine.look_up
 
-    async def story():
-        async with running(tmp_path, clock=clock) as engine:
-            await taught(engine, clock, "a1", 20)
-            await engine.patch_settings("default", {"control": PINNED})
-            machine, look_up = engine.machine, engine.machine.look_up
+        async def broken(function):
+            raise RuntimeError("planted")
 
-            async def broken(function):
-                raise RuntimeError("planted")
+        machine.look_up = broken
+        with pytest.raises(RuntimeError):
+            await engine.rank("default", RankRequest(user="u", actions=[Action("a", raw({}))]))
+        machine.look_up = look_up
+        assert (await engine.rank("default", request(user="u"))).arm in ("control", "treatment")
 
-            machine.look_up = broken
-            with pytest.raises(RuntimeError):
-                await engine.rank("default", RankRequest(user="u", actions=[Action("a", raw({}))]))
-            machine.look_up = look_up
-            assert (await engine.rank("default", request(user="u"))).arm in ("control", "treatment")
-
-    asyncio.run(story())
+    tell(tmp_path, story)
