@@ -16,7 +16,8 @@ from fedres.decisions.kalman_state import CORE, LOG_DRIFT, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
-from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
+from fedres.policies import OptimisticSquareCB
+from fedres.policies.kernels import explore, pick
 
 TOLERANCE = 1e-6  # personal and tail weights are rounded to 32 bits: sums in another order may fall to either side
 
@@ -256,11 +257,10 @@ def test_drift_is_that_of_the_readable_twin():
 def decide_in(world, drifts):
     """Decide as loops do; return the model, and the share of right decisions among the last 500."""
     model, found, rng = ResidualKalman(), [], np.random.default_rng(1)
-    allowed, chances = np.ones(4, np.bool_), np.empty(4)
+    allowed, chances, rule = np.ones(4, np.bool_), np.empty(4), OptimisticSquareCB().rule((0.0, 1.0))
     for context, actions, right in world:
         expected = model.predict(request_of(context, actions))
-        gamma = GREED * model.learned**0.5
-        optimistic_squarecb(expected.means, expected.widths, allowed, 0.0, gamma, FLOOR, chances)
+        explore(rule, 0, model.learned, expected.means, expected.widths, allowed, chances)
         taken = pick(chances, rng.random())
         learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
         found.append(taken == right)
