@@ -14,22 +14,34 @@ if TYPE_CHECKING:
     from bandits.decisions import Decision, UnknownDecisionError
     from bandits.evaluation.compare import evaluate
     from bandits.federated import FederatedBandit
-    from bandits.policies import EpsilonGreedy, ExploreEvery, LinUCB, SquareCB, policy
+    from fedres.policies import (
+        EpsilonGreedy,
+        ExploreEvery,
+        Greedy,
+        LinUCB,
+        OptimisticSquareCB,
+        Softmax,
+        SquareCB,
+        policy,
+    )
 
 _HOME = {
-    "Actions": "actions",
-    "arms": "actions",
-    "rows": "actions",
-    "sparse": "actions",
-    "Decision": "decisions",
-    "UnknownDecisionError": "decisions",
-    "FederatedBandit": "federated",
-    "evaluate": "evaluation.compare",
-    "EpsilonGreedy": "policies",
-    "ExploreEvery": "policies",
-    "LinUCB": "policies",
-    "SquareCB": "policies",
-    "policy": "policies",
+    "Actions": "bandits.actions",
+    "arms": "bandits.actions",
+    "rows": "bandits.actions",
+    "sparse": "bandits.actions",
+    "Decision": "bandits.decisions",
+    "UnknownDecisionError": "bandits.decisions",
+    "FederatedBandit": "bandits.federated",
+    "evaluate": "bandits.evaluation.compare",
+    "EpsilonGreedy": "fedres.policies",
+    "ExploreEvery": "fedres.policies",
+    "Greedy": "fedres.policies",
+    "LinUCB": "fedres.policies",
+    "OptimisticSquareCB": "fedres.policies",
+    "Softmax": "fedres.policies",
+    "SquareCB": "fedres.policies",
+    "policy": "fedres.policies",
 }
 
 __all__ = [
@@ -38,7 +50,10 @@ __all__ = [
     "EpsilonGreedy",
     "ExploreEvery",
     "FederatedBandit",
+    "Greedy",
     "LinUCB",
+    "OptimisticSquareCB",
+    "Softmax",
     "SquareCB",
     "UnknownDecisionError",
     "arms",
@@ -53,4 +68,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: numba and VW take longer to import than most scripts run."""
     if name not in _HOME:
         raise AttributeError(f"module 'bandits' has no attribute {name!r}")
-    return getattr(import_module(f"bandits.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)

@@ -15,8 +15,9 @@ class Decision(NamedTuple):
     id: int
     action: int
     probability: float
-    scores: Array  # of all actions, what they were ranked by
+    scores: Array  # of all actions, the rewards expected of them
     model_version: int
+    widths: Array | None = None  # the standard deviations of these, where the model knows any
 
 
 @dataclass(slots=True, eq=False)

@@ -12,12 +12,12 @@ import numpy as np
 from bandits.actions import Actions, as_actions
 from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
 from bandits.models.choose import Choice
-from bandits.models.protocol import SCHEMES, Model, Sample
-from bandits.policies import Policy
-from bandits.policies import policy as make_policy
+from bandits.models.protocol import SCHEMES, Model, Sample, decide_by
 from fedres import checks
 from fedres.checks import Array
-from fedres.exploration import check_seed
+from fedres.policies import Compiled, Policy
+from fedres.policies import policy as make_policy
+from fedres.policies.kernels import check_seed
 
 Layout = tuple[int, int, int, int]  # weights and stride of the shared actions, and of the private ones
 
@@ -35,20 +35,23 @@ class FederatedBandit:
     A round is over once a client decides for a second time: then the models learn from the rewards that came in, one
     a client and round, and messages move on. ``end_round`` does it by hand.
 
-    ``shared`` features of a decision go to the shared model and, where no ``private`` ones are given, to the personal
-    model too. ``scheme`` is "fedres", or one of its baselines: "independent" (each client alone) and "central" (one
-    model for all). ``global_learner`` is any name of ``fedres.global_learner``, with ``hyperparameters``;
-    ``local_learner`` is "linear" (VW's steps, compiled) or "vw" (Vowpal Wabbit itself). Rates of learning are set
-    from the size of the features of the first decision unless given as ``rates`` (shared, personal). Delays of
-    messages are in rounds, one number or one for each of ``capacity`` clients in the order they join. Any number of
-    clients may join with the defaults; at most ``capacity`` can with VW, another global learner, hyperparameters, or
-    delays of their own.
+    ``model`` is "adagrad" (VW's steps), "linucb" (least squares) or "residual-kalman" (the service's default): what
+    suits the policy unless given. ``shared`` features of a decision go to the shared model and, where no ``private``
+    ones are given, to the personal model too; residual-kalman takes no others. ``scheme`` is "fedres", or one of its
+    baselines: "independent" (each client alone) and "central" (one model for all). Delays of messages are in rounds,
+    one number or one for each of ``capacity`` clients in the order they join.
+
+    Of adagrad, ``global_learner`` is any name of ``fedres.global_learner``, with ``hyperparameters``; ``local_learner``
+    is "linear" (VW's steps, compiled) or "vw" (Vowpal Wabbit itself). Rates of learning are set from the size of the
+    features of the first decision unless given as ``rates`` (shared, personal). Any number of clients may join with
+    the defaults; at most ``capacity`` can with VW, another global learner, hyperparameters, or delays of their own.
     """
 
     def __init__(
         self,
         policy: str | Policy = "epsilon-greedy",
         *,
+        model: str | None = None,
         scheme: str = "fedres",
         global_learner: str = "fedres-adagrad",
         local_learner: str = "linear",
@@ -66,7 +69,7 @@ class FederatedBandit:
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
         self.policy = make_policy(policy, **policy_options)
-        self._code, self._setting, self._floor = self.policy.code
+        self._rule = self.policy.rule((0.0, 1.0)) if isinstance(self.policy, Compiled) else None
         low, high = reward_range
         if not (np.isfinite([low, high, high - low]).all() and low < high):
             raise ValueError(f"reward_range must be (low, high) with low < high, got {reward_range!r}")
@@ -82,6 +85,7 @@ class FederatedBandit:
             uplink_delay,
             downlink_delay,
             capacity,
+            model,
         )
         self._seed, self._max_waiting = seed, max_waiting
         self._model: Model | None = None
@@ -136,15 +140,20 @@ class FederatedBandit:
             self.end_round()
         who.round = self._round
         who.decisions = n = who.decisions + 1
-        rule = self._code, self._setting, self._floor, n, self._seed, who.member
-        action, probability, scores = model.decide(who.slot, xg, xl, allowed, rule)
+        drawn = n, self._seed, who.member
+        if self._rule is not None:
+            action, probability, scores, widths = model.decide(who.slot, xg, xl, allowed, self._rule, drawn)
+        else:
+            action, probability, scores, widths = decide_by(self.policy, model, who.slot, xg, xl, allowed, drawn)
         kept = xg.keep(action)
         if len(self._waiting) >= self._max_waiting:
             del self._waiting[next(iter(self._waiting))]
         self._last_id = number = self._last_id + 1
         self._waiting[number] = who, action, kept, kept if xl is xg else xl.keep(action), self.policy.learns(n)
-        units = scores if self._plain else self._low + self._width * scores
-        return _new(Decision, (number, action, probability, units, model.version))
+        if not self._plain:
+            scores = self._low + self._width * scores
+            widths = None if widths is None else self._width * widths
+        return _new(Decision, (number, action, probability, scores, model.version, widths))
 
     def reward(self, decision: int, value: float) -> None:
         """Take the reward of a decision, by its id."""

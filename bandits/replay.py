@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
-from bandits.models.choose import default_rates
+from bandits.models.choose import check_model, default_model, default_rates, least_squares
 from bandits.models.compiled import AdaGradModel
-from bandits.models.least_squares import LeastSquaresModel, age, fill, learn_common, learn_own, optimistic
+from bandits.models.kalman import KalmanModel
+from bandits.models.least_squares import age, fill, learn_common, learn_own, predict_all
 from bandits.models.protocol import SCHEMES
-from bandits.policies import LinUCB, Policy
 from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
-from fedres.exploration import EXPLORE_EVERY, GREEDY, check_seed, choose
 from fedres.local_learners.adagrad import bare_kernel, kernel
+from fedres.policies import Compiled, Policy, name_of
+from fedres.policies.kernels import AMOUNT, CODE, EXPLORE_EVERY, check_seed, draw, explore, pick
 
 _ONE = np.float32(1)
 
@@ -37,16 +38,17 @@ def replay(
     policy: Policy,
     scheme: str = "fedres",
     *,
+    model: str | None = None,
     delay: int = 0,
     rates: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Outcome:
     """Play all clients of a stream in turn, round by round; messages take ``delay`` rounds, there and back together."""
-    player: _AdaGrad | _LeastSquares | None = None
+    player: Player | None = None
     parts = []
     for chunk in stream:
         if player is None:
-            player = make_player(stream, chunk, policy, scheme, delay=delay, rates=rates, seed=seed)
+            player = make_player(stream, chunk, policy, scheme, model=model, delay=delay, rates=rates, seed=seed)
         action, probability = player.play(chunk)
         parts.append(_judge(chunk, action, probability))
     return Outcome(*(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -58,15 +60,20 @@ def make_player(
     policy: Policy,
     scheme: str = "fedres",
     *,
+    model: str | None = None,
     delay: int = 0,
     rates: tuple[float, float] | None = None,
     seed: int = 0,
-) -> _AdaGrad | _LeastSquares:
+) -> Player:
     """Return what plays a stream chunk by chunk, beginning with ``first``: ``play`` gives actions and probabilities."""
     checks.one_of("scheme", scheme, SCHEMES)
     checks.whole("delay", delay, least=0)
     check_seed(seed)
-    kind = _LeastSquares if isinstance(policy, LinUCB) else _AdaGrad
+    name = default_model(policy) if model is None else model
+    check_model(name, policy)
+    if not isinstance(policy, Compiled):
+        raise ValueError(f"policy must be one of fedres itself for a compiled replay, got {name_of(policy)}")
+    kind = {"adagrad": _AdaGrad, "linucb": _LeastSquares, "residual-kalman": _Kalman}[name]
     return kind(stream, policy, scheme, delay, rates, seed, first)
 
 
@@ -77,12 +84,15 @@ def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
     return Outcome(action, probability, reward, regret)
 
 
-class _Player:
-    """What both kinds of model share: the layouts, the policy and the clock."""
+class Player:
+    """What all kinds of model share: the layouts, the policy and the clock."""
 
-    def __init__(self, stream: Stream, policy: Policy, seed: int) -> None:
+    def __init__(self, stream: Stream, policy: Compiled, seed: int) -> None:
         self.n_actions, self.layouts = stream.n_actions, (stream.shared, stream.private)
-        (*self.code, self.floor), self.seed, self.t = policy.code, seed, 0
+        self.policy, self.rule, self.seed, self.t = policy, policy.rule((0.0, 1.0)), seed, 0
+
+    def play(self, chunk: Chunk) -> tuple[Array, Array]:
+        raise NotImplementedError
 
     def outputs(self, chunk: Chunk) -> tuple[Array, Array]:
         shape = chunk.rewards.shape[:2]
@@ -90,11 +100,11 @@ class _Player:
         return np.empty(shape, dtype=np.int64), np.empty(shape)
 
 
-class _AdaGrad(_Player):
+class _AdaGrad(Player):
     def __init__(
         self,
         stream: Stream,
-        policy: Policy,
+        policy: Compiled,
         scheme: str,
         delay: int,
         rates: tuple[float, float] | None,
@@ -125,7 +135,7 @@ class _AdaGrad(_Player):
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
-            (*self.code, self.floor, self.seed),
+            (self.rule, self.seed),
             self.rates,
             (action, probability),
             self.room,
@@ -152,21 +162,22 @@ def _play_adagrad(
     """
     shared, personal, slow, kept, seen, ring = models
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    (code, setting, floor, seed), (chosen, probability) = policy, outputs
+    (rule, seed), (chosen, probability) = policy, outputs
     allowed, scores, probabilities, parts, offset = room
     n_rounds, n_clients, _ = rewards.shape
     use_shared, use_personal = shared.size > 4, personal.shape[1] > 4
     g_row, l_row = g_indices[0], l_indices[0]
     for r in range(n_rounds):
         n = t0 + r + 1
-        learns = code != EXPLORE_EVERY or n % setting < 1
+        learns = rule[CODE] != EXPLORE_EVERY or n % rule[AMOUNT] < 1
         for p in range(n_clients):
             mine, its, x, z = personal[p], kept[p], g_values[r, p], seen[p]
             if use_personal:
                 for k in range(len(z)):
                     centre(its, l_values[r, p, k], z[k])
             predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
-            a = choose(code, setting, floor, scores, allowed, n, seed, p, probabilities)
+            explore(rule, n, n, scores, scores, allowed, probabilities)
+            a = pick(probabilities, draw(seed, p, n))
             chosen[r, p], probability[r, p], offset[p] = a, probabilities[a], parts[a]
             if learns and not use_shared:  # nobody else is concerned
                 shift, row, reward = a * l_stride, z[min(a, len(z) - 1)], rewards[r, p, a]
@@ -194,11 +205,11 @@ def _play_adagrad(
                 learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], rates[0], use_personal)
 
 
-class _LeastSquares(_Player):
+class _LeastSquares(Player):
     def __init__(
         self,
         stream: Stream,
-        policy: Policy,
+        policy: Compiled,
         scheme: str,
         delay: int,
         rates: tuple[float, float] | None,
@@ -206,14 +217,12 @@ class _LeastSquares(_Player):
         chunk: Chunk,
     ) -> None:
         super().__init__(stream, policy, seed)
-        assert isinstance(policy, LinUCB)
-        self.alpha = policy.alpha
         first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
-        model = LeastSquaresModel(scheme, first[0], first[1], policy.alpha, policy.ridge, half_life=policy.half_life)
+        model = least_squares(policy, scheme, first[0], first[1])
         for p in range(stream.n_clients):
             model.join(p)
         self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(5))
-        self.shared, self.rule = model.server, model.rule
+        self.shared, self.fading = model.server, model.rule
         self.ring = np.zeros((delay + 1, stream.n_clients, model.common + 3))
 
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
@@ -223,11 +232,11 @@ class _LeastSquares(_Player):
         _play_least_squares(
             t,
             self.personal,
-            (*self.shared, self.ring, self.rule),
+            (*self.shared, self.ring, self.fading),
             (self.layouts[0].indices, chunk.shared, g_stride),
             (self.layouts[1].indices, chunk.private, l_stride),
             chunk.rewards,
-            (self.alpha, self.floor, self.seed),
+            (self.rule, self.seed),
             (action, probability),
         )
         return action, probability
@@ -238,15 +247,15 @@ def _play_least_squares(
     t0: int, personal: Group, shared: Group, xg: Group, xl: Group, rewards: Array, policy: Group, outputs: Group
 ) -> None:
     """Play the rounds of a chunk. The ring holds (whether there is one, block, target, row)."""
-    (inverse, coupling, fitted, sums, clock), (server_inverse, weights, server_sums, server_clock, ring, rule) = (
+    (inverse, coupling, fitted, sums, clock), (server_inverse, weights, server_sums, server_clock, ring, fading) = (
         personal,
         shared,
     )
     ours = (server_inverse, weights, server_sums, server_clock)
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    (alpha, floor, seed), (chosen, probability) = policy, outputs
+    (rule, seed), (chosen, probability) = policy, outputs
     n_rounds, n_clients, n_actions = rewards.shape
-    scores, probabilities = np.empty(n_actions), np.empty(n_actions)
+    means, widths, probabilities = np.empty(n_actions), np.empty(n_actions), np.empty(n_actions)
     allowed = np.ones(n_actions, dtype=np.bool_)
     blocks, common = weights.shape
     row_g, row_l = np.zeros(common), np.zeros(fitted.shape[2])
@@ -255,11 +264,16 @@ def _play_least_squares(
         for p in range(n_clients):
             mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
             x, z = (g_indices, g_values[r, p], g_stride), (l_indices, l_values[r, p], l_stride)
-            optimistic(mine, ours, rule, x, z, alpha, scores)
-            a = choose(GREEDY, 0.0, floor, scores, allowed, n, seed, p, probabilities)
+            predict_all(mine, ours, fading, x, z, means, widths)
+            explore(rule, n, n, means, widths, allowed, probabilities)
+            a = pick(probabilities, draw(seed, p, n))
             chosen[r, p], probability[r, p] = a, probabilities[a]
         sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
+        learns = rule[CODE] != EXPLORE_EVERY or n % rule[AMOUNT] < 1
         for p in range(n_clients):
+            sent[p, 0] = learns
+            if not learns:
+                continue
             a = chosen[r, p]
             b = a if blocks > 1 else 0
             if common:
@@ -268,12 +282,47 @@ def _play_least_squares(
             if row_l.size:
                 shift = 0 if blocks > 1 else a * l_stride
                 fill(l_indices[0], shift, l_values[r, p, min(a, l_values.shape[2] - 1)], row_l)
-            sent[p, 0], sent[p, 1] = 1.0, b
+            sent[p, 1] = b
             reward = rewards[r, p, a]
             mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
-            sent[p, 2] = learn_own(mine, b, row_l, row_g, reward, sent[p, 3:], rule)
+            sent[p, 2] = learn_own(mine, b, row_l, row_g, reward, sent[p, 3:], fading)
         if common and due[0, 0]:
-            age(server_clock, rule[0])
+            age(server_clock, fading[0])
         for p in range(n_clients):
             if common and due[p, 0]:
-                learn_common(ours, int(due[p, 1]), due[p, 3:], due[p, 2], rule)
+                learn_common(ours, int(due[p, 1]), due[p, 3:], due[p, 2], fading)
+
+
+class _Kalman(Player):
+    """The service's model, whose kernels learn a round at a time."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        policy: Compiled,
+        scheme: str,
+        delay: int,
+        rates: tuple[float, float] | None,
+        seed: int,
+        chunk: Chunk,
+    ) -> None:
+        super().__init__(stream, policy, seed)
+        self.model, self.n_clients = KalmanModel(scheme, delay), stream.n_clients
+        for p in range(self.n_clients):
+            self.model.join(p)
+
+    def play(self, chunk: Chunk) -> tuple[Array, Array]:
+        t = self.t
+        action, probability = self.outputs(chunk)
+        for r in range(len(chunk.rewards)):
+            n, samples = t + r + 1, []
+            for p in range(self.n_clients):
+                xg, xl = (
+                    layout.actions(self.n_actions, values[r, p])
+                    for layout, values in zip(self.layouts, chunk[:2], strict=True)
+                )
+                a, chance, _, _ = self.model.decide(p, xg, xl, None, self.rule, (n, self.seed, p))
+                action[r, p], probability[r, p] = a, chance
+                samples.append((p, a, xg, xl, float(chunk.rewards[r, p, a])))
+            self.model.play(samples if self.policy.learns(n) else [])
+        return action, probability

@@ -26,7 +26,8 @@ from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn
 from fedres.decisions.kalman_document import read_document, write_document
 from fedres.decisions.kalman_state import LEARNED, Events, Request
 from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman
-from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
+from fedres.policies import OptimisticSquareCB
+from fedres.policies.kernels import explore, pick
 from libsvm_tasks.decisions.players import Kalman
 from libsvm_tasks.decisions.rounds import Round
 from libsvm_tasks.decisions.suite import STREAMS, play
@@ -35,6 +36,7 @@ from libsvm_tasks.tasks import paper_task
 
 TUNING_SEEDS, JUDGING_SEEDS = (11, 12, 13), (401, 402, 403)
 BURST = 10  # as fedres.client.syncing has it
+RULE = OptimisticSquareCB().rule((0.0, 1.0))
 
 
 class Network(NamedTuple):
@@ -80,8 +82,7 @@ class Fleet:
         request, chances, shared = now.request, np.empty(len(now.actions)), phone.model.shared
         found = phone.model.predict(request, int(request.starts[0]))
         learned = 0 if shared is None else int(shared.counts[LEARNED])
-        allowed, gamma = np.ones(chances.size, np.bool_), GREED * learned**0.5
-        optimistic_squarecb(found.means, found.widths, allowed, 0.0, gamma, FLOOR, chances)
+        explore(RULE, 0, learned, found.means, found.widths, np.ones(chances.size, np.bool_), chances)
         action = pick(chances, draw)
         return action, (phone, request, action)
 

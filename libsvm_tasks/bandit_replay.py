@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.federated import FederatedBandit
-from bandits.models.choose import LOCAL_LEARNERS
+from bandits.models.choose import LOCAL_LEARNERS, check_model, default_model
 from bandits.models.protocol import SCHEMES
-from bandits.policies import Policy, policy
 from bandits.replay import Outcome, replay
 from bandits.streams import Stream
 from fedres import checks
 from fedres.checks import Array
 from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.policies import Compiled, Policy, name_of, policy
 from libsvm_tasks import grid
 from libsvm_tasks.bandit_tasks import bandit_task
 from libsvm_tasks.data import Data
@@ -69,7 +69,7 @@ class Scheme:
 
     scheme: str
     policy: Policy
-    policy_name: str
+    model: str | None = None  # what suits the policy, unless given
     global_learner: str = "fedres-adagrad"
     local_learner: str = "linear"
     delay: int = 0
@@ -79,17 +79,28 @@ class Scheme:
         checks.one_of("global_learner", self.global_learner, GLOBAL_LEARNERS)
         checks.one_of("local_learner", self.local_learner, LOCAL_LEARNERS)
         checks.whole("delay", self.delay, least=0)
+        check_model(self.model_name, self.policy)
+
+    @property
+    def model_name(self) -> str:
+        return default_model(self.policy) if self.model is None else self.model
+
+    @property
+    def policy_name(self) -> str:
+        return name_of(self.policy)
 
     def play(self, stream: Stream, seed: int) -> Outcome:
-        if self.policy_name == "linucb" or (self.global_learner, self.local_learner) == COMPILED:
-            return replay(stream, self.policy, self.scheme, delay=self.delay, seed=seed)
+        known = self.model_name != "adagrad" or (self.global_learner, self.local_learner) == COMPILED
+        if known and isinstance(self.policy, Compiled):
+            return replay(stream, self.policy, self.scheme, model=self.model_name, delay=self.delay, seed=seed)
         return self._step(stream, seed)
 
     def _step(self, stream: Stream, seed: int) -> Outcome:
-        """Play decision by decision, with real learner objects: any global learner, and Vowpal Wabbit itself."""
+        """Play decision by decision: any global learner, Vowpal Wabbit itself, and policies of other packages."""
         uplink = self.delay // 2
         with FederatedBandit(
             self.policy,
+            model=self.model_name,
             scheme=self.scheme,
             global_learner=self.global_learner,
             local_learner=self.local_learner,
@@ -158,6 +169,7 @@ def _row(result: Result) -> dict[str, Any]:
     row: dict[str, Any] = {
         "scheme": scheme.scheme,
         "policy": scheme.policy_name,
+        "model": scheme.model_name,
         "policy_options": {name: None if value == math.inf else value for name, value in asdict(scheme.policy).items()},
         "global_learner": scheme.global_learner,
         "local_learner": scheme.local_learner,
@@ -223,4 +235,9 @@ def _curve(values: Array) -> list[float]:
 
 def make_scheme(scheme: str, name: str, options: dict[str, Any], **settings: Any) -> Scheme:
     """Return a row, its policy made from a name and options."""
-    return Scheme(scheme, policy(name, **options), name, **settings)
+    return Scheme(scheme, policy(name, **options), **settings)
+
+
+def shared_features_of(schemes: Sequence[Scheme]) -> str:
+    """Return what the shared model sees unless it is said: half, or all where the personal part sees no more."""
+    return "all" if any(scheme.model_name == "residual-kalman" for scheme in schemes) else "half"

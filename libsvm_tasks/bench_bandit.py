@@ -21,11 +21,11 @@ from threadpoolctl import threadpool_limits
 
 from bandits.actions import Actions, arms
 from bandits.federated import FederatedBandit
-from bandits.policies import Policy
-from bandits.policies import policy as make_policy
 from bandits.replay import make_player
 from bandits.streams import Chunk, Multiclass
 from fedres.checks import Array
+from fedres.policies import Policy
+from fedres.policies import policy as make_policy
 from libsvm_tasks.bandit_peers import EPSILON, PEERS, Runner
 from libsvm_tasks.grid import Progress
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bandits.policies import POLICIES, Policy
-from bandits.policies import policy as make_policy
+from fedres.policies import Policy
+from fedres.policies import policy as make_policy
 from libsvm_tasks import bandit_replay, task_replay
 from libsvm_tasks.data import Data
 from libsvm_tasks.schemes import SCHEMES, Scheme, at_delays
@@ -103,35 +103,37 @@ def bandit(
     task: str = "permuted",
     delay: int = 0,
     schemes: Sequence[str] = SCHEMES,
+    model: str | None = None,
     global_learner: str = "fedres-adagrad",
     local_learner: str = "linear",
-    shared_features: str = "half",
+    shared_features: str | None = None,
     local_features: str = "all",
     seed: int = 0,
     jobs: int | None = 1,
 ) -> Table:
     """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
 
-    A policy is a name or an object, such as ``bandits.EpsilonGreedy(0.1)``. A record has the mean ``reward`` and
-    ``regret`` of a rollout, and ``gain``, the difference in reward to Independent with the same policy.
+    A policy is a name or an object, such as ``bandits.EpsilonGreedy(0.1)``. ``model`` is "adagrad", "linucb" or
+    "residual-kalman": what suits the policy unless given. A record has the mean ``reward`` and ``regret`` of a rollout,
+    and ``gain``, the difference in reward to Independent with the same policy. Of the features, the shared model sees
+    half unless ``shared_features`` is "all", as it is for residual-kalman.
     """
     rows, name = _source(data, label)
     label_to_load = None if rows is not None else label
-    setup = bandit_replay.Setup(
-        name, clients, rounds, rollouts, task, shared_features, local_features, seed, label_to_load
-    )
     table = Table()
     for one in policies:
         chosen = make_policy(one)
-        title = next(name for name, kind in POLICIES.items() if isinstance(chosen, kind))
         contestants = [
-            bandit_replay.Scheme(scheme, chosen, title, global_learner, local_learner, delay) for scheme in schemes
+            bandit_replay.Scheme(scheme, chosen, model, global_learner, local_learner, delay) for scheme in schemes
         ]
+        seen = shared_features or bandit_replay.shared_features_of(contestants)
+        setup = bandit_replay.Setup(name, clients, rounds, rollouts, task, seen, local_features, seed, label_to_load)
         for result in bandit_replay.run(setup, contestants, data=rows, jobs=jobs).results:
             fixed = {
                 "dataset": name,
                 "task": task,
                 "policy": str(chosen),
+                "model": result.scheme.model_name,
                 "scheme": result.scheme.scheme,
                 "delay": delay,
             }

@@ -109,11 +109,11 @@ def bandit_table(replay: BanditReplay) -> Table:
         gain = ""
         if result.gain is not None and shared:
             gain = f"{result.gain.mean():+.4f} ± {standard_error(result.gain):.4f}"
-        least_squares = scheme.policy_name == "linucb"
+        one = {"linucb": "least squares", "residual-kalman": "residual-kalman"}.get(scheme.model_name)
         table.add_row(
             scheme.scheme,
-            ("least squares" if least_squares else scheme.global_learner) if shared else "",
-            ("least squares" if least_squares else scheme.local_learner) if scheme.scheme != "central" else "",
+            (one or scheme.global_learner) if shared else "",
+            (one or scheme.local_learner) if scheme.scheme != "central" else "",
             str(scheme.delay) if shared else "",
             f"{mean:.4f} ± {standard_error(result.reward):.4f}",
             gain,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from fedres import checks
-from fedres.exploration import FLOOR, GREED
+from fedres.policies import HOSTED, POLICIES
 from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
 from service.control_group import Control
@@ -22,7 +22,6 @@ LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
 ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
-SQUARECB_GAMMA = 10.0
 
 Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
@@ -34,8 +33,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: Literal["residual-kalman", "adagrad"] = "residual-kalman"  # what predicts and learns
     policy: Policy | None = None  # None: optimistic-squarecb, or epsilon-greedy for adagrad
     gamma: float | None = None  # of both squarecb, times the root of the number of rewards learned; None: 300 or 10
-    floor: float = FLOOR  # of optimistic-squarecb: the share of probability that is spread evenly
-    epsilon: float = 0.1  # ε of epsilon-greedy
+    floor: float = HOSTED["optimistic-squarecb"][
+        "floor"
+    ]  # of optimistic-squarecb: the share of probability that is spread evenly
+    epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]  # ε of epsilon-greedy
     learning_rate: float = LEARNING_RATE  # η, of AdaGrad's shared and personal models
     reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
     wait_time: float = 600.0  # seconds that an event waits for its reward
@@ -87,9 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def greed(self) -> float:
         """γ of the squarecb policies for one reward, in units of the rewards' range for the optimistic one."""
-        if self.gamma is not None:
-            return float(self.gamma)
-        return GREED if self.policy == "optimistic-squarecb" else SQUARECB_GAMMA
+        default = HOSTED[str(self.policy)].get("gamma", HOSTED["squarecb"]["gamma"])
+        return float(default if self.gamma is None else self.gamma)
 
     @property
     def is_dense(self) -> bool:
@@ -140,8 +140,8 @@ def _hyperparameters(settings: Settings) -> None:
 def _suits_model(settings: Settings) -> None:
     """Refuse what would have no effect."""
     if settings.model == "adagrad":
-        if settings.policy == "optimistic-squarecb":
-            raise ValueError("policy must not be 'optimistic-squarecb' for model 'adagrad', which knows no widths")
+        if POLICIES[str(settings.policy)].needs_widths:
+            raise ValueError(f"policy must not be {settings.policy!r} for model 'adagrad', which knows no widths")
         return
     for name in ADAGRAD_ONLY:
         default, value = _DEFAULTS[name], getattr(settings, name)

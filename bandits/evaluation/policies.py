@@ -1,7 +1,4 @@
-"""Target policies by name or as a function: their probabilities for every action of every logged event.
-
-[FR20] D. Foster, A. Rakhlin. *Beyond UCB: Optimal and Efficient Contextual Bandits with Regression Oracles*. ICML 2020.
-"""
+"""Target policies by name or as a function: their probabilities for every action of every logged event."""
 
 from __future__ import annotations
 
@@ -13,22 +10,22 @@ import numpy as np
 from bandits.evaluation.logs import LoggedEvent, read_objects
 from bandits.evaluation.table import Log
 from bandits.evaluation.values import distribution
-from fedres.checks import Array, not_negative
+from fedres.checks import Array
+from fedres.policies import POLICIES, Compiled, Greedy, checked_probabilities, option_names, policy_names
+from fedres.policies import Policy as Exploring
+from fedres.policies import policy as make_policy
+from fedres.policies.kernels import explore_all
 
 Policy = Callable[[LoggedEvent], Sequence[float]]  # event -> probability of each of its actions
 Rewards = Callable[[], Array]  # predicted reward of every (event, action) pair, made when first asked for
 
-POLICY_FORMS = (
-    "logging",
-    "uniform",
-    "first",
-    "likeliest",
-    "constant:ACTION_ID",
-    "greedy",
-    "epsilon-greedy:EPSILON",
-    "squarecb:GAMMA",
-    "file:PATH",
-)
+_FIXED_FORMS = ("logging", "uniform", "first", "likeliest", "constant:ACTION_ID", "file:PATH")
+_LEARNED_FORMS = [  # policies that see nothing but predicted rewards
+    ":".join([name, *(option.upper() for option in option_names(kind)[:1] if option != "floor")])
+    for name, kind in POLICIES.items()
+    if kind.stationary and not kind.needs_widths
+]
+POLICY_FORMS = (*_FIXED_FORMS, *_LEARNED_FORMS)
 
 
 def target_probabilities(log: Log, policy: str | Policy, rewards: Rewards) -> Array:
@@ -36,23 +33,27 @@ def target_probabilities(log: Log, policy: str | Policy, rewards: Rewards) -> Ar
     if callable(policy):
         return _from_function(log, policy)
     name, _, argument = policy.partition(":")
-    if policy == "uniform":
-        return uniform(log)
-    if policy == "first":
-        return first(log)
-    if policy == "likeliest":
-        return likeliest(log)
-    if policy == "greedy":
-        return epsilon_greedy(log, rewards(), 0.0)
+    if policy in WITHOUT_MODEL:
+        return WITHOUT_MODEL[policy](log)
     if argument and name == "constant":
         return constant(log, argument)
-    if argument and name == "epsilon-greedy":
-        return epsilon_greedy(log, rewards(), _parse("epsilon", argument))
-    if argument and name == "squarecb":
-        return squarecb(log, rewards(), _parse("gamma", argument))
     if argument and name == "file":
         return from_file(log, argument)
-    raise ValueError(f"policy must be one of {', '.join(POLICY_FORMS)}, got {policy!r}")
+    return exploring(log, _named(policy), rewards())
+
+
+def _named(text: str) -> Exploring:
+    """Return the policy of a text such as ``epsilon-greedy:0.1``; it has no floor unless that says so."""
+    name = text.partition(":")[0]
+    if name not in policy_names():
+        raise ValueError(
+            f"policy must be one of {', '.join([*POLICY_FORMS, *policy_names()[len(POLICIES) :]])}, got {text!r}"
+        )
+    found = make_policy(text, **({"floor": 0.0} if name in POLICIES and "floor" not in text else {}))
+    if found.needs_widths or not found.stationary:
+        why = "needs widths, which a log does not have" if found.needs_widths else "depends on more than scores"
+        raise ValueError(f"policy must be one that a log can value, got {text!r}, which {why}")
+    return found
 
 
 def policy_name(policy: str | Policy) -> str:
@@ -74,7 +75,7 @@ def likeliest(log: Log) -> Array:
     """The logging policy without its exploration: its likeliest action (ties share)."""
     if np.isnan(log.logging).any():
         raise ValueError("likeliest must have a log with the probabilities of all actions")
-    return epsilon_greedy(log, log.logging, 0.0)
+    return exploring(log, Greedy(), log.logging)
 
 
 def constant(log: Log, action_id: str) -> Array:
@@ -86,24 +87,17 @@ def constant(log: Log, action_id: str) -> Array:
     return np.where(offered, named.astype(float), uniform(log))
 
 
-def epsilon_greedy(log: Log, rewards: Array, epsilon: float) -> Array:
-    """``epsilon`` spread evenly, the rest on the action with the best predicted reward (ties share)."""
-    if not 0 <= epsilon <= 1:
-        raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
-    best = rewards == np.repeat(np.maximum.reduceat(rewards, log.offsets[:-1]), log.n_actions)
-    share = best / np.repeat(log.per_event(best.astype(float)), log.n_actions)
-    probabilities: Array = epsilon * uniform(log) + (1 - epsilon) * share
-    return probabilities
+def exploring(log: Log, policy: Exploring, rewards: Array) -> Array:
+    """A policy that sees the predicted rewards; γ of squarecb is what it is after one reward."""
+    if isinstance(policy, Compiled):
+        probabilities = np.empty(log.action.size)
+        explore_all(policy.rule(), 1, log.offsets, rewards, probabilities)
+        return probabilities
+    events = np.split(rewards, log.offsets[1:-1])
+    return np.concatenate([checked_probabilities(policy, means, None, None, 1) for means in events])
 
 
-def squarecb(log: Log, rewards: Array, gamma: float) -> Array:
-    """Inverse gap weighting: 1 / (K + γ (q_best − q_a)) for the others, the rest on the best [FR20, eq. 5]."""
-    not_negative("gamma", gamma)
-    highest = np.repeat(np.maximum.reduceat(rewards, log.offsets[:-1]), log.n_actions)
-    share = 1.0 / (np.repeat(log.n_actions, log.n_actions) + gamma * (highest - rewards))
-    best = rewards == highest
-    rest = (1.0 - log.per_event(np.where(best, 0.0, share))) / log.per_event(best.astype(float))
-    return np.where(best, np.repeat(rest, log.n_actions), share)
+WITHOUT_MODEL: dict[str, Callable[[Log], Array]] = {"uniform": uniform, "first": first, "likeliest": likeliest}
 
 
 def from_file(log: Log, path: str | Path) -> Array:
@@ -136,10 +130,3 @@ def _from_function(log: Log, policy: Policy) -> Array:
         except ValueError as error:
             raise ValueError(f"{error} for event {event.event_id!r}") from None
     return np.concatenate(parts)
-
-
-def _parse(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {text!r}") from None

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import lru_cache
 from typing import Any
+
+from fedres.scoring.flattening import Limits, flatten_tree
 
 SUM_TOLERANCE = 1e-3  # probabilities are written with few digits
 
 
-def flatten(name: str, value: Any) -> dict[str, float]:
-    """Return {feature: number} of a JSON object or a plain array of numbers.
+LOGGED = Limits(features=10**9, depth=100, name=10**9, number=sys.float_info.max, arrays_of_objects=True)
 
-    Nested objects give ``a.b``, strings an indicator ``name=value`` each, also in an array, other arrays ``name[i]`` (a
-    plain one ``[i]``). True is an indicator; False, null and names that start with ``_`` add nothing.
+
+def flatten(name: str, value: Any) -> dict[str, float]:
+    """Return {feature: number} of a JSON object, by the rules of the service, or of a plain array of numbers: ``[i]``.
+
+    Where several values of an object have one name, the last counts.
     """
     if value is None:
         return {}
     if isinstance(value, list):
         return dict(zip(_dense_names(len(value)), numbers(name, value), strict=True))
-    flat: dict[str, float] = {}
-    _flatten_into(flat, "", as_object(name, value))
-    return flat
+    return {feature: size for feature, size, _ in flatten_tree(as_object(name, value), LOGGED)}
 
 
 def action_features(name: str, value: Any) -> dict[str, float]:
@@ -40,31 +43,6 @@ def _flatten_items(items: tuple[tuple[str, Any], ...]) -> dict[str, float]:
 @lru_cache(maxsize=64)
 def _dense_names(n: int) -> tuple[str, ...]:
     return tuple(f"[{i}]" for i in range(n))
-
-
-def _flatten_into(flat: dict[str, float], prefix: str, features: dict[str, Any]) -> None:
-    for key, value in features.items():
-        if key[:1] == "_" or value is None or value is False:
-            continue
-        name, kind = prefix + key, type(value)
-        if kind is str:
-            flat[f"{name}={value}"] = 1.0
-        elif kind is dict:
-            _flatten_into(flat, name + ".", value)
-        elif kind is list:
-            _flatten_list(flat, name, value)
-        else:
-            flat[name] = 1.0 if value is True else number(name, value)
-
-
-def _flatten_list(flat: dict[str, float], name: str, entries: list[Any]) -> None:
-    for i, entry in enumerate(entries):
-        if isinstance(entry, dict):  # VW writes namespaces as arrays of objects
-            _flatten_into(flat, f"{name}[{i}].", entry)
-        elif isinstance(entry, str) and isinstance(entries[0], str):
-            flat[f"{name}={entry}"] = 1.0
-        else:
-            flat[f"{name}[{i}]"] = number(f"{name}[{i}]", entry)
 
 
 def logged_probability(name: str, value: Any) -> float:

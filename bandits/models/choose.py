@@ -11,12 +11,13 @@ import numpy as np
 from bandits.actions import Actions
 from bandits.models.adagrad import SLOWER
 from bandits.models.compiled import AdaGradModel
+from bandits.models.kalman import KalmanModel
 from bandits.models.least_squares import LeastSquaresModel
-from bandits.models.protocol import Model
-from bandits.policies import LinUCB, Policy
+from bandits.models.protocol import MODELS, Model
 from fedres import checks
 from fedres.local_learners.protocol import LocalLearner
 from fedres.local_learners.trusted import RangedLearner
+from fedres.policies import LinUCB, Policy, name_of
 
 LOCAL_LEARNERS = ("vw", "linear")
 
@@ -37,6 +38,7 @@ class Choice:
     uplink_delay: int | Sequence[int]
     downlink_delay: int | Sequence[int]
     capacity: int
+    model_asked_for: str | None = None  # what suits the policy, unless given
 
     def __post_init__(self) -> None:
         from fedres.global_learners import GLOBAL_LEARNERS
@@ -53,16 +55,21 @@ class Choice:
             raise ValueError(f"rates must be two, shared and personal, got {self.rates!r}")
         for rate in self.rates or ():
             checks.positive("rates", rate)
-        if isinstance(self.policy, LinUCB):
-            self._check_linucb()
+        check_model(self.model_name, self.policy)
+        if self.model_name != "adagrad":
+            self._check_own()
 
-    def _check_linucb(self) -> None:
+    def _check_own(self) -> None:
         if self.global_learner != "fedres-adagrad" or self.hyperparameters or self.rates or not self._one_delay:
             given = (self.global_learner, self.hyperparameters, self.rates, self.uplink_delay, self.downlink_delay)
             raise ValueError(
-                "linucb must have no global_learner, hyperparameters or rates, and one delay for all:"
+                f"{self.model_name} must have no global_learner, hyperparameters or rates, and one delay for all:"
                 f" it has models of its own, got {given}"
             )
+
+    @property
+    def model_name(self) -> str:
+        return default_model(self.policy) if self.model_asked_for is None else self.model_asked_for
 
     @property
     def _one_delay(self) -> bool:
@@ -72,9 +79,10 @@ class Choice:
         """Return an empty model for actions like these."""
         dims = (shared.dim, private.dim)
         delay = int(self.uplink_delay) + int(self.downlink_delay) if self._one_delay else 0  # type: ignore[arg-type]
-        if isinstance(self.policy, LinUCB):
-            given = (self.policy.alpha, self.policy.ridge, delay, self.policy.half_life)
-            return LeastSquaresModel(self.scheme, shared, private, *given)
+        if self.model_name == "linucb":
+            return least_squares(self.policy, self.scheme, shared, private, delay)
+        if self.model_name == "residual-kalman":
+            return KalmanModel(self.scheme, delay)
         rates = self.rates or default_rates(shared, private)
         plain = self.global_learner == "fedres-adagrad" and not self.hyperparameters and self._one_delay
         if plain and self.local_learner == "linear":
@@ -115,6 +123,27 @@ class Choice:
             return {}
         clients = self.capacity if self.global_learner == "fedres-sgd" else 1  # which steps on a sum over clients
         return {"step_size": 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)}
+
+
+def default_model(policy: Policy) -> str:
+    """Return the model that a policy is used with unless another is asked for."""
+    if isinstance(policy, LinUCB):
+        return "linucb"
+    return "residual-kalman" if policy.needs_widths else "adagrad"
+
+
+def check_model(name: str, policy: Policy) -> None:
+    checks.one_of("model", name, MODELS)
+    if policy.needs_widths and name == "adagrad":
+        raise ValueError(
+            f"model must know widths for {name_of(policy)}, as linucb and residual-kalman do, got {name!r}"
+        )
+
+
+def least_squares(policy: Policy, scheme: str, shared: Actions, private: Actions, delay: int = 0) -> LeastSquaresModel:
+    """Return the model ``linucb``, with the ridge and the half-life that the policy of this name has as options."""
+    options = policy if isinstance(policy, LinUCB) else LinUCB()
+    return LeastSquaresModel(scheme, shared, private, options.ridge, delay, options.half_life)
 
 
 def default_rates(shared: Actions, private: Actions) -> tuple[float, float]:

@@ -9,6 +9,7 @@ decision. ``room`` is for kernels to work in: four numbers an action, and a cont
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ from bandits.models.adagrad import (
     offset_of,
     predict,
 )
-from bandits.models.protocol import SCHEMES, Choice, Rule, Sample
+from bandits.models.protocol import SCHEMES, Choice, Draw, Prediction, Sample
 from fedres import checks
 from fedres.checks import Array
-from fedres.exploration import choose
 from fedres.local_learners.adagrad import bare_kernel
+from fedres.policies.kernels import draw, explore, pick
 
 Maybe = Any  # an array, or None: numba compiles a kernel for each
 
@@ -111,9 +112,7 @@ def decide(
     l_values: Maybe,
     l_stride: int,
     some: bool,
-    code: int,
-    setting: float,
-    floor: float,
+    rule: Array,
     n: int,
     seed: int,
     client: int,
@@ -129,7 +128,8 @@ def decide(
     for a in range(n_actions):
         allowed[a] = out[a] if some else 1.0
     scores(state, setup, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out, room)
-    action = choose(code, setting, floor, out, allowed, n, seed, client, probabilities)
+    explore(rule, n, n, out, out, allowed, probabilities)  # no widths: its policies look at none
+    action = pick(probabilities, draw(seed, client, n))
     return action, probabilities[action]
 
 
@@ -207,9 +207,7 @@ def learn_and_decide(
     indices: Array,
     next_values: Array,
     stride: int,
-    code: int,
-    setting: float,
-    floor: float,
+    rule: Array,
     n: int,
     seed: int,
     client: int,
@@ -219,7 +217,7 @@ def learn_and_decide(
     """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
     learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True, room)
     x = indices, next_values, stride
-    return decide(state, setup, next_slot, *x, None, None, 0, False, code, setting, floor, n, seed, client, out, room)
+    return decide(state, setup, next_slot, *x, None, None, 0, False, rule, n, seed, client, out, room)
 
 
 class AdaGradModel:
@@ -270,17 +268,22 @@ class AdaGradModel:
         self._settle()
         self.clients[slot] = self.newcomer
 
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
         self._settle()
         self._make_room(shared.n)
         out = np.empty(shared.n)
         scores(self.state, self.setup, slot, *shared[2:], *private[2:], out, self.room)
-        return out
+        return out, None
 
-    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
-        """Do what ``Scored`` does, in one call of compiled code, which learns what is due as well."""
+    def progress(self, slot: int, n: int) -> int:
+        return n
+
+    def decide(
+        self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Array, drawn: Draw
+    ) -> Choice:
+        """Do what ``Predicting`` does, in one call of compiled code, which learns what is due as well."""
         n, _, indices, values, stride = shared
-        code, setting, floor, number, seed, client = rule
+        number, seed, client = drawn
         if n != self.n_actions:
             self._make_room(n)
         due, self.due = self.due, None
@@ -299,24 +302,22 @@ class AdaGradModel:
                     indices,
                     values,
                     stride,
-                    code,
-                    setting,
-                    floor,
+                    rule,
                     number,
                     seed,
                     client,
                     out,
                     self.room,
                 )
-                return action, probability, out
+                return action, probability, out, None
         if due is not None:
             self._learn(due, True)
         out = np.empty(n) if allowed is None else allowed.astype(np.float64)
         l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
         who, x, z = (self.state, self.setup, slot), (indices, values, stride), (l_indices, l_values, l_stride)
         some = allowed is not None
-        action, probability = decide(*who, *x, *z, some, code, setting, floor, number, seed, client, out, self.room)
-        return action, probability, out
+        action, probability = decide(*who, *x, *z, some, rule, number, seed, client, out, self.room)
+        return action, probability, out, None
 
     def play(self, samples: list[Sample]) -> None:
         if self.due is not None:
@@ -333,6 +334,13 @@ class AdaGradModel:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        self._settle()
+        return {"shared": self.shared.copy(), "clients": self.clients.copy()}
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        self.due, self.state = None, np.concatenate([arrays["shared"], arrays["clients"].ravel()])
 
     def _make_room(self, n: int) -> None:
         self.n_actions, self.room = n, np.empty(4 * n + self.stride)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bandits.actions import Actions
 from bandits.models.centre import Centre
-from bandits.models.protocol import Sample, Scored
+from bandits.models.protocol import Predicting, Prediction, Sample
 from fedres.checks import Array
 from fedres.federation import Example, Federation, delayed_sites
 from fedres.global_learners.dynamic_fedavg import DynamicFedAvg
@@ -68,7 +68,7 @@ def free(learner: Any) -> None:
     getattr(learner, "close", lambda: None)()
 
 
-class FederationModel(Scored):
+class FederationModel(Predicting):
     """``Model`` of "fedres" and, without ``make``, of "central", for at most ``capacity`` clients at a time.
 
     FedRes.ERM's clients bring personal models of their own, which take the place of ``make``'s.
@@ -106,14 +106,14 @@ class FederationModel(Scored):
         self.seats[slot].empty()
         self.centres[slot] = Centre()
 
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
         weights = np.ascontiguousarray(self.federation.known_to(slot))
         out = np.empty(shared.n)
         dots(weights, shared.indices, shared.values, shared.stride, out)
         if self.make is not None:
             moved = self.centres[slot].of(private)
             out += self._brought(slot, moved) if self.brought else personal_scores(self.seats[slot], moved)
-        return np.clip(out, 0.0, 1.0)
+        return np.clip(out, 0.0, 1.0), None
 
     def play(self, samples: list[Sample]) -> None:
         present = np.zeros(self.capacity, dtype=bool)
@@ -140,7 +140,7 @@ class FederationModel(Scored):
         return np.array([self.federation.local_part(slot, row) for row in rows])
 
 
-class AloneModel(Scored):
+class AloneModel(Predicting):
     """``Model`` of "independent": every client has a learner, and nothing is shared."""
 
     version, reusable = 0, True
@@ -157,8 +157,8 @@ class AloneModel(Scored):
         free(self.learners.pop(slot))
         del self.centres[slot]
 
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
-        return np.clip(personal_scores(self.learners[slot], self.centres[slot].of(private)), 0.0, 1.0)
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
+        return np.clip(personal_scores(self.learners[slot], self.centres[slot].of(private)), 0.0, 1.0), None
 
     def play(self, samples: list[Sample]) -> None:
         for slot, action, _, private, reward in samples:

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 
 from bandits.actions import Actions, Features
-from bandits.models.protocol import Sample, Scored
+from bandits.models.protocol import Predicting, Prediction, Sample
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 
@@ -211,21 +212,21 @@ def rule_of(half_life: float, personal_ridge: float, ridge: float) -> Array:
 
 
 @kernel
-def optimistic(
+def predict_all(
     personal: tuple[Array, ...],
     shared: tuple[Array, ...],
     rule: Array,
     xg: tuple[Array, Array, int],
     xl: tuple[Array, Array, int],
-    alpha: float,
-    out: Array,
+    means: Array,
+    widths: Array,
 ) -> None:
-    """Write mean + α·width of every action. ``personal`` and ``shared`` have one block for all actions, or one each."""
+    """Write mean and width of every action. ``personal`` and ``shared`` have one block for all actions, or one each."""
     (inverse, coupling, fitted, _, clock), (server_inverse, weights, _, server_clock) = personal, shared
     (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
     row_g, row_l, ridges = np.zeros(weights.shape[1]), np.zeros(fitted.shape[1]), (rule[1], rule[2])
     blocks = len(weights)
-    for a in range(out.size):
+    for a in range(means.size):
         b = a if blocks > 1 else 0
         if row_g.size:
             shift = 0 if blocks > 1 else a * g_stride
@@ -235,12 +236,12 @@ def optimistic(
             fill(l_indices[min(a, len(l_indices) - 1)], shift, l_values[min(a, len(l_values) - 1)], row_l)
         own = (inverse[b], coupling[b], fitted[b], clock[b, 0])
         common = (server_inverse[b], weights[b], server_clock[b, 0])
-        mean, variance = predict(own, common, ridges, row_l, row_g)
-        out[a] = mean + alpha * np.sqrt(max(variance, 0.0))
+        means[a], variance = predict(own, common, ridges, row_l, row_g)
+        widths[a] = np.sqrt(max(variance, 0.0))
 
 
-class LeastSquaresModel(Scored):
-    """``Model`` of the three schemes whose scores are optimistic: mean + α·width.
+class LeastSquaresModel(Predicting):
+    """``Model`` of the three schemes that knows how uncertain it is.
 
     Where every action has weights of its own (``arms``), each is a problem of its own ("block").
     """
@@ -252,12 +253,11 @@ class LeastSquaresModel(Scored):
         scheme: str,
         shared: Actions,
         private: Actions,
-        alpha: float,
         ridge: float,
         delay: int = 0,
         half_life: float = math.inf,
     ) -> None:
-        self.alpha, self.version = alpha, 0
+        self.version = 0
         own = 0 if scheme == "central" else private.dim
         common = 0 if scheme == "independent" else shared.dim
         split = (shared.stride > 0 or not common) and (private.stride > 0 or not own)
@@ -284,12 +284,12 @@ class LeastSquaresModel(Scored):
     def leave(self, slot: int) -> None:
         del self.personal[slot]
 
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
-        out = np.empty(shared.n)
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
+        means, widths = np.empty(shared.n), np.empty(shared.n)
         xg = shared.indices, shared.values, shared.stride
         xl = private.indices, private.values, private.stride
-        optimistic(self.personal[slot], self.server, self.rule, xg, xl, self.alpha, out)
-        return out
+        predict_all(self.personal[slot], self.server, self.rule, xg, xl, means, widths)
+        return means, widths
 
     @property
     def server(self) -> tuple[Array, Array, Array, Array]:
@@ -307,6 +307,19 @@ class LeastSquaresModel(Scored):
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        own = {f"{slot}.{k}": part.copy() for slot, parts in self.personal.items() for k, part in enumerate(parts)}
+        return {f"server.{k}": part.copy() for k, part in enumerate(self.server)} | own
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        for k, part in enumerate(self.server):
+            part[:] = arrays[f"server.{k}"]
+        self.personal = {}
+        for slot in sorted({int(name.partition(".")[0]) for name in arrays if name[0] != "s"}):
+            self.join(slot)
+            for k, part in enumerate(self.personal[slot]):
+                part[:] = arrays[f"{slot}.{k}"]
 
     def _eliminate(self, sample: Sample) -> tuple[int, Array, float]:
         """Let the client learn; return its upload."""

@@ -1,24 +1,28 @@
-"""What scores actions and learns from rewards. Implementations need not import this."""
+"""What predicts rewards of actions and learns from them. Implementations need not import this."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from bandits.actions import Actions
 from fedres.checks import Array
-from fedres.exploration import choose
+from fedres.policies import Policy, checked_probabilities
+from fedres.policies.kernels import draw, explore, pick
 
 SCHEMES = ("independent", "central", "fedres")
+MODELS = ("adagrad", "linucb", "residual-kalman")
 
 
 # A rewarded decision: the client's slot, the action, features that hold at least that action's, shared (x^g) and
 # private (x^l), and the reward in [0, 1]. A plain tuple, made in an eighth of the time: one a round is.
 Sample = tuple[int, int, Actions, Actions, float]
-Rule = tuple[int, float, float, int, int, int]  # a policy's code; which decision, the seed, and which client
-Choice = tuple[int, float, Array]  # the action, its probability, and all scores
+Draw = tuple[int, int, int]  # which decision, the seed, and which client
+Choice = tuple[int, float, Array, Array | None]  # the action, its probability, all means, and widths where known
+Prediction = tuple[Array, Array | None]  # expected rewards, and standard deviations where the model knows any
 
 
 class Model(Protocol):
@@ -30,11 +34,16 @@ class Model(Protocol):
     def leave(self, slot: int) -> None:
         """Forget a client's personal model."""
 
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array:
-        """Return what to rank the actions by: their predicted rewards."""
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
+        """Return expected rewards of the actions and, where the model knows any, their widths."""
 
-    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
-        """Score the actions and draw one that is allowed; None allows all."""
+    def decide(
+        self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Array, drawn: Draw
+    ) -> Choice:
+        """Predict, and draw an action that is allowed by the rule of a policy; None allows all."""
+
+    def progress(self, slot: int, n: int) -> int:
+        """Return how much was learned, for policies that explore less then; n counts the client's decisions."""
 
     def play(self, samples: list[Sample]) -> None:
         """Close a round: learn from its samples, at most one per client, in order of slots."""
@@ -51,17 +60,45 @@ class Model(Protocol):
         """Free what the personal models hold."""
 
 
-class Scored(ABC):
-    """A model that decides by its scores."""
+class Stored(Model, Protocol):
+    """A model whose state is plain arrays: they can be saved, published and compared. Messages under way are not."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return all that was learned."""
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from what ``to_arrays`` of such a model returned; its clients have their slots again."""
+
+
+class Predicting(ABC):
+    """A model that decides by what it predicts."""
 
     @abstractmethod
-    def scores(self, slot: int, shared: Actions, private: Actions) -> Array: ...
+    def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction: ...
 
-    def decide(self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Rule) -> Choice:
-        scores, probabilities = self.scores(slot, shared, private), np.empty(shared.n)
-        if not np.isfinite(scores).all():
+    def progress(self, slot: int, n: int) -> int:
+        return n
+
+    def decide(
+        self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Array, drawn: Draw
+    ) -> Choice:
+        means, widths = self.predict(slot, shared, private)
+        if not np.isfinite(means).all():
             raise ValueError("predictions are no longer finite: the shared model diverged, give it a smaller step_size")
         allowed = np.ones(shared.n, dtype=np.bool_) if allowed is None else allowed
-        code, setting, floor, n, seed, client = rule
-        action = choose(code, setting, floor, scores, allowed, n, seed, client, probabilities)
-        return action, float(probabilities[action]), scores
+        (n, seed, client), chances = drawn, np.empty(shared.n)
+        known = np.zeros(shared.n) if widths is None else widths
+        explore(rule, n, self.progress(slot, n), means, known, allowed, chances)
+        action = pick(chances, draw(seed, client, n))
+        return action, float(chances[action]), means, widths
+
+
+def decide_by(
+    policy: Policy, model: Model, slot: int, shared: Actions, private: Actions, allowed: Array | None, drawn: Draw
+) -> Choice:
+    """Do so by a policy that compiled code does not know."""
+    means, widths = model.predict(slot, shared, private)
+    n, seed, client = drawn
+    chances = checked_probabilities(policy, means, widths, allowed, model.progress(slot, n))
+    action = pick(chances, draw(seed, client, n))
+    return action, float(chances[action]), means, widths

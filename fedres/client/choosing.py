@@ -9,7 +9,8 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.draws import event_draw
-from fedres.exploration import FLOOR, named_policy, pick, probabilities_of
+from fedres.policies import HOSTED, loop_rule
+from fedres.policies.kernels import explore, pick
 from fedres.scoring.model import LEARNING_RATE
 
 
@@ -24,9 +25,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     crosses: bool = True
     personal: bool = True  # whether devices have models of their own
     policy: str = "epsilon-greedy"
-    epsilon: float = 0.1
-    floor: float = FLOOR
-    gamma: float = 10.0
+    epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]
+    floor: float = HOSTED["optimistic-squarecb"]["floor"]
+    gamma: float = HOSTED["squarecb"]["gamma"]
     learning_rate: float = LEARNING_RATE
     reward_range: tuple[float, float] = (0.0, 1.0)
     version: int = 0  # of the newest model
@@ -36,11 +37,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 def probabilities(scores: Array, widths: Array, allowed: Array, settings: Round, n_learned: int) -> Array:
     """Return what each action is drawn with after this many rewards, exactly as the service would."""
-    policy = named_policy(
-        settings.policy, settings.epsilon, settings.gamma, settings.floor, settings.reward_range, n_learned
-    )
-    chances, within = np.empty(scores.size), np.empty(scores.size)
-    probabilities_of(scores, widths, allowed, policy, within, chances)
+    chances = np.empty(scores.size)
+    explore(loop_rule(settings), 0, n_learned, scores, widths, allowed, chances)
     return chances
 
 

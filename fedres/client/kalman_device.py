@@ -24,14 +24,14 @@ from fedres.decisions.constants import START_EVENTS
 from fedres.decisions.federated_kalman import DeviceKalman, Example, Part
 from fedres.decisions.kalman_document import Document, read_document
 from fedres.decisions.kalman_state import Request
-from fedres.exploration import GREED
+from fedres.policies import HOSTED
 from fedres.scoring.features import Hashed, Named, Preparer
 from fedres.scoring.flattening import FeatureError
 
 if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
 
-NAME = "residual-kalman"
+NAME, POLICY = "residual-kalman", "optimistic-squarecb"
 MOST_EXAMPLES = 2_000  # kept when a model is downloaded; twice as many in between
 RELEARNED = "relearned"  # in the store: the last example there was when all were learned anew
 
@@ -166,7 +166,7 @@ class KalmanDevice(Device):
 
     def _read_models(self, kept: str | None) -> KalmanModels:
         if kept is None:
-            settings = Round(model=NAME, policy="optimistic-squarecb", gamma=GREED)
+            settings = Round(model=NAME, policy=POLICY, gamma=HOSTED[POLICY]["gamma"])
         else:
             settings = msgspec.json.decode(kept, type=Round)
         return KalmanModels(self._store, settings)

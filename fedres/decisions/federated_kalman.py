@@ -36,6 +36,7 @@ from fedres.decisions.kalman_state import (
     CORE,
     FIELDS,
     LENGTH,
+    LOG_DRIFT,
     NOISE,
     OWN,
     TAIL,
@@ -213,6 +214,7 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
     core = found[np.lexsort((found, -counts))][: CORE_SIZE - 1]
     length = np.sqrt(1 + counts.sum() / max(len(held), 1)) if shared is None else shared.numbers[LENGTH]
     own = new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS)
+    own.drift[LOG_DRIFT] = -np.inf  # its examples are few
     own.counts[BASES] = MAX_BASES  # as no one's weights are learned in it, it needs none
     if shared is not None:
         n = own.counts[FIELDS] = shared.counts[FIELDS]

@@ -36,7 +36,7 @@ class Example:
 class Fixed(Prior):
     """A τ that somebody else learns."""
 
-    def step(self, slope: float) -> None:
+    def step(self, slope: float, *, moves: bool = True) -> None:
         """Leave it as it is."""
 
 
@@ -72,6 +72,7 @@ class Device:
         self.server = server
         self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS)
         own.low, own.span, own.noise, own.length = server.low, server.span, server.noise, server.length
+        own.drift = Fixed(-np.inf)  # its examples are few
         for name, (prior, *_) in server.fields.items():
             own.fields[name] = Fixed(), Fixed(prior.log_tau), Fixed(prior.log_tau)
         counts: Counter[int] = Counter()

@@ -137,6 +137,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
         block_log_tau=np.array(arrays["block_log_tau"]),
         means=arrays["means"].astype(np.float64),
         covariances=covariances,
+        mean_slopes=np.zeros((n_blocks, d)),
     )
 
 

@@ -257,7 +257,7 @@ def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
 @bare_kernel
 def _renew(shared: Any, place: int, key: Key, log_tau: float) -> None:
     shared.block_keys[place], shared.block_log_tau[place] = key, log_tau
-    shared.means[place], shared.covariances[place] = 0.0, 0.0
+    shared.means[place], shared.covariances[place], shared.mean_slopes[place] = 0.0, 0.0, 0.0
     for i in range(shared.means.shape[1]):
         shared.covariances[place, i, i] = math.exp(log_tau)
 

@@ -13,11 +13,14 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     CORE_TAU_START,
+    LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
     LEAST_NOISE,
     LEAST_NOISE_RATE,
+    LOG_DRIFT_RATE,
     LOG_TAU_RATE,
     MAX_BASES,
+    MOST_LOG_DRIFT,
     MOST_LOG_TAU,
     MOST_NOISE,
     START_EVENTS,
@@ -45,7 +48,7 @@ from fedres.decisions.kalman_own import (
     touch_slot,
     turn_own,
 )
-from fedres.decisions.kalman_state import BASES, CORE, LEARNED, NOISE, OWN, TAIL, scratch_for
+from fedres.decisions.kalman_state import BASES, CORE, DRIFT_SQUARES, LEARNED, LOG_DRIFT, NOISE, OWN, TAIL, scratch_for
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 
@@ -156,6 +159,39 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
 
 
 @bare_kernel
+def learn_core(
+    shared: Any, block: int, z: Array, x: float, gain: Array, error: float, q: float, ahead: float, phi: float
+) -> None:
+    """W += P i e/q and P −= P i (P i)'/q with i = x z, of which then a share φ goes back to the prior.
+
+    The slopes of W by φ follow those of P i e/q, where dP/dφ is taken to be τ I − P, and of e: −``ahead``.
+    """
+    means, covariance, slopes = shared.means[block], shared.covariances[block], shared.mean_slopes[block]
+    tau = math.exp(shared.block_log_tau[block])
+    for i in range(gain.size):
+        slopes[i] += ((tau * z[i] - gain[i]) * error - gain[i] * ahead) * (x / q)
+        means[i] += gain[i] * (x * error / q)
+    for i in range(gain.size):
+        factor, row = gain[i] * (x * x / q), covariance[i]
+        for j in range(gain.size):
+            row[j] = (row[j] - factor * gain[j]) * (1 - phi)
+        row[i] += phi * tau
+
+
+@bare_kernel
+def step_drift(shared: Any, slope: float) -> None:
+    """log φ follows −d(e²/2)/dφ with AdaGrad's steps: up where errors go on in the direction of those before.
+
+    A model with φ = 0 never drifts.
+    """
+    drift = shared.drift
+    drift[DRIFT_SQUARES] += slope * slope
+    if slope != 0 and shared.counts[LEARNED] >= CORE_TAU_START and drift[LOG_DRIFT] >= LEAST_LOG_DRIFT:
+        moved = drift[LOG_DRIFT] + LOG_DRIFT_RATE * slope / math.sqrt(drift[DRIFT_SQUARES])
+        drift[LOG_DRIFT] = min(max(moved, LEAST_LOG_DRIFT), MOST_LOG_DRIFT)
+
+
+@bare_kernel
 def learn_diagonal(weight: Array, value: float, tau: float, error: float, q: float) -> None:
     """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
     b, h = np.float64(weight[0]), np.float64(weight[1])
@@ -204,7 +240,7 @@ def renew_basis(shared: Any, squares: Array) -> None:
 def learn_in(
     scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
 ) -> None:  # fmt: skip
-    d, k = shared.bases.shape[1], shared.bases.shape[2]
+    k = shared.bases.shape[2]
     keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
     where, slopes, own_weights, own_gains = scratch.where, scratch.slopes, scratch.own_weights, scratch.own_gains
     for e in range(events.users.size):
@@ -257,17 +293,13 @@ def learn_in(
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
         noise = shared.numbers[NOISE]
         variance += beside[e, 1]
-        q = noise + variance
+        q, ahead, phi = noise + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
+        for f in range(m):
+            for j in range(places.size):
+                ahead += xs[f] * shared.mean_slopes[where[f, 0], places[j]] * z[places[j]]
         for f in range(m):
             block, field, slot, x = where[f, 0], where[f, 1], where[f, 2], xs[f]
-            gain, means, covariance = gains[f], shared.means[block], shared.covariances[block]
-            for i in range(d):
-                means[i] += gain[i] * (x * error / q)
-            for i in range(d):
-                factor, row = gain[i] * (x * x / q), covariance[i]
-                if factor != 0:
-                    for j in range(d):
-                        row[j] -= factor * gain[j]
+            learn_core(shared, block, z, x, gains[f], error, q, ahead, phi)
             tau = tau_of(shared, field, TAIL)
             for j in range(n_tail):
                 learn_diagonal(
@@ -280,6 +312,7 @@ def learn_in(
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
             if shared.counts[LEARNED] >= CORE_TAU_START:
                 step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
+        step_drift(shared, error * ahead)
         shared.counts[LEARNED] += 1
         noise_square = (noise / q * error) ** 2 + noise * variance / q
         rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)

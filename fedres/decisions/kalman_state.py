@@ -19,6 +19,7 @@ from fedres.decisions.constants import (
     FIRST_SHARED_LOG_TAU,
     FIRST_VALUES,
     HEAD,
+    LEAST_LOG_DRIFT,
     MAX_BASES,
     MAX_FIELDS,
     MAX_SCALES,
@@ -30,6 +31,7 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
+LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
 MEDIAN, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 OWN, TAIL, CORE = range(3)  # columns of ``log_tau``: personal, tail and shared core weights
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
@@ -40,6 +42,7 @@ class Shared(NamedTuple):
 
     counts: Array  # int64: events learned, blocks, bases, fields, scales
     numbers: Array  # float64: noise, length of a context
+    drift: Array  # float64: log φ, the sum of squared slopes by it
     scale_keys: Array  # uint32, a table with empty slots: 0
     scale_core: Array  # int32, the coordinate in the core, −1 is none
     scale_seen: Array  # int32, how many of the first values there are
@@ -54,6 +57,7 @@ class Shared(NamedTuple):
     block_log_tau: Array  # float64, of the prior that is in its covariance
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
+    mean_slopes: Array  # float64, of W by φ: blocks × d
     tail: Array  # float32, (b, h) by hash
     moment: Array  # float64, the sum of zz'
     bases: Array  # float64, U: bases × d × k
@@ -128,7 +132,8 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
     )
 
 
-LEARNING_ONLY = ("scale_seen", "scale_first", "slope_squares", "block_used", "moment")  # predicting does without these
+# Predicting does without these.
+LEARNING_ONLY = ("drift", "scale_seen", "scale_first", "slope_squares", "block_used", "mean_slopes", "moment")
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
@@ -138,6 +143,7 @@ ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "block_log_tau": BLOCKS,
     "means": BLOCKS,
     "covariances": BLOCKS,
+    "mean_slopes": BLOCKS,
     "bases": BASES,
 }
 
@@ -150,6 +156,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     return Shared(
         counts=np.array([0, 0, 1, 1, 0], np.int64),
         numbers=np.array([FIRST_NOISE, length]),
+        drift=np.array([LEAST_LOG_DRIFT, 0.0]),
         scale_keys=np.zeros(SCALE_SLOTS, np.uint32),
         scale_core=np.full(SCALE_SLOTS, -1, np.int32),
         scale_seen=np.zeros(SCALE_SLOTS, np.int32),
@@ -164,6 +171,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         block_log_tau=np.zeros(1),
         means=np.zeros((1, d)),
         covariances=np.zeros((1, d, d)),
+        mean_slopes=np.zeros((1, d)),
         tail=np.zeros((1 << tail_bits, 2), np.float32),
         moment=np.zeros((d, d)),
         bases=bases,
@@ -173,7 +181,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
 def with_room(shared: Shared, n_blocks: int) -> Shared:
     """Return the model with room for this many blocks."""
     rows: dict[str, Array] = {}
-    for name in ("block_keys", "block_used", "block_log_tau", "means", "covariances"):
+    for name in ("block_keys", "block_used", "block_log_tau", "means", "covariances", "mean_slopes"):
         old = getattr(shared, name)
         rows[name] = np.zeros((n_blocks, *old.shape[1:]), old.dtype)
         rows[name][: len(old)] = old

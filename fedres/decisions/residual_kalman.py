@@ -170,7 +170,7 @@ class ResidualKalman:
             return
         shared = new_shared(arrays["moment"].shape[0], 1.0, self.max_blocks, self.tail_bits)
         for name, old in shared._asdict().items():
-            if name in arrays and name.startswith(("block", "means", "covariances")):
+            if name in arrays and name.startswith(("block", "mean", "covariances")):
                 shared = shared._replace(**{name: np.array(arrays[name])})
             elif name in arrays:
                 old[: len(arrays[name])] = arrays[name]

@@ -23,13 +23,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions import constants as the
+from fedres.decisions.jacobi_reference import eigenvectors
 
 Hashed = tuple[Sequence[int], Sequence[float]]
 Action = tuple[Sequence[int], Sequence[float], Sequence[int]]
@@ -72,6 +72,8 @@ class Scale:
 class Prior:
     """Variance τ = exp(l) of the weights of a field. l follows −d(e²/2)/dl = e dm/dl with AdaGrad's steps."""
 
+    rate, least, most = the.LOG_TAU_RATE, the.LEAST_LOG_TAU, the.MOST_LOG_TAU
+
     def __init__(self, log_tau: float = the.FIRST_LOG_TAU) -> None:
         self.log_tau, self.squares = log_tau, 0.0
 
@@ -79,11 +81,17 @@ class Prior:
     def tau(self) -> float:
         return math.exp(self.log_tau)
 
-    def step(self, slope: float) -> None:
+    def step(self, slope: float, *, moves: bool = True) -> None:
         self.squares += slope * slope
-        if slope:
-            moved = self.log_tau + the.LOG_TAU_RATE * slope / math.sqrt(self.squares)
-            self.log_tau = min(max(moved, the.LEAST_LOG_TAU), the.MOST_LOG_TAU)
+        if slope and moves:
+            moved = self.log_tau + self.rate * slope / math.sqrt(self.squares)
+            self.log_tau = min(max(moved, self.least), self.most)
+
+
+class Drift(Prior):
+    """Share φ = exp(l) of a block's covariance that goes back to its prior when it is learned; l steps as log τ."""
+
+    rate, least, most = the.LOG_DRIFT_RATE, the.LEAST_LOG_DRIFT, the.MOST_LOG_DRIFT
 
 
 Priors = tuple[Prior, Prior, Prior]  # of personal, tail and shared core weights
@@ -156,16 +164,20 @@ class Dense:
         self.log_tau = log_tau
         self.mean: Array = np.zeros(size)
         self.covariance: Array = math.exp(log_tau) * np.eye(size)
+        self.slope: Array = np.zeros(size)  # d mean/d φ
 
     def predict(self, z: Array) -> Array:
         """Return mean W·z, variance z'Pz and d mean/d log τ = z'PW/τ."""
         gain = self.covariance @ z
         return np.array([self.mean @ z, gain @ z, gain @ self.mean / math.exp(self.log_tau)])
 
-    def learn(self, inputs: Array, error: float, q: float) -> None:
-        gain = self.covariance @ inputs
+    def learn(self, inputs: Array, error: float, q: float, phi: float, ahead: float) -> None:
+        """Learn; then a share φ of P goes back to the prior. ``ahead`` is d(all means)/dφ, so that −ahead is de/dφ."""
+        gain, tau = self.covariance @ inputs, math.exp(self.log_tau)
+        self.slope += ((tau * inputs - gain) * error - gain * ahead) / q  # of P i e/q, with dP/dφ ≈ τ I − P
         self.mean += gain * error / q  # W += P i e/q
         self.covariance -= np.outer(gain, gain) / q  # P −= P i (P i)'/q
+        self.covariance += phi * (tau * np.eye(len(gain)) - self.covariance)
 
     def rebase(self, log_tau: float) -> None:
         """Take another prior, if it is far from the present one: P⁻¹ += (1/τ' − 1/τ) I, and P⁻¹W stays."""
@@ -217,21 +229,6 @@ def tail_place(block: int, coordinate: int, bits: int) -> int:
     return (mixed ^ mixed >> 13) & (1 << bits) - 1
 
 
-def eigenvectors(symmetric: Array, n: int) -> Array:
-    """Return the n leading ones as columns, by cyclic Jacobi: fixed sweeps in a fixed order, unlike LAPACK's."""
-    A, V, d = symmetric.copy(), np.eye(len(symmetric)), len(symmetric)
-    for i, j in the.JACOBI_SWEEPS * [*combinations(range(d), 2)]:
-        if abs(A[i, j]) > 1e-14:
-            cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle that makes A[i, j] zero
-            tangent = (1.0 if cotangent >= 0 else -1.0) / (abs(cotangent) + math.sqrt(cotangent * cotangent + 1))
-            cosine = 1 / math.sqrt(tangent * tangent + 1)
-            sine = tangent * cosine
-            A[:, i], A[:, j] = cosine * A[:, i] - sine * A[:, j], sine * A[:, i] + cosine * A[:, j]
-            A[i], A[j] = cosine * A[i] - sine * A[j], sine * A[i] + cosine * A[j]
-            V[:, i], V[:, j] = cosine * V[:, i] - sine * V[:, j], sine * V[:, i] + cosine * V[:, j]
-    return V[:, np.argsort(-np.diag(A), kind="stable")[:n]]
-
-
 class ResidualKalman:
     """The model: ``predict`` means and widths of actions, ``learn`` rewards; ``reward_range`` is where they lie."""
 
@@ -244,6 +241,7 @@ class ResidualKalman:
         self.start: list[Event] = []
         self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
         self.bases: list[Array] = []
+        self.drift: Prior = Drift(the.LEAST_LOG_DRIFT)
         self.scales: dict[tuple[str, int], Scale] = {}
         self.fields: dict[int, Priors] = {0: new_priors()}
         self.blocks: list[Block] = []
@@ -381,8 +379,9 @@ class ResidualKalman:
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
         q = self.noise + variance  # expected error²
+        ahead = sum(x * float(shared.slope @ z) for _, x, _, shared, *_ in used)  # d m/d φ
         for key, x, priors, shared, mine, _ in used:
-            shared.learn(x * z, error, q)
+            shared.learn(x * z, error, q, self.drift.tau, ahead)
             for coordinate, value in t:
                 place = tail_place(key, coordinate, self.tail_bits)
                 self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), priors[1].tau, error, q)
@@ -391,6 +390,7 @@ class ResidualKalman:
         for _, x, priors, _, _, parts in used:  # after the weights: all of them used the old τ
             for prior, slope in zip(priors[: 3 if n >= the.CORE_TAU_START else 2], parts[2, ::-1], strict=False):
                 prior.step(error * x * slope)
+        self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1
         square = (self.noise / q * error) ** 2 + self.noise * variance / q

@@ -131,20 +131,16 @@ def clamp(state: Array, prediction: Real) -> Real:
 
 
 @bare_kernel
-def _accumulate(state: Array, j: int, x: Real, squared_slope: Real) -> None:
-    """G_j += (4·e·e)·(x·x)"""
-    square = max(x * x, _SMALLEST_SQUARE)
-    place = at(3 + dim_of(state) + j)
-    state[place] = multiply_add(squared_slope, square, state[place])
+def _accumulate(squares: Array, j: int, x: Real, squared_slope: Real) -> None:
+    """G_j += (weight·4·e·e)·(x·x)"""
+    squares[at(j)] = multiply_add(squared_slope, max(x * x, _SMALLEST_SQUARE), squares[at(j)])
 
 
 @bare_kernel
-def _move(state: Array, j: int, x: Real, pull: Real) -> None:
-    """w_j += (2·e·η)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
-    squares = state[at(3 + dim_of(state) + j)]
-    if squares > 0:
-        place = at(2 + j)
-        state[place] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares)), state[place])
+def _move(weights: Array, squares: Array, j: int, x: Real, pull: Real) -> None:
+    """w_j += (2·e·η·weight)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
+    if squares[at(j)] > 0:
+        weights[at(j)] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares[at(j)])), weights[at(j)])
 
 
 @bare_kernel
@@ -157,21 +153,53 @@ def in_a_row(indices: Array) -> bool:
 
 
 @bare_kernel
-def _step_in_a_row(state: Array, shift: int, values: Array, constant: Real, squared_slope: Real, pull: Real) -> None:
-    """Do so for the weights ``shift``, ``shift + 1``, ...: side by side, which is faster."""
-    dim, n = dim_of(state), values.size
-    weights, sums = state[2 + shift : 2 + shift + n], state[3 + dim + shift : 3 + dim + shift + n]
-    for k in range(n):
+def _step_in_a_row(weights: Array, squares: Array, values: Array, squared_slope: Real, pull: Real) -> None:
+    """Take the step of weights that lie one after the other: side by side, which is faster."""
+    for k in range(values.size):
         x = np.float32(values[k])
         square = max(x * x, _SMALLEST_SQUARE)
-        total = multiply_add(squared_slope, square, sums[k])
-        total = total if x != 0 else sums[k]
+        total = multiply_add(squared_slope, square, squares[k])
+        total = total if x != 0 else squares[k]
         moved = multiply_add(pull, x * (np.float32(1) / np.sqrt(total)), weights[k])
         weights[k] = moved if x != 0 and total > 0 else weights[k]
-        sums[k] = total
+        squares[k] = total
+
+
+@bare_kernel
+def adaptive_step(
+    weights: Array,
+    squares: Array,
+    indices: Array,
+    shift: int,
+    values: Array,
+    constant: Real,
+    error: Real,
+    rate: Real,
+    importance: Real,
+) -> None:
+    """Take VW's step of label − prediction = ``error``, of importance weight h: h times the pull and the squared slope.
+
+    ``squares`` are the sums of squared gradients; the constant has the last place. A negative index has no weight.
+    """
+    h = np.float32(importance)
+    if not h * error * error > 0:
+        return
+    squared_slope = h * (np.float32(4) * error * error)
+    pull = np.float32(2) * error * (np.float32(rate) * h)
+    last = weights.size - 1
+    if in_a_row(indices) and indices[0] >= 0:
+        first, end = shift + indices[0], shift + indices[0] + values.size
+        _step_in_a_row(weights[first:end], squares[first:end], values, squared_slope, pull)
+    else:
+        for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
+            if np.float32(values[k]) != 0 and indices[k] >= 0:
+                _accumulate(squares, shift + indices[k], np.float32(values[k]), squared_slope)
+        for k in range(values.size):
+            if np.float32(values[k]) != 0 and indices[k] >= 0:
+                _move(weights, squares, shift + indices[k], np.float32(values[k]), pull)
     if constant != 0:
-        _accumulate(state, dim, np.float32(constant), squared_slope)
-        _move(state, dim, np.float32(constant), pull)
+        _accumulate(squares, last, np.float32(constant), squared_slope)
+        _move(weights, squares, last, np.float32(constant), pull)
 
 
 @bare_kernel
@@ -185,24 +213,9 @@ def weighted_step(
     rate: Real,
     importance: Real,
 ) -> None:
-    """Take that step for an example of VW's importance weight h: h times the pull, and h times the squared slope."""
-    if not importance * error * error > 0:
-        return
-    squared_slope = importance * (np.float32(4) * error * error)
-    pull = np.float32(2) * error * (np.float32(rate) * importance)
-    if in_a_row(indices):
-        _step_in_a_row(state, shift + indices[0], values, constant, squared_slope, pull)
-        return
-    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
-        if np.float32(values[k]) != 0:
-            _accumulate(state, shift + indices[k], np.float32(values[k]), squared_slope)
-    if constant != 0:
-        _accumulate(state, dim_of(state), np.float32(constant), squared_slope)
-    for k in range(values.size):
-        if np.float32(values[k]) != 0:
-            _move(state, shift + indices[k], np.float32(values[k]), pull)
-    if constant != 0:
-        _move(state, dim_of(state), np.float32(constant), pull)
+    """Take that step of a model that is one array."""
+    middle = 3 + dim_of(state)
+    adaptive_step(state[2:middle], state[middle:], indices, shift, values, constant, error, rate, importance)
 
 
 @bare_kernel

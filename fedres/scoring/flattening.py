@@ -36,6 +36,8 @@ class Limits:
     depth: int = 8  # objects inside each other
     name: int = 1_000  # characters of a name, an indicator's value included
     crosses: int = 250_000  # context features × features of all actions
+    number: float = LARGEST  # size of a number
+    arrays_of_objects: bool = False  # as Vowpal Wabbit writes namespaces; what is in them is named `array[0].name`
 
     def __post_init__(self) -> None:
         for name in ("features", "depth", "name", "crosses"):
@@ -62,6 +64,13 @@ def flatten(features: bytes, limits: Limits) -> list[Feature]:
     """Return the features in a JSON object; nothing or null is an object without any."""
     named: list[Feature] = []
     _flatten_text(features, limits, named)
+    return named
+
+
+def flatten_tree(tree: dict[str, Any], limits: Limits) -> list[Feature]:
+    """Return the features of a JSON object that is parsed already."""
+    named: list[Feature] = []
+    _flatten_object("", tree, 1, limits, named)
     return named
 
 
@@ -120,23 +129,26 @@ def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limit
         elif kind is dict:
             n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
         elif kind is list:
-            _flatten_array(name, value, limits, named)
+            _flatten_array(name, value, depth, limits, named)
         elif value:  # a number but 0, or true
-            _add(named, name, _number(name, value), name, limits)
+            _add(named, name, _number(name, value, limits), name, limits)
     return n_keys
 
 
-def _flatten_array(name: str, items: list[Any], limits: Limits, named: list[Feature]) -> None:
+def _flatten_array(name: str, items: list[Any], depth: int, limits: Limits, named: list[Feature]) -> None:
     strings = bool(items) and type(items[0]) is str
     kinds = (str,) if strings else (int, float)
     for i, item in enumerate(items):
+        if limits.arrays_of_objects and type(item) is dict:
+            _flatten_object(f"{name}[{i}].", item, depth + 1, limits, named)
+            continue
         if type(item) not in kinds:
             raise FeatureError(f"{name} must hold numbers alone or strings alone, got {_shown(item)} in it")
         if strings:
             _add(named, f"{name}={item}", 1.0, name, limits)
         elif item:
             at = f"{name}[{i}]"
-            _add(named, at, _number(at, item), at, limits)
+            _add(named, at, _number(at, item, limits), at, limits)
 
 
 def _add(named: list[Feature], name: str, value: float, field: str, limits: Limits) -> None:
@@ -148,9 +160,9 @@ def _add(named: list[Feature], name: str, value: float, field: str, limits: Limi
     named.append(Feature(name, value, field))
 
 
-def _number(name: str, value: float) -> float:
-    if not -LARGEST <= value <= LARGEST:
-        raise FeatureError(f"{name} must be within ±{LARGEST:g}, got {str(value)[:30]}")
+def _number(name: str, value: float, limits: Limits) -> float:
+    if not -limits.number <= value <= limits.number:
+        raise FeatureError(f"{name} must be within ±{limits.number:g}, got {str(value)[:30]}")
     return float(value)
 
 

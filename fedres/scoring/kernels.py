@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, at, kernel, multiply_add
+from fedres.local_learners.adagrad import Real, adaptive_step, at, kernel, multiply_add
 
 Key = Any  # uint32 inside the kernels
 
-_SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X2_MIN
+_ONE = np.float32(1)
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -98,36 +98,6 @@ def part_of(weights: Array, indices: Array, values: Array, offset: Real) -> Real
 
 
 @kernel
-def _accumulate(squares: Array, j: int, x: Real, squared_slope: Real) -> None:
-    """G_j += (weight·4·e·e)·(x·x)"""
-    squares[j] = multiply_add(squared_slope, max(x * x, _SMALLEST_SQUARE), squares[j])
-
-
-@kernel
-def _move(weights: Array, squares: Array, j: int, x: Real, pull: Real) -> None:
-    """w_j += (2·e·η·weight)·(x·(1/√G_j))"""
-    if squares[j] > 0:
-        weights[j] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares[j])), weights[j])
-
-
-@kernel
-def _step(
-    weights: Array, squares: Array, indices: Array, values: Array, error: Real, importance: Real, rate: Real
-) -> None:
-    one = np.float32(1)
-    squared_slope = np.float32(importance) * (np.float32(4) * error * error)
-    pull = np.float32(2) * error * (np.float32(rate) * np.float32(importance))
-    for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
-        if values[k] != 0 and indices[k] >= 0:
-            _accumulate(squares, indices[k], values[k], squared_slope)
-    _accumulate(squares, squares.size - 1, one, squared_slope)
-    for k in range(values.size):
-        if values[k] != 0 and indices[k] >= 0:
-            _move(weights, squares, indices[k], values[k], pull)
-    _move(weights, squares, weights.size - 1, one, pull)
-
-
-@kernel
 def _error(prediction: Real, label: Real, lo: Real, hi: Real) -> Real:
     return np.float32(label) - min(max(prediction, np.float32(lo)), np.float32(hi))
 
@@ -142,7 +112,7 @@ def learn_shared(
     indices = indices_of(keys, shift)
     error = _error(part_of(weights, indices, values, offset), label, span[0], span[1])
     if error * error > 0:
-        _step(weights, squares, indices, values, error, importance, rate)
+        adaptive_step(weights, squares, indices, 0, values, _ONE, error, rate, importance)
 
 
 @kernel
@@ -154,7 +124,7 @@ def correct_shared(
     span[0], span[1] = min(span[0], np.float32(label)), max(span[1], np.float32(label))
     error = _error(np.float32(prediction), label, span[0], span[1])
     if error * error > 0:
-        _step(weights, squares, indices_of(keys, shift), values, error, importance, rate)
+        adaptive_step(weights, squares, indices_of(keys, shift), 0, values, _ONE, error, rate, importance)
 
 
 @kernel
@@ -198,5 +168,5 @@ def learn_personal(
     error = _error(part_of(weights, slots_of(keys, table), values, offset), label, span[0], span[1])
     if error * error > 0:
         slots, count = put(table, keys[values != 0], count)
-        _step(weights, squares, slots, values[values != 0], error, importance, rate)
+        adaptive_step(weights, squares, slots, 0, values[values != 0], _ONE, error, rate, importance)
     return count

@@ -16,13 +16,16 @@ import numpy as np
 from bandits.models.least_squares import add_row
 from fedres.checks import Array
 from fedres.decisions.residual_kalman import NO_MODEL, Prediction, ResidualKalman, events_of
-from fedres.exploration import FLOOR, GREED, epsilon_greedy, optimistic_squarecb, pick
 from fedres.local_learners.adagrad import kernel
+from fedres.policies import EpsilonGreedy, OptimisticSquareCB
+from fedres.policies.kernels import explore, pick
 from fedres.scoring.features import Prepared
 from fedres.scoring.model import PersonalModel, SharedModel, learn, score
 from libsvm_tasks.bandit_peers import PEERS
 from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, NoScaling
 from libsvm_tasks.decisions.rounds import Features, Round, Stream
+
+KALMAN_RULE, ADAGRAD_RULE = OptimisticSquareCB().rule((0.0, 1.0)), EpsilonGreedy(0.1).rule((0.0, 1.0))
 
 Choice = tuple[int, Any]  # the action, and a token for ``learn``
 
@@ -66,8 +69,7 @@ class Kalman:
 
 
 def _choose(found: Prediction, width: float, learned: int, draw: float, out: Array) -> int:
-    allowed, gamma = np.ones(out.size, np.bool_), GREED * learned**0.5
-    optimistic_squarecb(found.means, width * found.widths, allowed, 0.0, gamma, FLOOR, out)
+    explore(KALMAN_RULE, 0, learned, found.means, width * found.widths, np.ones(out.size, np.bool_), out)
     return pick(out, draw)
 
 
@@ -99,8 +101,8 @@ class AdaGrad:
         prepared = Prepared(request.hashes, request.values, request.starts, True)
         mine = self.own.setdefault(now.user, PersonalModel())
         shared, personal = score(prepared, self.shared.weights, mine)
-        scores = np.maximum((shared + personal).astype(float), 0.0)
-        epsilon_greedy(scores, np.ones(out.size, np.bool_), 0.1, out)
+        scores = (shared + personal).astype(float)
+        explore(ADAGRAD_RULE, 0, 0, scores, scores, np.ones(out.size, np.bool_), out)
         action = pick(out, draw)
         return action, (prepared, action, mine)
 

@@ -33,8 +33,16 @@ def bandit(
     clients: Annotated[int, typer.Option(help="Number P of clients.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds T; each client decides once a round.")] = 8000,
     policy: Annotated[
-        str, typer.Option(help="explore-every (the paper's), epsilon-greedy, squarecb or linucb.")
+        str,
+        typer.Option(
+            help="explore-every (the paper's), epsilon-greedy, squarecb, optimistic-squarecb, linucb, greedy, softmax,"
+            " or one of an installed package; options may follow, such as softmax:temperature=0.1."
+        ),
     ] = "epsilon-greedy",
+    model: Annotated[
+        str | None,
+        typer.Option(help="adagrad, linucb or residual-kalman (the service's); what suits the policy unless given."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Share of exploration: 0.02 unless given, 0.1 for explore-every.")
     ] = None,
@@ -43,7 +51,7 @@ def bandit(
     ] = None,
     floor: Annotated[
         float | None,
-        typer.Option(help="Share of all probability spread evenly: 0.01 for squarecb, else 0 unless given."),
+        typer.Option(help="Share of all probability spread evenly; unless given, what the policy has."),
     ] = None,
     task: Annotated[
         str,
@@ -60,7 +68,9 @@ def bandit(
     local_learner: Annotated[
         str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")
     ] = "linear",
-    shared_features: Annotated[str, typer.Option(help="What the shared model sees: half or all.")] = "half",
+    shared_features: Annotated[
+        str | None, typer.Option(help="What the shared model sees: half (all for residual-kalman) or all.")
+    ] = None,
     local_features: Annotated[str, typer.Option(help="What personal models see: all, or the other half.")] = "all",
     rollouts: Annotated[int, typer.Option(help="Independent repetitions.")] = 5,
     seed: Seed = 0,
@@ -78,7 +88,7 @@ def bandit(
     Each client alone, one model for all, and both together (fedres) decide on the same rows.
     """
     from libsvm_tasks.bandit_log import write_log
-    from libsvm_tasks.bandit_replay import Setup, make_scheme, run
+    from libsvm_tasks.bandit_replay import Setup, make_scheme, run, shared_features_of
     from libsvm_tasks.grid import cluster
     from libsvm_tasks.load import cache_folder
     from libsvm_tasks.plots import check_path, plot_bandit
@@ -88,15 +98,12 @@ def bandit(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if plot is not None:
         check_path(plot)
-    setup = Setup(dataset, clients, rounds, rollouts, task, shared_features, local_features, seed, label)
     given = {"epsilon": epsilon, "half_life": half_life, "floor": floor}
     options = {name: value for name, value in given.items() if value is not None}
-    rows = [
-        make_scheme(
-            name.strip(), policy, options, global_learner=global_learner, local_learner=local_learner, delay=delay
-        )
-        for name in schemes.split(",")
-    ]
+    learners = {"model": model, "global_learner": global_learner, "local_learner": local_learner}
+    rows = [make_scheme(name.strip(), policy, options, **learners, delay=delay) for name in schemes.split(",")]
+    seen = shared_features or shared_features_of(rows)
+    setup = Setup(dataset, clients, rounds, rollouts, task, seen, local_features, seed, label)
     journal = cache_folder() / "unfinished" / f"{hashlib.sha256(repr((setup, rows)).encode()).hexdigest()[:16]}.jsonl"
     with cluster(backend, address, jobs), progress_bar(f"deciding on {dataset}") as progress:
         result = run(setup, rows, jobs=jobs, journal=journal, progress=progress)
@@ -118,7 +125,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="What to value; may be given several times: uniform, constant:ACTION, greedy, epsilon-greedy:0.1,"
-            " squarecb:10, file:PATH (JSON lines with event_id and probabilities), logging."
+            " squarecb:10, softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and"
+            " probabilities), logging."
         ),
     ] = None,
     estimator: Annotated[

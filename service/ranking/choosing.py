@@ -13,8 +13,9 @@ from fedres.decisions.kalman_kernels import predict_in
 from fedres.decisions.kalman_own import BASIS, turn_own
 from fedres.decisions.kalman_state import BASES, Request
 from fedres.decisions.kalman_state import scratch_for as kalman_scratch
-from fedres.exploration import Policy, named_policy, pick, probabilities_of
 from fedres.local_learners.adagrad import kernel
+from fedres.policies import loop_rule
+from fedres.policies.kernels import explore, pick
 from fedres.scoring.features import Hashed, Prepared
 from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
@@ -28,11 +29,16 @@ NO_KEY: Key = (0, 0)  # of nobody's model
 NO_MEMORY: Array = np.zeros(8, np.uint64)
 
 
+class Policy(NamedTuple):
+    """How a loop explores."""
+
+    rule: Array
+    n_learned: int  # rewards
+
+
 def policy_of(settings: Settings, n_learned: int) -> Policy:
     """Return what the settings of a loop come to."""
-    return named_policy(
-        settings.policy or "", settings.epsilon, settings.greed, settings.floor, settings.reward_range, n_learned
-    )
+    return Policy(loop_rule(settings), n_learned)
 
 
 class Question(NamedTuple):
@@ -112,7 +118,7 @@ def _choose_all(
     n_actions, sizes, hashes, values, keys, allowed, draws = asked
     own, most = np.empty(words_for(MAX_SLOTS), np.uint64), max(n_actions)
     scratch, parts = scratch_for(hashes.size, MAX_SLOTS), np.empty((most, 2), np.float32)
-    starts, within, widths = np.empty(most + 1, np.int64), np.empty(most), np.zeros(most)
+    starts, widths, (rule, n_learned) = np.empty(most + 1, np.int64), np.zeros(most), policy
     row = first = action = 0
     for k in range(n_actions.size):
         n = n_actions[k]
@@ -127,7 +133,7 @@ def _choose_all(
         scores, chances = numbers[1, action : action + n], numbers[0, action : action + n]
         for a in range(n):
             scores[a] = parts[a, 0] + parts[a, 1]
-        probabilities_of(scores, widths[:n], allowed[action : action + n], policy, within[:n], chances)
+        explore(rule, 0, n_learned, scores, widths[:n], allowed[action : action + n], chances)
         actions[k] = pick(chances, draws[k])
         row, first, action = row + n + 1, last, action + n
 
@@ -144,7 +150,8 @@ def _choose_kalman(
         n_table *= 2
     known, known_parts = np.empty(n_table, np.uint32), np.empty((n_table, 3))
     scratch = kalman_scratch(shared.bases.shape[1], shared.bases.shape[2], hashes.size, hashes.size, 1)
-    starts, parts, within, widths = np.empty(most + 1, np.int64), np.empty((most, 3)), np.empty(most), np.empty(most)
+    starts, parts, widths = np.empty(most + 1, np.int64), np.empty((most, 3)), np.empty(most)
+    rule, n_learned = policy
     row = first = action = 0
     for k in range(n_actions.size):
         n = n_actions[k]
@@ -169,7 +176,7 @@ def _choose_kalman(
         for a in range(n):
             scores[a] = low + span * parts[a, 0] + span * parts[a, 1]
             widths[a] = span * np.sqrt(max(parts[a, 2], 0.0))
-        probabilities_of(scores, widths[:n], allowed[action : action + n], policy, within[:n], chances)
+        explore(rule, 0, n_learned, scores, widths[:n], allowed[action : action + n], chances)
         actions[k] = pick(chances, draws[k])
         row, first, action = row + n + 1, last, action + n
 

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.exploration import named_policy, probabilities_of, spread
+from fedres.policies import POLICIES, loop_rule
+from fedres.policies.kernels import explore, spread
 from service.ranking.experiments import Bounds
 from service.ranking.reports import range_of
 from service.ranking.series import LEAST_VALUED, Finished, logged_events
@@ -103,14 +104,11 @@ def _evaluated(events: Sequence[Finished], now: Settings, given: Mapping[str, Se
 
 def _target(one: Finished, then: Settings, wanted: Settings) -> list[float] | None:
     """Return the probabilities that other settings would have given, None where the log does not tell."""
-    if wanted.policy == OPTIMISTIC:
-        return _rescaled(np.array(one.probabilities), then, wanted) if then.policy == OPTIMISTIC else None
-    policy = named_policy(
-        str(wanted.policy), wanted.epsilon, wanted.greed, wanted.floor, wanted.reward_range, one.n_learned
-    )
+    if POLICIES[str(wanted.policy)].needs_widths:
+        return _rescaled(np.array(one.probabilities), then, wanted) if then.policy == wanted.policy else None
     scores, n = np.array(one.scores), len(one.scores)
     found = np.empty(n)
-    probabilities_of(scores, np.zeros(n), np.ones(n, np.bool_), policy, np.empty(n), found)
+    explore(loop_rule(wanted), 0, one.n_learned, scores, np.zeros(n), np.ones(n, np.bool_), found)
     return _summed(found)
 
 

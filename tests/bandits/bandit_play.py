@@ -10,7 +10,9 @@ KINDS = {
     "readable": {"local_learner": "linear", "uplink_delay": [0, 1, 2, 0], "capacity": 4},
     "vw": {"local_learner": "vw", "capacity": 4},
     "least squares": {"policy": "linucb"},
+    "residual-kalman": {"policy": "optimistic-squarecb"},
 }
+PRIVATE = [kind for kind in KINDS if kind != "residual-kalman"]  # those whose personal models may see more
 
 
 def bandit_of(kind, **options):

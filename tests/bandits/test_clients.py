@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from bandit_play import KINDS, D, bandit_of, play, problem
+from bandit_play import PRIVATE, D, bandit_of, play, problem
 
 from bandits import FederatedBandit, arms, rows
 from bandits.actions import none
@@ -27,7 +27,7 @@ def test_more_clients_than_seats_are_refused_and_nobody_else_notices(kind):
         assert play(bandit, 12, seed=1, clients="abcd") == play(twin, 12, seed=1, clients="abcd")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRIVATE)
 def test_a_client_that_leaves_and_comes_back_starts_empty(kind):
     with bandit_of(kind, scheme="independent") as bandit:
         play(bandit, 60)
@@ -54,7 +54,7 @@ def assert_nothing_is_handed_on(bandit):
     assert spread > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRIVATE)
 def test_a_used_place_hands_nothing_on(kind):
     with bandit_of(kind) as bandit:
         assert_nothing_is_handed_on(bandit)
@@ -80,7 +80,7 @@ def test_a_used_place_counts_decisions_from_one():
     assert bandit.model_version == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRIVATE)
 def test_a_reward_for_a_client_that_left_is_taken_and_not_learned(kind):
     with bandit_of(kind) as bandit, bandit_of(kind) as twin:
         for b in (bandit, twin):

@@ -2,36 +2,56 @@
 
 import numpy as np
 import pytest
-from bandit_play import KINDS, LOCAL, D, bandit_of, play, problem
+from bandit_play import KINDS, LOCAL, PRIVATE, D, bandit_of, play, problem
 
 from bandits import FederatedBandit, UnknownDecisionError, arms, policy, rows, sparse
-from bandits.policies import POLICIES
 from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.policies import POLICIES
 
 
-def reference(chosen, scores, n):
-    """Return the probabilities of all actions of a client's n-th decision."""
-    scores, k = np.asarray(scores), len(scores)
+def reference(chosen, decision, n, learned):
+    """Return the probabilities of all actions of a client's n-th decision, after so many rewards."""
+    scores, k, name = decision.scores, len(decision.scores), type(chosen).__name__
+    if name == "LinUCB":
+        scores = scores + chosen.alpha * decision.widths
+    if name == "OptimisticSquareCB":
+        scores = np.maximum(scores, 0) + decision.widths
     best = scores == scores.max()
-    name, setting = type(chosen).__name__, getattr(chosen, "epsilon", 0.0)
-    if name == "ExploreEvery":
-        return np.full(k, 1 / k) if n % round(1 / setting) == 0 else best / best.sum()
-    if name == "SquareCB":
-        p = np.where(best, 0.0, 1 / (k + chosen.scale * np.sqrt(n) * (scores.max() - scores)))
-        return (1 - chosen.floor) * (p + best * (1 - p.sum()) / best.sum()) + chosen.floor / k
-    return setting / k + (1 - setting) * best / best.sum()
+    p = best / best.sum()
+    if name == "ExploreEvery" and n % round(1 / chosen.epsilon) == 0:
+        p = np.full(k, 1 / k)
+    if name == "EpsilonGreedy":
+        p = chosen.epsilon / k + (1 - chosen.epsilon) * p
+    if "SquareCB" in name:
+        p = np.where(best, 0.0, 1 / (k + chosen.gamma * np.sqrt(learned) * (scores.max() - scores)))
+        p = p + best * (1 - p.sum()) / best.sum()
+    if name == "Softmax":
+        p = np.exp((scores - scores.max()) / chosen.temperature)
+        p = p / p.sum()
+    return (1 - chosen.floor) * p + chosen.floor / k
+
+
+OPTIONS = {
+    "epsilon-greedy": {"epsilon": 0.3},
+    "squarecb": {"gamma": 2.0},
+    "optimistic-squarecb": {"gamma": 2.0},
+    "linucb": {"floor": 0.1},
+    "greedy": {"floor": 0.1},
+    "softmax": {"temperature": 0.3},
+}
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_decision_carries_the_probability_it_was_really_drawn_with(name):
     """Two of the actions are the same, so that there are ties to draw from under every policy."""
-    chosen = policy(name, **{"epsilon-greedy": {"epsilon": 0.3}, "squarecb": {"scale": 2.0}}.get(name, {}))
-    bandit, rng, n_rounds = FederatedBandit(chosen, local_learner="linear", seed=11), np.random.default_rng(4), 6000
+    chosen, rng, n_rounds = policy(name, **OPTIONS.get(name, {})), np.random.default_rng(4), 6000
+    bandit = FederatedBandit(chosen, seed=11)
     values, hits = np.empty((n_rounds, 3)), np.empty(n_rounds, dtype=int)
     for t in range(n_rounds):
         x = rng.normal(size=(2, D))
         decision = bandit.decide("anna", rows(x[[0, 1, 1]]))
-        values[t], hits[t] = reference(chosen, decision.scores, t + 1), decision.action
+        learned = t if name == "optimistic-squarecb" else t + 1  # residual-kalman counts rewards
+        values[t], hits[t] = reference(chosen, decision, t + 1, learned), decision.action
         assert decision.probability == pytest.approx(values[t, decision.action], abs=1e-12)
         bandit.reward(decision.id, float(rng.random() < 0.5 + 0.4 * np.tanh(x[min(decision.action, 1), 0])))
     edges = np.unique(np.quantile(values[values > 0], np.linspace(0, 1, 9)).round(9))
@@ -81,10 +101,11 @@ def test_one_action_is_chosen_for_sure(kind):
             bandit.reward(decision.id, 0.5)
 
 
-@pytest.mark.parametrize("kind", ["compiled", "readable", "vw"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_actions_may_change_from_one_decision_to_the_next(kind):
-    rng = np.random.default_rng(0)
-    with bandit_of(kind, epsilon=1.0) as bandit:
+    rng, uniform = np.random.default_rng(0), {"policy": "epsilon-greedy", "epsilon": 1.0}
+    model = {"least squares": "linucb", "residual-kalman": kind}.get(kind, "adagrad")
+    with bandit_of(kind, **uniform, model=model) as bandit:
         for n in (2, 5, 1, 4, 4, 3):
             decision = bandit.decide("anna", rows(rng.normal(size=(n, D))))
             assert (decision.scores.size, decision.probability) == (n, 1 / n)
@@ -117,7 +138,7 @@ def test_rewards_in_any_order_and_in_batches_count_as_if_they_had_come_one_by_on
     assert one.model_version == other.model_version == 19
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRIVATE)
 def test_late_rewards_are_learned_one_a_round_and_missing_ones_do_no_harm(kind):
     with bandit_of(kind) as bandit:
         made = [bandit.decide("anna", rows(x), rows(z)) for x, z, _ in problem(30)]
@@ -132,7 +153,7 @@ def test_late_rewards_are_learned_one_a_round_and_missing_ones_do_no_harm(kind):
         assert bandit.decide("anna", *map(rows, next(problem(1))[:2])).scores.any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRIVATE)
 def test_learning_beats_chance(kind):
     with bandit_of(kind, **({} if kind == "least squares" else {"epsilon": 0.1})) as bandit:
         chosen = [action for action, _, _ in play(bandit, 400)]

@@ -47,8 +47,8 @@ def brute_force(data, g=G, width=L):
     return np.linalg.solve(matrix, table.T @ y), np.linalg.inv(matrix)
 
 
-def model_of(scheme="fedres", delay=0, alpha=0.5):
-    return LeastSquaresModel(scheme, rows(np.ones((1, G))), rows(np.ones((1, L))), alpha, RIDGE, delay)
+def model_of(scheme="fedres", delay=0):
+    return LeastSquaresModel(scheme, rows(np.ones((1, G))), rows(np.ones((1, L))), RIDGE, delay)
 
 
 def weights_of(model):
@@ -65,17 +65,18 @@ def test_both_models_are_the_joint_minimiser_after_any_samples(n, seed):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_scores_are_mean_plus_width_of_the_joint_problem(scheme):
-    alpha, data = 1.3, samples(40, 1)
+def test_means_and_widths_are_those_of_the_joint_problem(scheme):
+    data = samples(40, 1)
     g, width = (0 if scheme == "independent" else G), (0 if scheme == "central" else L)
     solution, inverse = brute_force(data, g, width)
-    model, rng = play(model_of(scheme, alpha=alpha), data), np.random.default_rng(2)
+    model, rng = play(model_of(scheme), data), np.random.default_rng(2)
     for slot in range(K):
         xg, xl = rng.normal(size=(4, G)), rng.normal(size=(4, L))
         probe = joint_rows([(slot, a, b, 0) for a, b in zip(xg, xl, strict=True)], g, width)
         variance = np.einsum("nd,de,ne->n", probe, inverse, probe)
-        expected = probe @ solution + alpha * np.sqrt(variance)
-        assert model.scores(slot, rows(xg), rows(xl)) == pytest.approx(expected, abs=1e-8)
+        means, widths = model.predict(slot, rows(xg), rows(xl))
+        assert means == pytest.approx(probe @ solution, abs=1e-8)
+        assert widths == pytest.approx(np.sqrt(variance), abs=1e-8)
 
 
 def test_delay_changes_when_the_server_knows_and_never_what():
@@ -99,8 +100,8 @@ def test_arms_are_problems_of_their_own():
         return rows(table)
 
     first = arms(np.ones(2), n_arms)
-    blocks = LeastSquaresModel("fedres", first, first, 0.5, RIDGE)
-    whole = LeastSquaresModel("fedres", unrolled(np.ones(2)), unrolled(np.ones(2)), 0.5, RIDGE)
+    blocks = LeastSquaresModel("fedres", first, first, RIDGE)
+    whole = LeastSquaresModel("fedres", unrolled(np.ones(2)), unrolled(np.ones(2)), RIDGE)
     assert (blocks.blocks, whole.blocks) == (n_arms, 1)
     for model in (blocks, whole):
         for slot in range(K):
@@ -110,12 +111,13 @@ def test_arms_are_problems_of_their_own():
         for model, actions in ((blocks, arms(context, n_arms)), (whole, unrolled(context))):
             model.play([(slot, a, actions, actions, y)])
         one, two = arms(context, n_arms), unrolled(context)
-        assert blocks.scores(slot, one, one) == pytest.approx(whole.scores(slot, two, two), abs=1e-8)
+        for mine, theirs in zip(blocks.predict(slot, one, one), whole.predict(slot, two, two), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-8)
 
 
 def test_a_client_without_features_of_its_own_uploads_its_samples_as_they_are():
     data = samples(20, 5)
-    model = LeastSquaresModel("fedres", rows(np.ones((1, G))), none(1), 0.5, RIDGE)
+    model = LeastSquaresModel("fedres", rows(np.ones((1, G))), none(1), RIDGE)
     for slot in range(K):
         model.join(slot)
     for slot, xg, _, y in data:
@@ -127,7 +129,7 @@ def test_a_client_without_features_of_its_own_uploads_its_samples_as_they_are():
 def test_old_samples_count_by_halves_and_the_ridge_stays(scheme):
     """Made anew, a model is ridge regression on samples weighted 2^(−age/half-life), age in a client's own samples."""
     half_life, n = 20.0, EVERY
-    model = LeastSquaresModel(scheme, rows(np.ones((1, G))), rows(np.ones((1, L))), 0.5, RIDGE, half_life=half_life)
+    model = LeastSquaresModel(scheme, rows(np.ones((1, G))), rows(np.ones((1, L))), RIDGE, half_life=half_life)
     model.join(0)
     data = samples(n, 7)
     for _, xg, xl, y in data:
@@ -142,13 +144,13 @@ def test_old_samples_count_by_halves_and_the_ridge_stays(scheme):
 
 def test_an_arm_that_is_not_chosen_grows_wide_again_up_to_where_it_began():
     first = arms(np.ones(2), 2)
-    model = LeastSquaresModel("independent", none(2), first, 1.0, RIDGE, half_life=5.0)
+    model = LeastSquaresModel("independent", none(2), first, RIDGE, half_life=5.0)
     model.join(0)
     wide = []
     for t in range(80):
         context = arms(np.array([1.0, 0.5]), 2)
-        model.play([(0, 0 if t < 20 else 1, none(2), context, 0.0)])  # rewards of 0: scores are widths
-        wide.append(model.scores(0, none(2), context)[0])
+        model.play([(0, 0 if t < 20 else 1, none(2), context, 0.0)])
+        wide.append(model.predict(0, none(2), context)[1][0])
     start = np.sqrt((1 + 0.25 + 1) / RIDGE)  # arms add a constant
     assert wide[19] < 0.5 * start
     assert (np.diff(wide[19:]) >= 0).all()
@@ -159,7 +161,7 @@ def test_a_half_life_finds_weights_that_flipped_and_none_does_not():
     """Regret is half of the gap between the two arms' rewards while a model believes the old weights."""
     rng, errors = np.random.default_rng(0), {}
     for half_life in (math.inf, 100.0):
-        model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), 0.0, RIDGE, half_life=half_life)
+        model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), RIDGE, half_life=half_life)
         model.join(0)
         rng = np.random.default_rng(0)
         for t in range(2000):
@@ -173,7 +175,7 @@ def test_a_half_life_finds_weights_that_flipped_and_none_does_not():
 def test_large_features_cost_no_digits():
     """Features 10⁴ times as large, 5,000 samples: rank-one updates alone were off by far more than what is left."""
     rng, size, n = np.random.default_rng(3), 1e4, 5000
-    model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), 0.5, RIDGE)
+    model = LeastSquaresModel("central", rows(np.ones((1, G))), none(1), RIDGE)
     model.join(0)
     x = size * (rng.normal(size=(n, 1)) + 1e-3 * rng.normal(size=(n, G)))  # nearly one direction
     y = x @ np.array([1.0, -2.0, 0.5]) / size + 0.1 * rng.normal(size=n)

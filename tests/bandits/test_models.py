@@ -7,12 +7,13 @@ from bandits.actions import arms, none, rows, sparse
 from bandits.models.choose import Choice, default_rates
 from bandits.models.compiled import AdaGradModel
 from bandits.models.federation import AloneModel, FederationModel, Seat
+from bandits.models.kalman import KalmanModel
 from bandits.models.least_squares import LeastSquaresModel
 from bandits.models.protocol import SCHEMES
-from bandits.policies import EpsilonGreedy, LinUCB
 from fedres import LinearLearner, VWLearner, global_learner
 from fedres.local_learners.trusted import Trusted
 from fedres.local_learners.vw import bits_for
+from fedres.policies import EpsilonGreedy, LinUCB, OptimisticSquareCB
 
 K, RATES = 3, (0.7, 0.4)
 
@@ -35,7 +36,7 @@ def feed(model, n_rounds, seed=0, probe=None):
         model.play(
             [(int(k), int(rng.integers(2)), x, x, float(rng.random())) for k, x in zip(present, offered, strict=True)]
         )
-        seen.append([model.scores(slot, probe, probe) for slot in range(K)])
+        seen.append([model.predict(slot, probe, probe)[0] for slot in range(K)])
     return np.array(seen)
 
 
@@ -68,10 +69,10 @@ def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme)
         for model in (late, prompt):
             if t < K:
                 model.join(t)
-            made.append(model.decide(t % K, x, z, allowed, (1, 0.1, 0.0, t, 0, 0)))
+            made.append(model.decide(t % K, x, z, allowed, EpsilonGreedy(0.1).rule(), (t, 0, 0)))
             model.play([(t % K, made[0][0], x, z, t % 2)])
-        prompt.scores(0, x, z)
-        (one, p, scores), (two, q, others) = made
+        prompt.predict(0, x, z)
+        (one, p, scores, _), (two, q, others, _) = made
         assert (one, p, scores.tolist()) == (two, q, others.tolist())
         spread += np.ptp(scores)
     assert late.version == prompt.version == (0 if scheme == "independent" else 60)
@@ -84,10 +85,12 @@ def test_a_model_is_chosen_by_what_was_asked_for(scheme):
     kinds = {
         AdaGradModel: choice(scheme=scheme),
         LeastSquaresModel: choice(scheme=scheme, policy=LinUCB()),
+        KalmanModel: choice(scheme=scheme, policy=OptimisticSquareCB()),
         AloneModel if scheme == "independent" else FederationModel: choice(scheme=scheme, uplink_delay=[0, 1, 2]),
     }
     for kind, asked in kinds.items():
         assert type(asked.model(actions, actions)) is kind
+    assert type(choice(scheme=scheme, model_asked_for="linucb").model(actions, actions)) is LeastSquaresModel
     assert type(choice(scheme=scheme, uplink_delay=np.int64(2)).model(actions, actions)) is AdaGradModel
 
 
@@ -111,15 +114,15 @@ def test_a_side_without_features_has_no_model(local_learner):
         model.join(0)
         for t in range(20):
             model.play([(0, t % 2, shared, private, float(t % 2))])
-        assert np.diff(model.scores(0, shared, private))[0] > 0.5
+        assert np.diff(model.predict(0, shared, private)[0])[0] > 0.5
         model.close()
 
 
 def test_linucb_on_no_features_at_all_takes_any_number_of_actions():
-    model = LeastSquaresModel("central", none(2), none(2), 0.5, 0.5)
+    model = LeastSquaresModel("central", none(2), none(2), 0.5)
     model.join(0)
     assert model.blocks == 1
-    assert model.scores(0, none(7), none(7)).tolist() == [0] * 7
+    assert [numbers.tolist() for numbers in model.predict(0, none(7), none(7))] == [[0] * 7] * 2
 
 
 def test_linucb_refuses_what_would_not_fit_in_memory():

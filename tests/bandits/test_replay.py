@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bandits import FederatedBandit, policy
-from bandits.policies import POLICIES
 from bandits.replay import replay
 from bandits.streams import Chunk, Multiclass, Realizable
+from fedres.policies import POLICIES
 
 
 def classes():
@@ -61,12 +61,11 @@ def step(stream, chosen, scheme, delay, **options):
 @pytest.mark.parametrize("delay", [0, 3])
 def test_a_replay_makes_the_decisions_of_the_bandit(stream, name, scheme, delay):
     chosen = policy(name, **({"epsilon": 0.2} if name == "explore-every" else {}))
-    outcome = replay(STREAMS[stream], chosen, scheme, delay=delay, seed=1)
-    learners = ["linear"] if name == "linucb" else ["linear", "vw"]
-    for local_learner in learners:
-        action, probability = step(
-            STREAMS[stream], chosen, scheme, delay, local_learner=local_learner, capacity=STREAMS[stream].n_clients
-        )
+    model = "linucb" if chosen.needs_widths else "adagrad"
+    outcome = replay(STREAMS[stream], chosen, scheme, model=model, delay=delay, seed=1)
+    for local_learner in ["linear"] if chosen.needs_widths else ["linear", "vw"]:
+        options = {"model": model, "local_learner": local_learner, "capacity": STREAMS[stream].n_clients}
+        action, probability = step(STREAMS[stream], chosen, scheme, delay, **options)
         assert action.tolist() == outcome.action.tolist()
         assert probability == pytest.approx(outcome.probability, abs=1e-6)
 

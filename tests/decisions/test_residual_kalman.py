@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from fedres.decisions.constants import CORE_SIZE, CORE_TAU_START, OWN_SIZE, START_EVENTS, own_slots
+from fedres.decisions.constants import (
+    CORE_SIZE,
+    CORE_TAU_START,
+    LEAST_LOG_DRIFT,
+    OWN_SIZE,
+    START_EVENTS,
+    own_slots,
+)
 from fedres.decisions.kalman_inputs import eigenvectors, rebase
-from fedres.decisions.kalman_state import CORE, new_shared
+from fedres.decisions.kalman_state import CORE, LOG_DRIFT, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
+from fedres.policies import OptimisticSquareCB
+from fedres.policies.kernels import explore, pick
 
 TOLERANCE = 1e-6  # personal and tail weights are rounded to 32 bits: sums in another order may fall to either side
 
@@ -222,6 +231,51 @@ def test_how_much_contexts_matter_is_learned():
         learn_all(model, {}, rounds, [1000])
         found.append(model.shared.log_tau[0, CORE])
     assert found[0] < -1 < found[1]
+
+
+def changing_world(seed, n, change):
+    """Yield four actions, a context that names the right one, and which that is: from event ``change`` on another."""
+    rng, actions = np.random.default_rng(seed), [([20 + a], [1.0], [9]) for a in range(4)]
+    for t in range(n):
+        named = int(rng.integers(4))
+        yield ([1 + named], [1.0]), actions, named if t < change else (named + 1) % 4
+
+
+def test_drift_is_that_of_the_readable_twin():
+    model, readable, rng = ResidualKalman(), Readable(), np.random.default_rng(0)
+    for context, actions, right in changing_world(15, 800, 500):
+        taken = int(rng.integers(4))
+        learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
+        readable.learn(Event(None, context, actions[taken], float(taken == right)))
+    assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
+    assert readable.drift.log_tau > LEAST_LOG_DRIFT + 3
+    found, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
+    assert found.means == pytest.approx(means, abs=TOLERANCE)
+    assert found.widths == pytest.approx(widths, abs=TOLERANCE)
+
+
+def decide_in(world, drifts):
+    """Decide as loops do; return the model, and the share of right decisions among the last 500."""
+    model, found, rng = ResidualKalman(), [], np.random.default_rng(1)
+    allowed, chances, rule = np.ones(4, np.bool_), np.empty(4), OptimisticSquareCB().rule((0.0, 1.0))
+    for context, actions, right in world:
+        expected = model.predict(request_of(context, actions))
+        explore(rule, 0, model.learned, expected.means, expected.widths, allowed, chances)
+        taken = pick(chances, rng.random())
+        learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
+        found.append(taken == right)
+        if not drifts and model.shared is not None:
+            model.shared.drift[LOG_DRIFT] = -np.inf
+    return model, np.mean(found[-500:])
+
+
+def test_a_world_that_changes_is_learned_anew_and_one_that_stays_is_not_forgotten():
+    steady, _ = decide_in(changing_world(16, 2500, 2500), drifts=True)
+    assert steady.shared.drift[LOG_DRIFT] < LEAST_LOG_DRIFT + 3
+    changed, share = decide_in(changing_world(16, 2500, 1500), drifts=True)
+    assert changed.shared.drift[LOG_DRIFT] > LEAST_LOG_DRIFT + 6
+    assert share > 0.9
+    assert decide_in(changing_world(16, 2500, 1500), drifts=False)[1] < 0.5
 
 
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():

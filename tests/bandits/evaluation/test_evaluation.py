@@ -180,7 +180,7 @@ def broken(event):
         ("uniform:3", "policy must be one of .* got 'uniform:3'"),
         ("constant:", "policy must be one of .* got 'constant:'"),
         ("constant:d", "constant must be an action of the log, got 'd'"),
-        ("epsilon-greedy:x", "epsilon must be a number, got 'x'"),
+        ("epsilon-greedy:x", r"epsilon must be in \[0, 1\], got 'x'"),
         ("epsilon-greedy:1.2", r"epsilon must be in \[0, 1\], got 1.2"),
         ("squarecb:-1", "gamma must be at least 0 and finite, got -1.0"),
         (broken, r"broken must be at least 0 and sum to 1, got \[0.5, 0.2, 0.1\] for event 'e0'"),

@@ -12,10 +12,13 @@ from live import run_service
 from machine import Clock, running
 from playing import play, raw, refused, request
 
+from bandits import arms
+from bandits.models.kalman import KalmanModel
 from fedres.decisions.constants import OWN_BYTES, START_EVENTS
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.draws import event_draw as draw
-from fedres.exploration import FLOOR, GREED, optimistic_squarecb, pick
+from fedres.policies import OptimisticSquareCB
+from fedres.policies.kernels import explore, pick
 from fedres.scoring.sealing import sealed
 from service.learn.kalman import KalmanShared
 from service.learn.loop_state import read_settings_body
@@ -33,7 +36,7 @@ class Library:
     """The library's model and policy, told what the service is told; ``predict`` sees what was published last."""
 
     def __init__(self, low, high):
-        self.low, self.span = low, high - low
+        self.rule = OptimisticSquareCB().rule((low, high))
         self.model, self.owns = ResidualKalman((low, high)), {}
         self.shown, self.shown_owns = ResidualKalman((low, high)), {}
 
@@ -47,9 +50,9 @@ class Library:
         rows = [([crc(f"_id={a}"), crc(f"topic={t}"), crc("price")], [1, 1, p], fields) for a, t, p in actions]
         asked = request_of(([crc("hour"), crc(f"day={context['day']}")], [context["hour"], 1.0]), rows)
         found = self.shown.predict(asked, self.shown_owns.get(user, NO_MODEL))
-        gamma, out, scores = GREED * self.shown.learned**0.5 / self.span, np.empty(len(rows)), found.means.copy()
-        optimistic_squarecb(found.means, found.widths, np.ones(len(rows), np.bool_), self.low, gamma, FLOOR, out)
-        return pick(out, draw(event)), out.tolist(), scores.tolist(), asked
+        out = np.empty(len(rows))
+        explore(self.rule, 0, self.shown.learned, found.means, found.widths, np.ones(len(rows), np.bool_), out)
+        return pick(out, draw(event)), out.tolist(), found.means.tolist(), asked
 
     def learn(self, user, asked, action, reward):
         events = events_of([(asked, action, reward, 0)])
@@ -81,6 +84,34 @@ def test_decisions_over_http_are_those_of_the_library_for_the_same_draws_and_pub
                 live.settle("shop")
                 library.publish()
     assert len(set(chances)) > 1
+
+
+def test_a_bandit_predicts_and_explores_as_a_hosted_loop_does(tmp_path):
+    """Both see the same events and publications: the numbers are the same to the bit."""
+
+    async def story():
+        rng, rule, model = np.random.default_rng(3), OptimisticSquareCB().rule((0.0, 1.0)), KalmanModel("fedres")
+        async with running(tmp_path) as engine:
+            for k in range(60):
+                user, x = k % 3, np.round(rng.normal(size=4), 2)
+                if k < 3:
+                    model.join(user)
+                offered, out = arms(x, 3), np.empty(3)
+                means, widths = model.predict(user, offered, offered)
+                explore(rule, 0, model.progress(user, 0), means, widths, np.ones(3, np.bool_), out)
+                context = raw({str(j): value for j, value in enumerate(x.tolist())})
+                actions = [Action(str(a)) for a in range(3)]
+                answer = await engine.rank("default", RankRequest(user=f"u{user}", context=context, actions=actions))
+                ranked, taken = {int(one.id): one for one in answer.ranking}, int(answer.action_id)
+                assert [ranked[a].score for a in range(3)] == means.tolist()
+                assert [ranked[a].probability for a in range(3)] == out.tolist()
+                reward = float([x[0] > 0, x[1] > 0.3, user == 1][taken])
+                await engine.reward("default", answer.event_id, reward)
+                await engine.settle()
+                model.play([(user, taken, offered, offered, reward)])
+            assert (len(set(out)), all(own.size for own in model.owns.values())) == (3, True)
+
+    asyncio.run(story())
 
 
 def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):

@@ -94,8 +94,8 @@ def test_other_settings_are_valued_from_logged_scores_and_probabilities():
 
 
 def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabilities():
-    from fedres.exploration import probabilities_of
-    from service.ranking.choosing import policy_of
+    from fedres.policies import loop_rule
+    from fedres.policies.kernels import explore
     from service.ranking.what_if import _target
 
     then = Settings(gamma=3.0, floor=0.02)
@@ -104,7 +104,7 @@ def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabiliti
 
     def by(settings):
         out = np.empty(3)
-        probabilities_of(means, widths, np.ones(3, bool), policy_of(settings, 400), np.empty(3), out)
+        explore(loop_rule(settings), 0, 400, means, widths, np.ones(3, bool), out)
         return out
 
     one = finished(0, 1.0, by(then), means)

@@ -1,0 +1,169 @@
+"""Policies by name: ours, and those of installed packages. Service, devices, bandits and evaluation all ask here."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedres import checks
+from fedres.checks import Array
+from fedres.policies.base import Compiled, Policy
+from fedres.policies.builtin import (
+    EpsilonGreedy,
+    ExploreEvery,
+    Greedy,
+    LinUCB,
+    OptimisticSquareCB,
+    Softmax,
+    SquareCB,
+)
+
+POLICIES: dict[str, type[Compiled]] = {
+    "explore-every": ExploreEvery,
+    "epsilon-greedy": EpsilonGreedy,
+    "squarecb": SquareCB,
+    "optimistic-squarecb": OptimisticSquareCB,
+    "linucb": LinUCB,
+    "greedy": Greedy,
+    "softmax": Softmax,
+}
+ENTRY_POINTS = "fedres.policies"  # where other packages offer policies
+HOSTED = {name: kind.hosted for name, kind in POLICIES.items() if kind.hosted is not None}  # those of loops
+
+
+def policy(name: str | Policy, **options: Any) -> Policy:
+    """Return the policy of this name, e.g. ``policy("epsilon-greedy", epsilon=0.1)``; a policy is returned as it is.
+
+    Options may be part of the name: ``epsilon-greedy:0.1`` (the first of them) or ``squarecb:gamma=10,floor=0.02``.
+    """
+    if isinstance(name, Policy):
+        if options:
+            raise ValueError(f"{next(iter(options))} is no option beside a policy that is made already, {name}")
+        return name
+    bare, _, text = name.partition(":") if isinstance(name, str) else (name, "", "")
+    kind = policy_class(bare)
+    known = option_names(kind)
+    given = {**_options(name, text, known), **options}
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{key} is not an option of {bare}, which has {', '.join(known)}")
+    return kind(**given)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """Return the class of a policy: one of ours, or of a package with an entry point ``fedres.policies``."""
+    if name in POLICIES:
+        return POLICIES[name]
+    for point in entry_points(group=ENTRY_POINTS, name=name) if isinstance(name, str) else ():
+        found = point.load()
+        if not (isinstance(found, type) and issubclass(found, Policy) and is_dataclass(found)):
+            raise ValueError(f"{point.value} must be a dataclass that extends fedres.policies.Policy, got {found!r}")
+        return found
+    raise ValueError(f"policy must be one of {', '.join(policy_names())}, got {name!r}")
+
+
+def policy_names() -> list[str]:
+    """Return the names of our policies, then those of installed packages."""
+    return [*POLICIES, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(POLICIES))]
+
+
+def option_names(kind: type[Policy]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def name_of(chosen: Policy) -> str:
+    """Return the name of a policy; one that has none is known by its class."""
+    kind = type(chosen)
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    ours = [name for name, known in POLICIES.items() if kind is known]
+    return [*ours, *(point.name for point in entry_points(group=ENTRY_POINTS) if point.value == place), kind.__name__][
+        0
+    ]
+
+
+def _options(name: str, text: str, known: list[str]) -> dict[str, Any]:
+    if text and "=" not in text and known:
+        return {known[0]: _value(text)}
+    found = {}
+    for word in text.split(",") if text else ():
+        key, equals, value = word.partition("=")
+        if not (key.strip() and equals):
+            raise ValueError(f"policy must be NAME, NAME:VALUE or NAME:KEY=VALUE,KEY=VALUE, got {name!r}")
+        found[key.strip()] = _value(value)
+    return found
+
+
+def _value(text: str) -> float | str:
+    with suppress(ValueError):
+        return float(text)
+    return text.strip()
+
+
+def checked_probabilities(chosen: Policy, means: Array, widths: Array | None, allowed: Array | None, n: int) -> Array:
+    """Return the probabilities that a policy gives all actions, those that are not allowed included; checked."""
+    chances, known = np.zeros(means.size), np.zeros(means.size) if widths is None else widths
+    some = np.ones(means.size, np.bool_) if allowed is None else allowed
+    found = np.asarray(chosen.probabilities(means[some], known[some], n), np.float64)
+    if found.shape != (int(some.sum()),) or not (found.min() >= 0 and abs(found.sum() - 1) < 1e-9):
+        wanted = f"{int(some.sum())} numbers that are at least 0 and add up to 1"
+        raise ValueError(f"probabilities of {name_of(chosen)} must be {wanted}, got {found.tolist()}")
+    chances[some] = found
+    return chances
+
+
+class LoopSettings(Protocol):
+    """What the settings of a loop say of its policy."""
+
+    @property
+    def policy(self) -> str | None: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def gamma(self) -> float | None: ...
+    @property
+    def floor(self) -> float: ...
+    @property
+    def reward_range(self) -> tuple[float, float]: ...
+
+
+def loop_rule(settings: LoopSettings) -> Array:
+    """Return the rule of a loop's policy, for rankers and devices."""
+    low, high = settings.reward_range
+    return _loop_rule(str(settings.policy), settings.epsilon, settings.gamma, settings.floor, (float(low), float(high)))
+
+
+@lru_cache(maxsize=1_000)
+def _loop_rule(
+    name: str, epsilon: float, gamma: float | None, floor: float, reward_range: tuple[float, float]
+) -> Array:
+    checks.one_of("policy", name, HOSTED)
+    settings = {"epsilon": epsilon, "gamma": gamma, "floor": floor}
+    options = {key: settings[key] for key in HOSTED[name] if settings[key] is not None}
+    return POLICIES[name](**{"floor": 0.0, **HOSTED[name], **options}).rule(reward_range)
+
+
+__all__ = [
+    "HOSTED",
+    "POLICIES",
+    "Compiled",
+    "EpsilonGreedy",
+    "ExploreEvery",
+    "Greedy",
+    "LinUCB",
+    "OptimisticSquareCB",
+    "Policy",
+    "Softmax",
+    "SquareCB",
+    "checked_probabilities",
+    "loop_rule",
+    "name_of",
+    "option_names",
+    "policy",
+    "policy_class",
+    "policy_names",
+]
