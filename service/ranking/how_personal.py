@@ -17,7 +17,7 @@ from service.ranking.series import Taken
 
 MOST_USERS = 100  # whose newest decision is looked at
 PAIRS = 2_000  # of features, for each of them
-SECONDS = 30.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
+SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred explained decisions
 
 
 class HowPersonal(msgspec.Struct):

@@ -235,10 +235,10 @@ def test_of_many_who_ask_how_personal_a_loop_is_one_makes_a_ranker_work():
         several = await asyncio.gather(*(answers.ask("shop", make) for _ in range(10)))
         assert [one.looked_at for one in several] == [1] * 10
         await answers.ask("news", make)
-        now[0] = 29.9
+        now[0] = 119.9
         await answers.ask("shop", make)
-        now[0] = 30.1
+        now[0] = 120.1
         await answers.ask("shop", make)
 
     asyncio.run(story())
-    assert made == [0.0, 0.0, 0.0, 30.1]
+    assert made == [0.0, 0.0, 0.0, 120.1]
