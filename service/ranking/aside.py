@@ -15,6 +15,7 @@ import struct
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
+from functools import cache
 from io import FileIO
 from typing import Any, Protocol, TypeVar
 
@@ -153,8 +154,8 @@ def main() -> None:
     os.nice(19)
     gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
     questions, answers = FileIO(0), sys.stdout.buffer  # the first without a buffer, which select could not see
-    log = open_log(pickle.loads(_read(questions)))
-    worker = Worker(lambda: log, REST)
+    store = pickle.loads(_read(questions))
+    worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first question, which is told why it cannot
     while select.select([questions], [], [], IDLE_SECONDS)[0] and (message := _read(questions)):
         try:
             function, arguments = pickle.loads(message)

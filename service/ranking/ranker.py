@@ -221,11 +221,11 @@ class Ranker:
         if request.event_id is not None:
             known = await self._ranks_of(loop, request)
             if known:
-                return await filled_before(request, event_id, known)
+                return filled_before(request, event_id, known)
         try:
             return await self._fill(loop, request, event_id)
         except Duplicate:
-            return await filled_before(request, event_id, await self._ranks_of(loop, request))
+            return filled_before(request, event_id, await self._ranks_of(loop, request))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         machine = self._machine
@@ -242,7 +242,7 @@ class Ranker:
             records.append(decision.record(loop))
             return decision.result()
 
-        filled = await fill(request, event_id, decided)
+        filled = fill(request, event_id, decided)
         await machine.append(*records)
         return filled
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -149,11 +148,8 @@ class Reserve:
         return False
 
 
-async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
-    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded.
-
-    Other callers are served between two slots.
-    """
+def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
+    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded."""
     version, reserve = 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
@@ -171,7 +167,6 @@ async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankReque
         reserve.take(given.action_id)
         filled.append(FilledSlot(slot.id, event, given.action_id, given.probability, given.ranking))
         version = given.model_version
-        await asyncio.sleep(0)
     return SlotsResult(event_id, version, filled)
 
 
@@ -181,9 +176,7 @@ def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]
     return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
 
 
-async def filled_before(
-    request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]
-) -> SlotsResult:
+def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
     """Return the stored answer to a request that is the same as the one it was given for."""
 
     def stored(asked: RankRequest) -> RankResult:
@@ -193,7 +186,7 @@ async def filled_before(
             raise ApiError(409, "event_exists", message, "event_id")
         return repeated(asked, *found)
 
-    return await fill(request, event_id, stored)
+    return fill(request, event_id, stored)
 
 
 def _answered(place: int, answer: Callable[[RankRequest], RankResult], asked: RankRequest) -> RankResult:

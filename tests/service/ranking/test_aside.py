@@ -6,26 +6,11 @@ import os
 import pytest
 from machine import running
 from playing import refused, request
+from work import fails, n_events, process_id, text
 
 from service.errors import ApiError
 from service.log.opening import Store
 from service.ranking.aside import ProcessAside
-
-
-def process_id(worker):
-    return os.getpid()
-
-
-def text(worker, n):
-    return "x" * n
-
-
-def fails(worker, error):
-    raise error
-
-
-def n_events(worker, loop, since):
-    return sum(1 for _ in worker.exporter(loop, since).events(loop, since, None))
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""Functions for another process, which finds them here by their names."""
+
+import os
+
+
+def process_id(worker):
+    return os.getpid()
+
+
+def text(worker, n):
+    return "x" * n
+
+
+def fails(worker, error):
+    raise error
+
+
+def n_events(worker, loop, since):
+    return sum(1 for _ in worker.exporter(loop, since).events(loop, since, None))
