@@ -1,4 +1,4 @@
-import type { Features } from "./fedres.js";
+import type { Features } from "./fedres.d.ts";
 
 export interface DeviceOptions {
   /** This device's name; its key should be bound to it. */

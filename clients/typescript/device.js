@@ -1,3 +1,4 @@
+// @ts-self-types="./device.d.ts"
 // A device in a browser: private features and a personal model stay here, residuals go to the service (docs/devices.md).
 
 import { checkPrivacy, eventDraw, pick, probabilities } from "./choosing.js";

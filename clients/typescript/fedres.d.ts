@@ -1,6 +1,6 @@
-import type { Explained, Ranked, Settings, UnmatchedReward } from "./schema.js";
+import type { Explained, Ranked, Settings, UnmatchedReward } from "./schema.d.ts";
 
-export type * from "./schema.js";
+export type * from "./schema.d.ts";
 
 export type Features = Record<string, unknown>;
 

@@ -1,3 +1,4 @@
+// @ts-self-types="./fedres.d.ts"
 // A client of a fedres service: fetch only, no dependency. Node 18 and later, Deno, browsers.
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
