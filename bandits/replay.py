@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +75,8 @@ def make_player(
     check_model(name, policy)
     if not isinstance(policy, Compiled):
         raise ValueError(f"policy must be one of fedres itself for a compiled replay, got {name_of(policy)}")
-    kind = {"adagrad": _AdaGrad, "linucb": _LeastSquares, "residual-kalman": _Kalman}[name]
-    return kind(stream, policy, scheme, delay, rates, seed, first)
+    kinds: dict[str, Callable[..., Player]] = {"adagrad": _AdaGrad, "linucb": _LeastSquares, "residual-kalman": _Kalman}
+    return kinds[name](stream, policy, scheme, delay, rates, seed, first)
 
 
 def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
@@ -84,15 +86,16 @@ def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
     return Outcome(action, probability, reward, regret)
 
 
-class Player:
+class Player(ABC):
     """What all kinds of model share: the layouts, the policy and the clock."""
 
     def __init__(self, stream: Stream, policy: Compiled, seed: int) -> None:
         self.n_actions, self.layouts = stream.n_actions, (stream.shared, stream.private)
         self.policy, self.rule, self.seed, self.t = policy, policy.rule((0.0, 1.0)), seed, 0
 
+    @abstractmethod
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
-        raise NotImplementedError
+        """Return the actions taken and their probabilities."""
 
     def outputs(self, chunk: Chunk) -> tuple[Array, Array]:
         shape = chunk.rewards.shape[:2]
