@@ -62,13 +62,12 @@ class RunningWriter:
         self.listener.listen(16)
         self.writer = Writer(self.listener, self._opened, lambda n, seconds: self.committed.append(n))
         self._wake, waking = socket.socketpair()
-        self.writer.watch(waking, lambda: waking.recv(1))
+        self.writer.watch(waking, self.writer.stop)  # readable once the other end is shut
         self._thread = threading.Thread(target=self._run, args=[waking])
         self._thread.start()
 
     def stop(self):
-        self.writer.stop()
-        self._wake.send(b"!")
+        self._wake.shutdown(socket.SHUT_WR)
         self._thread.join(SOON)
         assert not self._thread.is_alive()
         self._wake.close()
