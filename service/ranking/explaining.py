@@ -41,6 +41,19 @@ def personal_model(user: str | None, loop: Loop, models: Models) -> Personal | N
     return None if found is None or found[0] < installed else found[1]
 
 
+def personal_variances(prepared: Prepared, loop: Loop, models: Models) -> tuple[float, float] | None:
+    """Return how unsure the personal part of the first action's score was without the user's own data, and is with it.
+
+    ``None`` where the model does not know, or the user has no personal part.
+    """
+    user, kalman = prepared.request.user, loop.kalman
+    if kalman is None or not kalman.settled or user is None or not loop.view.settings.personal:
+        return None
+    personal = personal_model(user, loop, models)
+    own = in_present_basis(kalman.shared, personal.words) if isinstance(personal, PersonalKalman) else NO_MODEL
+    return kalman_explaining.personal_variances(kalman.shared, own, (prepared.rows[0], prepared.rows[1]))
+
+
 def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | None) -> Explained:
     request, own = prepared.request, personal if isinstance(personal, PersonalModel) else None
     action = request.actions[k]
