@@ -90,6 +90,17 @@ def _own_words(prepared: Prepared, loop: Loop, personal: Personal | None) -> Arr
     return personal.words if isinstance(personal, PersonalKalman) else NO_MODEL
 
 
+def personal_variances(prepared: Prepared, loop: Loop, personal: Personal | None) -> tuple[float, float] | None:
+    """Return how unsure the personal part of the first action's score was without the user's own data, and is with it.
+
+    ``None`` where the model does not know, or the user has no personal part.
+    """
+    own, kalman = _own_words(prepared, loop, personal), loop.kalman
+    if kalman is None or not kalman.settled or own is None:
+        return None
+    return kalman_explaining.personal_variances(kalman.shared, own, (prepared.rows[0], prepared.rows[1]))
+
+
 def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | None) -> Explained:
     request, own = prepared.request, personal if isinstance(personal, PersonalModel) else None
     action = request.actions[k]
