@@ -160,7 +160,7 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
             machine, loop = engine.machine, engine.machine.loop("default")
             for user in ("user-1", "nobody has seen me", None):
                 [prepared] = prepare_all([request(user, {"hour": 2})], loop, machine.preparer)
-                explained = explanations(prepared, loop, machine.models)
+                explained = [*explanations(prepared, loop, machine.models)]
                 own = personal_model(user, loop, machine.models)
                 assert (own is not None) == (user == "user-1")
                 parts = score_parts(prepared, loop, own)
