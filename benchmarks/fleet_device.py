@@ -49,8 +49,8 @@ def run(url: str, folder: Path) -> None:
     rng = np.random.default_rng([plan["seed"], time.time_ns()])  # a restart meets other weather
     transport = Slow(rng, plan["latency"], plan["loss"])
     done, burst = rounds_of(folder), plan["burst"]
-    options = {"learner": plan["learner"], "transport": transport, "sync_seconds": None if burst else 0.01}
-    with DeviceClient(url, plan["client"], folder, loop="fleet", **options) as device:
+    how = {"learner": plan["learner"], "sync_seconds": None if burst else 0.01}
+    with DeviceClient(url, plan["client"], folder, loop="fleet", transport=transport, **how) as device:
         while device.sync().trouble or not device.status().model_version:
             pass  # until it has the loop's settings, and a model
         (folder / "ready").touch()
