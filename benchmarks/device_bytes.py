@@ -122,7 +122,7 @@ def play(case: Case, task: Deal, url: str, target: float, folder: Path) -> Itera
         "update_interval": 0.001,
         "defences": {"max_norm": None, "client_share": None, "client_pull": None},
     }
-    httpx.post(f"{url}/v1/loops", json={"name": name, "settings": settings}).raise_for_status()
+    httpx.post(f"{url}/v1/loops", json={"name": name, "settings": settings}, timeout=60).raise_for_status()
     host, port = url.removeprefix("http://").split(":")
     with counting(host, int(port)) as (through, counted), ExitStack() as stack:
         clients = [f"device-{i}" for i in range(len(task.label))]
@@ -158,7 +158,7 @@ def sync_all(devices: list[DeviceClient]) -> None:
 
 def examine(url: str, loop: str, task: Deal) -> float:
     """Return the shared model's accuracy on held-out rows; what this asks for is not counted."""
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=60) as http:
         scores = [
             http.post(f"/v1/loops/{loop}/federated/scores", json={"context": context(x), "actions": [WITH_FEATURES]})
             for x in task.test_features

@@ -11,7 +11,7 @@ from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
-from service.http.strict import decode, decode_aside, refuse_repeats
+from service.http.strict import LARGE_BYTES, decode, decode_aside, refuse_repeats
 from service.ranking.ranker import Ranker
 from service.ranking.requests import Id, RankRequest, RankResult
 from service.ranking.slots import SlotsRequest, SlotsResult
@@ -55,6 +55,10 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
 
     @routes.of_loop("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, hot=True)
     async def rank(call: Call) -> Reply:
+        if len(call.body) > LARGE_BYTES:
+            request = await decode_aside(_rank, call.body)
+            _check(request, limits)
+            return json_reply(_encode(await ranker.rank_large(call.loop, request)))
         request = decode(_rank, call.body)
         if call.body.count(b":") != colons(request):
             refuse_repeats(call.body)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import msgspec
 
 from service.learn.guard import Guard
@@ -104,10 +102,3 @@ class LoopHead(msgspec.Struct):
 
 def loop_id(name: str, since: int) -> str:
     return f"{name}@{since}"
-
-
-def forgetting(guard: Guard, client: str) -> Guard:
-    """Return what the guard knows of the others."""
-    others = copy.deepcopy(guard)
-    others.forget(client)
-    return others

@@ -33,15 +33,6 @@ def read_model(settings: Settings, state: bytes) -> AnyShared:
     return FederatedModel.from_bytes(state) if settings.is_dense else SharedModel.from_bytes(state)
 
 
-def bytes_without(shared: AnyShared, number: int | None) -> bytes:
-    """Return a model's bytes without what a client has waiting in it."""
-    if number is None or not isinstance(shared, FederatedModel):
-        return shared.to_bytes()
-    others = FederatedModel.from_bytes(shared.to_bytes())
-    others.forget(number)
-    return others.to_bytes()
-
-
 def bytes_of_model(shared: AnyShared) -> bytes:
     """Return a model's bytes without what waits in it: single devices' uploads are for nobody else to see."""
     if not isinstance(shared, FederatedModel):

@@ -20,6 +20,7 @@ from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import CHUNK_BITS
 
 HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
+WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
 
 
@@ -72,16 +73,14 @@ class KalmanPublication:
         head[4] = installed
         if not np.array_equal(shapes.ravel(), self.words[HEAD : HEAD + shapes.size].view(np.int64)):
             self._make_room(shapes)
-        self._copy(head, self.words[:HEAD])
+        self._copy(head[None], self.words[None, :HEAD], WHOLE)
         used = shared.block_used[: shared.counts[BLOCKS]]
         rows = np.flatnonzero(used >= self._learned)
         for name, into in self._arrays.items():
-            source = getattr(shared, name)
             if name in ("means", "covariances"):
-                for row in rows.tolist():
-                    self._copy(source[row], into[row])
+                self._copy(getattr(shared, name), into, rows)
             else:
-                self._copy(source, into)
+                self._copy(getattr(shared, name)[None], into[None], WHOLE)
         self._learned = int(shared.counts[LEARNED])
 
     def _make_room(self, shapes: Array) -> None:
@@ -93,19 +92,21 @@ class KalmanPublication:
         self._arrays, self._learned = _views(self.words, places), 0
         self.changed = np.ones((2 * n_words >> CHUNK_BITS) + 1, np.uint8)
 
-    def _copy(self, source: Array, into: Array) -> None:
+    def _copy(self, source: Array, into: Array, rows: Array) -> None:
         first = (into.__array_interface__["data"][0] - self.words.__array_interface__["data"][0]) // 4
-        flat = np.ascontiguousarray(source).reshape(-1).view(np.uint32)
-        copy_changed(flat, self.words.view(np.uint32)[first : first + flat.size], first, self.changed)
+        flat = np.ascontiguousarray(source).reshape(len(source), -1).view(np.uint32)
+        copy_changed(flat, rows, first, self.words.view(np.uint32), self.changed)
 
 
 @kernel
-def copy_changed(source: Array, into: Array, first: int, changed: Array) -> None:
-    """Copy numbers of 32 bits, the first of which is the ``first`` of all, and mark the chunks that change."""
-    for k in range(source.size):
-        if into[k] != source[k]:
-            into[k] = source[k]
-            changed[(first + k) >> CHUNK_BITS] = 1
+def copy_changed(source: Array, rows: Array, first: int, into: Array, changed: Array) -> None:
+    """Copy some rows of numbers of 32 bits, row 0 of which is at ``first``, and mark the chunks that change."""
+    for row in rows:
+        for k in range(source.shape[1]):
+            place = first + row * source.shape[1] + k
+            if into[place] != source[row, k]:
+                into[place] = source[row, k]
+                changed[place >> CHUNK_BITS] = 1
 
 
 def _views(words: Array, places: list[tuple[str, Any, tuple[int, ...], int]]) -> dict[str, Array]:

@@ -32,6 +32,7 @@ from service.models.published import Loop, Models
 from service.ranking.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of
 from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
 
+NOTHING: Mapping[str, Hashed] = {}
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
 
@@ -97,15 +98,20 @@ class Decision(NamedTuple):
         return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control, patience).encode()
 
 
-def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer) -> list[Prepared | ApiError]:
-    """Hash all features that come with requests by one call; those of the catalogue are hashed once."""
+def prepare_all(
+    requests: Sequence[RankRequest], loop: Loop, preparer: Preparer, hashed: Mapping[str, Hashed] = NOTHING
+) -> list[Prepared | ApiError]:
+    """Hash all features that come with requests by one call; those of the catalogue are hashed once.
+
+    A request that comes alone may have actions that are ``hashed`` already, by id.
+    """
     found: list[Prepared | ApiError] = []
     named: list[Named] = []
     known = loop.prepared
     for request, event_id in zip(requests, new_event_ids(len(requests)), strict=True):
         try:
             check_request(request)
-            rows = [None, *[None if action.features else known.get(action.id) for action in request.actions]]
+            rows = [None, *[(hashed if action.features else known).get(action.id) for action in request.actions]]
             new = [
                 Named(f"actions[{k}]", action.id, features_of(action, loop.catalogue))
                 for k, action in enumerate(request.actions)
@@ -117,8 +123,8 @@ def prepare_all(requests: Sequence[RankRequest], loop: Loop, preparer: Preparer)
         named.append(Named("context", None, context_of(request)))
         named += new
         found.append(Prepared(request, request.event_id or event_id, rows))  # type: ignore[arg-type]
-    hashed = iter(preparer.hash_all(named))
-    return [one if isinstance(one, ApiError) else _fill(one, hashed, loop) for one in found]
+    new_rows = iter(preparer.hash_all(named))
+    return [one if isinstance(one, ApiError) else _fill(one, new_rows, loop) for one in found]
 
 
 def _fill(prepared: Prepared, hashed: Iterator[Hashed | FeatureError], loop: Loop) -> Prepared | ApiError:
@@ -137,10 +143,17 @@ def _fill(prepared: Prepared, hashed: Iterator[Hashed | FeatureError], loop: Loo
 
 
 def decide(
-    requests: Sequence[RankRequest], loop: Loop, models: Models, preparer: Preparer
+    requests: Sequence[RankRequest],
+    loop: Loop,
+    models: Models,
+    preparer: Preparer,
+    hashed: Mapping[str, Hashed] = NOTHING,
 ) -> list[Decision | ApiError]:
-    """Return a decision on each request, or why it was refused. Rank, batch and slots all come here."""
-    prepared = prepare_all(requests, loop, preparer)
+    """Return a decision on each request, or why it was refused. Rank, batch and slots all come here.
+
+    ``hashed`` is as in ``prepare_all``.
+    """
+    prepared = prepare_all(requests, loop, preparer, hashed)
     view, settings = loop.view, loop.view.settings
     if settings.crosses:
         prepared = [_checked(one, preparer) for one in prepared]

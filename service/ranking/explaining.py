@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedres.checks import Array
 from fedres.decisions import explaining as kalman_explaining
+from fedres.decisions.kalman_kernels import predict
+from fedres.decisions.kalman_state import Request
 from fedres.decisions.residual_kalman import NO_MODEL, in_present_basis
+from fedres.scoring import features
 from fedres.scoring.explaining import Contribution, explain
 from fedres.scoring.flattening import Limits, action_features, flatten
-from fedres.scoring.model import PersonalModel
+from fedres.scoring.model import PersonalModel, score
 from service.errors import ApiError
 from service.models.kalman import PublishedKalman
 from service.models.kalman_personal import PersonalKalman
@@ -41,6 +46,33 @@ def personal_model(user: str | None, loop: Loop, models: Models) -> Personal | N
     return None if found is None or found[0] < installed else found[1]
 
 
+def score_parts(prepared: Prepared, loop: Loop, personal: Personal | None) -> list[tuple[float, float]]:
+    """Return the shared and the personal part of each action's score, without a look at pairs of features."""
+    rows, kalman = prepared.rows, loop.kalman
+    starts = np.cumsum([row.size for row in rows], dtype=np.int64)
+    hashes = np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32)
+    values = np.frombuffer(b"".join([row.values for row in rows]), np.float32)
+    if kalman is None:
+        own = personal if isinstance(personal, PersonalModel) else None
+        given = features.Prepared(hashes, values, starts, loop.view.settings.crosses)
+        by_model = score(given, loop.weights, own)
+        return [*zip(by_model[0].tolist(), by_model[1].tolist(), strict=True)]
+    parts = np.zeros((len(rows) - 1, 3))
+    if kalman.settled:
+        words = _own_words(prepared, loop, personal)
+        fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
+        given_words = NO_MODEL if words is None else words
+        predict(kalman.shared, given_words, words is not None, Request(hashes, values, fields, starts), parts)
+    return [(kalman.low + kalman.span * part[0], kalman.span * part[1]) for part in parts.tolist()]
+
+
+def _own_words(prepared: Prepared, loop: Loop, personal: Personal | None) -> Array | None:
+    """Return the user's model for ``residual-kalman``, empty where there is none yet; None for nobody."""
+    if prepared.request.user is None or not loop.view.settings.personal:
+        return None
+    return personal.words if isinstance(personal, PersonalKalman) else NO_MODEL
+
+
 def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | None) -> Explained:
     request, own = prepared.request, personal if isinstance(personal, PersonalModel) else None
     action = request.actions[k]
@@ -54,9 +86,9 @@ def _by_kalman(prepared: Prepared, k: int, loop: Loop, kalman: PublishedKalman, 
     action = request.actions[k]
     if not kalman.settled:
         return Explained(action.id, low, 0.0, [], span)
-    own: Array | None = None
-    if request.user is not None and loop.view.settings.personal:
-        own = in_present_basis(kalman.shared, personal.words) if isinstance(personal, PersonalKalman) else NO_MODEL
+    own = _own_words(prepared, loop, personal)
+    if own is not None:
+        own = in_present_basis(kalman.shared, own)
     names = flatten(context_of(request), Limits()), action_features(
         action.id, features_of(action, loop.catalogue), Limits()
     )  # fmt: skip

@@ -10,14 +10,13 @@ import msgspec
 
 from service.errors import ApiError
 from service.ranking.decide import prepare_all
-from service.ranking.explaining import explanations, personal_model
+from service.ranking.explaining import personal_model, score_parts
 from service.ranking.ranker import Machine
 from service.ranking.requests import Action, RankRequest
 from service.ranking.series import Taken
 
 MOST_USERS = 100  # whose newest decision is looked at
-PAIRS = 2_000  # of features, for each of them
-SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred explained decisions
+SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
 
 
 class HowPersonal(msgspec.Struct):
@@ -40,14 +39,12 @@ async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPe
         [prepared] = prepare_all([request], loop, machine.preparer)
         if isinstance(prepared, ApiError):  # logged under other limits
             continue
-        try:
-            [explained] = explanations(prepared, loop, machine.models, PAIRS)
-        except ApiError:  # too much to explain
-            continue
+        model = personal_model(one.user, loop, machine.models)
+        [(shared_part, own_part)] = score_parts(prepared, loop, model)
         looked_at += 1
-        with_model += personal_model(one.user, loop, machine.models) is not None
-        own += abs(explained.personal)
-        total += abs(explained.shared) + abs(explained.personal)
+        with_model += model is not None
+        own += abs(own_part)
+        total += abs(shared_part) + abs(own_part)
     share = own / total if total else None
     return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share)
 

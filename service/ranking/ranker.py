@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fedres.event_ids import new_event_id
-from fedres.scoring.features import Preparer
+from fedres.scoring.features import Hashed, Preparer
 from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
@@ -21,8 +21,8 @@ from service.models.personal import personal_key
 from service.models.published import Loop, Models, NotPublished
 from service.models.views import LoopView
 from service.ranking.aside import Aside, ThreadAside
-from service.ranking.asked import Asked, fail, pieces
-from service.ranking.decide import decide, repeated
+from service.ranking.asked import Asked, fail, hash_in_pieces, pieces
+from service.ranking.decide import NOTHING, decide, repeated
 from service.ranking.explaining import MOST_EXPLAINED, explanations
 from service.ranking.exporting import Exporter
 from service.ranking.pinned import ensure_pinned, wants_pinned
@@ -199,14 +199,22 @@ class Ranker:
         self._turn.append(asked)
         return await self._answered(asked)
 
+    async def rank_large(self, loop: str, request: RankRequest) -> RankResult:
+        """Return the same for a request that would take long at once; other callers are served meanwhile."""
+        [result] = await self.rank_many(loop, [request])
+        if isinstance(result, ApiError):
+            raise result
+        return result
+
     async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
         """Return the same for each of many requests, or why that one was refused.
 
-        Other callers are served between pieces of a large batch.
+        Other callers are served between pieces of a large batch, or of a large request.
         """
         asked = [Asked(loop, request) for request in requests]
         async for piece in pieces(asked):
-            self._decide(piece)
+            alone = piece[0].request.actions if len(piece) == 1 else ()
+            self._decide(piece, await hash_in_pieces(alone, self._machine.preparer))
         n_explained = sum(request.explain for request in requests)
         most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
         results: list[RankResult | ApiError] = []
@@ -230,13 +238,14 @@ class Ranker:
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         machine = self._machine
         await ensure_pinned(machine, name)
+        hashed = await hash_in_pieces(request.actions, machine.preparer)
         loop = machine.loop(name)
         machine.quotas.check_pending(loop.view)
         machine.check_user(loop, request.user)
         records: list[Record] = []
 
         def decided(asked: RankRequest) -> RankResult:
-            [decision] = decide([asked], loop, machine.models, machine.preparer)
+            [decision] = decide([asked], loop, machine.models, machine.preparer, hashed)
             if isinstance(decision, ApiError):
                 raise decision
             records.append(decision.record(loop))
@@ -266,7 +275,7 @@ class Ranker:
             asyncio.get_running_loop().call_soon(self._decide_turn)
         self._decide(asked)
 
-    def _decide(self, asked: Sequence[Asked]) -> None:
+    def _decide(self, asked: Sequence[Asked], hashed: Mapping[str, Hashed] = NOTHING) -> None:
         """Decide requests together, and hand their records to the log; what goes wrong is in the futures."""
         by_loop: dict[str, list[Asked]] = {}
         for one in asked:
@@ -281,7 +290,7 @@ class Ranker:
                     continue
                 if loop.view.n_users >= machine.quotas.users:
                     some = self._without_new_users(some, loop)
-                decisions = decide([one.request for one in some], loop, machine.models, machine.preparer)
+                decisions = decide([one.request for one in some], loop, machine.models, machine.preparer, hashed)
                 groups: list[Group] = []
                 futures = []
                 for one, decision in zip(some, decisions, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import signal
 import socket
 import sys
@@ -67,6 +68,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     loop.add_reader(parent, orphaned)
     guarding = asyncio.ensure_future(Guardrails(Admin(machine)).watch(config.run / "guardrails.lock"))
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
+    gc.freeze()  # what is there now stays; to look through it again and again would be a pause of 0.1 s each time
     try:
         await server.serve()
     finally:

@@ -47,6 +47,11 @@ BODIES = {
     "actions twice": (b'{"actions": [%s], "actions": [%s]}' % (ONE, ONE), 400, "repeated_name"),
     "an id twice": (b'{"actions": [{"id": "a", "id": "b", "features": {}}]}', 400, "repeated_name"),
     "a feature twice": (b'{"actions": [%s], "context": {"x": 1, "x": 2}}' % ONE, 422, "invalid_features"),
+    "a default twice, in a large body": (
+        b'{"actions": [%s], "explain": false, "explain": false}%b' % (ONE, b" " * 65_536),
+        400,
+        "repeated_name",
+    ),
     "a default twice": (b'{"actions": [%s], "explain": false, "explain": false}' % ONE, 400, "repeated_name"),
     "a name unknown": (rank_with(colour="red"), 422, "invalid_request"),
     "no actions": (b'{"actions": []}', 422, "invalid_request"),

@@ -83,9 +83,8 @@ def possible(acknowledged, point):
     return [entries for _, entries in acknowledged[n_before - 1 : n_before + 1]]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_power_cut_loses_what_was_acknowledged(seed):
-    assert cut_often(2_500, seed) == 0
+def test_no_power_cut_loses_what_was_acknowledged():  # `make hardening` cuts a million times
+    assert cut_often(4_000, seed=0) == 0
 
 
 @pytest.mark.parametrize("synchronous", ["NORMAL", "OFF"])

@@ -6,11 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 from machine import Clock, running
-from playing import raw, refused, request
+from playing import play, raw, refused, request
 
 from service.log.opening import Store
 from service.ranking.aside import ProcessAside
+from service.ranking.decide import prepare_all
 from service.ranking.drift import drift_of
+from service.ranking.explaining import explanations, personal_model, score_parts
 from service.ranking.figures import Question, Reporter, answer
 from service.ranking.how_personal import HowPersonal, Remembered
 from service.ranking.loop_report import LoopReport
@@ -140,6 +142,25 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
                 assert (await refused(engine.what_if("default", wrong)))[0] == 422
             await engine.patch_settings("default", {"personal": False})
             assert (await engine.how_personal("default")).share == 0.0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])
+def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, model):
+    async def story():
+        async with running(tmp_path, model=model) as engine:
+            await play(engine, 60)
+            await engine.settle()
+            machine, loop = engine.machine, engine.machine.loop("default")
+            for user in ("user-1", "nobody has seen me", None):
+                [prepared] = prepare_all([request(user, {"hour": 2})], loop, machine.preparer)
+                explained = explanations(prepared, loop, machine.models)
+                own = personal_model(user, loop, machine.models)
+                assert (own is not None) == (user == "user-1")
+                parts = score_parts(prepared, loop, own)
+                assert parts == [(one.shared, one.personal) for one in explained]
+                assert any(part[1] for part in parts) == (own is not None)
 
     asyncio.run(story())
 
