@@ -1,6 +1,6 @@
 """How often the intervals of ``fedres evaluate`` hold the truth, and how wide they are: before, and now.
 
-``python benchmarks/interval_coverage.py`` prints the tables of docs/evaluation-intervals.md, in half an hour. It
+``python benchmarks/interval_coverage.py`` prints the tables of docs/evaluation-intervals.md, in an hour. It
 simulates logs of two actions and values ``constant:a``, whose mean reward is the click rate; the other action is
 clicked half as often. Action a is taken with probability 1/W or 1/2, as chance has it, so that weights are at most W;
 ``heavy`` draws the probability as U^.75, so that weights have no third moment. Clicks depend on one feature, which the
@@ -179,6 +179,8 @@ LOOKS = [
     (Cell("10", 0.05, 2000), 100),
     (Cell("2", 0.3, 2000, 20), 100),
 ]
+LOOKS += [(Cell(weights, rate, 600), 100) for weights, rate in product(WEIGHTS, (0.01, 0.3))]  # 20 on the first day
+LOOKS += [(Cell("2", rate, 600, 20), 100) for rate in (0.01, 0.3)]
 PARTS = {
     "events": (one_look, EVENTS, ("before", "now")),
     "users": (one_look, USERS, ("before", "now")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -71,6 +72,7 @@ def create_app(
         description=DESCRIPTION.format(limits=limits),
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
@@ -83,14 +85,14 @@ def create_app(
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
-    add_docs(app)
     made = document(app, declared, limits)
     if root_path:
         made["servers"] = [{"url": root_path}]
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
+    add_docs(app, msgspec.json.encode(made))
     app.first = Router(
         app.rest,
-        [*declared, *fastapi_routes()],
+        [*declared, *page_routes()],
         keys=keys,
         limits=limits,
         hosts=hosts or Hosts(),
@@ -102,7 +104,7 @@ def create_app(
 
 
 def declared_routes(machine: Machine, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
-    """Return all routes but those that FastAPI makes itself."""
+    """Return all routes but those of the pages that show the API."""
     admin, ranker = Admin(machine), Ranker(machine)
     return [
         *hot_routes(ranker, limits).all,
@@ -113,8 +115,8 @@ def declared_routes(machine: Machine, status: Status, limits: Limits, root_path:
     ]
 
 
-def fastapi_routes() -> list[Route]:
-    """Return the routes that FastAPI makes itself."""
+def page_routes() -> list[Route]:
+    """Return the routes of the pages that show the API."""
 
     def of(path: str) -> Route:
         return Route(
@@ -136,7 +138,7 @@ def fastapi_routes() -> list[Route]:
             endpoint=Response,
         )
 
-    return [of(path) for path in ("/openapi.json", *PATHS)]
+    return [of(path) for path in PATHS]
 
 
 async def _invalid_query(request: Request, error: Exception) -> Response:

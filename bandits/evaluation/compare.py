@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
-from bandits.evaluation.intervals import Kind, interval
+from bandits.evaluation.intervals import Interval, Kind, interval, widest
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
 from bandits.evaluation.table import Log, load_log
@@ -79,10 +79,11 @@ def evaluate(
     (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model: what is
     valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see.
 
-    Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together. They
-    take users to be independent, or with ``by_user=False`` events. ``reward_range`` is what a reward can be: taken
-    from the log unless given, as [0, 1] or [−1, 0] where all rewards lie in one of them. Switch-DR and DRos have DR's
-    intervals: theirs would leave out the bias that they trade for variance. See docs/evaluation-intervals.md.
+    Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together; those
+    hold the ones for a single look. They take users to be independent, or with ``by_user=False`` events.
+    ``reward_range`` is what a reward can be: taken from the log unless given, as [0, 1] or [−1, 0] where all rewards
+    lie in one of them. Switch-DR and DRos have DR's intervals: theirs would leave out the bias that they trade for
+    variance. See docs/evaluation-intervals.md.
     """
     for estimator in estimators:
         one_of("estimator", estimator, ESTIMATORS)
@@ -118,7 +119,10 @@ def _logging_row(log: Log, kind: Kind) -> Row:
     n, ends = len(log), kind.reward_range
     seen, could_be = plain_rewards(log.reward), plain_rewards(np.array(ends))
     mean = float(log.reward.mean())
-    value = interval(lambda end: (value_terms(seen, end), value_terms(could_be, end)), mean, ends, kind)
+    value = widest(
+        interval(lambda end: (value_terms(seen, end), value_terms(could_be, end)), mean, ends, look)
+        for look in kind.looks()
+    )
     return Row("logging", "mean", *value, 0.0, 0.0, 0.0, float(n), 1.0, n, user_warning(kind.n_users, n))
 
 
@@ -138,14 +142,25 @@ def _policy_rows(log: Log, policy: str | Policy, estimators: Sequence[str], kind
     unsupported = float(target[np.isinf(weight)].sum() / len(log))
     found = (weight_warning(s.weight, unsupported), user_warning(kind.n_users, len(log)))
     warning = "; ".join(filter(None, found))
-    cap = weight_cap(log, weight, 0.0 if kind.time_uniform else -math.log((1 - kind.level) / 2))
-    sides = seen_and_possible(log, s, target, predicted, weight, cap, kind.reward_range)
-    return [_row(policy_name(policy), estimator, s, sides, kind, warning) for estimator in estimators]
+    looks = []
+    for look in kind.looks():
+        cap = weight_cap(log, weight, 0.0 if look.time_uniform else -math.log((1 - look.level) / 2))
+        looks.append((look, seen_and_possible(log, s, target, predicted, weight, cap, look.reward_range)))
+    rows, ess, largest = [], effective_sample_size(s.weight), float(s.weight.max())
+    for estimator in estimators:
+        estimate = float(ESTIMATORS[estimator](s).mean())
+        values, differences = zip(*(_intervals(estimator, estimate, s, *look) for look in looks), strict=True)
+        value, difference = widest(values), widest(differences)
+        rows.append(Row(policy_name(policy), estimator, *value, *difference, ess, largest, s.reward.size, warning))
+    return rows
 
 
-def _row(policy: str, estimator: str, s: Sample, sides: tuple[Cut, Cut], kind: Kind, warning: str) -> Row:
+def _intervals(
+    estimator: str, estimate: float, s: Sample, kind: Kind, sides: tuple[Cut, Cut]
+) -> tuple[Interval, Interval]:
+    """Return the value of a policy, and its difference to the logging policy."""
     seen, could_be = map(without_model, sides) if estimator in MODEL_FREE else sides
-    estimate, ends = float(ESTIMATORS[estimator](s).mean()), kind.reward_range
+    ends = kind.reward_range
     centre = float(seen.baseline.mean()) if estimator in SELF_NORMALISED else None
     shift = 0.0 if centre is None or math.isnan(estimate) else centre - estimate
     value = interval(
@@ -157,8 +172,7 @@ def _row(policy: str, estimator: str, s: Sample, sides: tuple[Cut, Cut], kind: K
         (ends[0] - ends[1], ends[1] - ends[0]),
         kind,
     )
-    ess, largest = effective_sample_size(s.weight), float(s.weight.max())
-    return Row(policy, estimator, *value, *difference, ess, largest, s.reward.size, warning)
+    return value, difference
 
 
 def _plain(value: object) -> object:

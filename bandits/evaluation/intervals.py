@@ -12,8 +12,8 @@ most counts beside what was seen [F54, KLM20]. So no interval has width 0 where 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,14 @@ class Kind:
         if not 0 < self.level < 1:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
 
+    def looks(self) -> Sequence[Kind]:
+        """Return the kinds whose widest interval is wanted.
+
+        Those for one look count users if they are few, and cut weights. So with few events a time-uniform interval
+        could be the narrower one, which would be right as well, and believed by nobody.
+        """
+        return (replace(self, time_uniform=False), self) if self.time_uniform else (self,)
+
     @property
     def n_users(self) -> int:
         return int(self.user.max()) + 1
@@ -82,6 +90,12 @@ def interval(
     if math.isnan(value):
         return Interval(value, low, high)
     return Interval(value, min(low, value), max(high, value))
+
+
+def widest(intervals: Iterable[Interval]) -> Interval:
+    """Return the interval that holds all of these, which are about one value."""
+    value, low, high = zip(*intervals, strict=True)
+    return Interval(value[0], min(low), max(high))
 
 
 def _limit(seen: Terms, possible: Terms, top: float, kind: Kind) -> float:

@@ -13,6 +13,7 @@ from fedres.decisions.kalman_inputs import action_value, field_place, find_block
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import find_slot, weights_of
 from fedres.decisions.kalman_state import BASES, LENGTH, OWN, TAIL, Request, Shared
+from fedres.decisions.residual_kalman import NO_MODEL
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
 from fedres.scoring.flattening import Feature, feature_hash
@@ -45,6 +46,20 @@ def explain(
     ``own`` is the user's model in the present basis, empty where there is none yet, None for nobody. ``rows`` are
     context and action hashed, ``names`` the same features with their names.
     """
+    shared_part, personal, variance = _predicted(shared, own, rows)
+    found = [*_contributions(shared, own, names)]
+    found.sort(key=lambda one: -abs(one.shared + one.personal))
+    return Explanation(shared_part, personal, max(variance, 0.0) ** 0.5, found[:top])
+
+
+def personal_variances(shared: Shared, own: Array, rows: tuple[Hashed, Hashed]) -> tuple[float, float]:
+    """Return the variance of the personal part of a mean: before anything was learned from the user, and now."""
+    of_shared, before, now = (_predicted(shared, model, rows)[2] for model in (None, NO_MODEL, own))
+    return before - of_shared, now - of_shared
+
+
+def _predicted(shared: Shared, own: Array | None, rows: tuple[Hashed, Hashed]) -> tuple[float, float, float]:
+    """Return the shared and the personal part of the mean, and its variance."""
     request = Request(
         np.frombuffer(rows[0].hashes + rows[1].hashes, np.uint32),
         np.frombuffer(rows[0].values + rows[1].values, np.float32),
@@ -52,10 +67,8 @@ def explain(
         np.array([rows[0].size, rows[0].size + rows[1].size], np.int64),
     )
     parts = np.empty((1, 3))
-    predict(shared, np.zeros(0, np.uint32) if own is None else own, own is not None, request, parts)
-    found = [*_contributions(shared, own, names)]
-    found.sort(key=lambda one: -abs(one.shared + one.personal))
-    return Explanation(float(parts[0, 0]), float(parts[0, 1]), float(max(parts[0, 2], 0.0) ** 0.5), found[:top])
+    predict(shared, NO_MODEL if own is None else own, own is not None, request, parts)
+    return float(parts[0, 0]), float(parts[0, 1]), float(parts[0, 2])
 
 
 def _contributions(

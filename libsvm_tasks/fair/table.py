@@ -259,4 +259,9 @@ def _page(cells: Sequence[Cell], comparisons: Sequence[Comparison], design: Desi
     for method in METHODS:
         means = [np.mean([cell.accuracy[method].mean() for cell in cells if cell.dataset == name]) for name in names]
         lines.append(f"| {method} | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+    ran = {(cell.dataset, cell.clients) for cell in cells}
+    left = [f"{name} with {n} clients" for name in design.datasets for n in design.clients if (name, n) not in ran]
+    if left:
+        delays = ", ".join(map(str, design.delays))
+        lines += ["", f"Not run, each at delays {delays}: {'; '.join(left)}. Nothing above is about these."]
     return "\n".join(lines) + "\n"

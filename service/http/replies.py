@@ -86,6 +86,8 @@ def failure(error: Exception) -> Reply:
         return refusal(error)
     if isinstance(error, StoreUnavailable):
         return refusal(unavailable(error))
+    if isinstance(error, MemoryError):
+        return refusal(ApiError(503, "out_of_memory", "the service has no memory left; try again"))
     log.error("a request failed", exc_info=error)
     return refusal(ApiError(500, "internal", "the service failed; its log has the details"))
 

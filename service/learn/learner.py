@@ -61,6 +61,7 @@ class Learner:
         self.n_taken = 0  # records so far
         self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
         self.trouble: Exception | None = None
+        self._shrunk: str | None = None  # which log has become shorter
         self._only = only
         self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
         self.broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
@@ -136,8 +137,9 @@ class Learner:
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
         self._make_room()
-        more, lag = False, 0
-        for name, head in self.log.heads().items():
+        more, lag, heads = False, 0, self.log.heads()
+        self._check_length(heads)
+        for name, head in heads.items():
             position = self.positions.get(name, 0)
             if head.last > position and self._follows(name):
                 entries = self._read(name, position)
@@ -148,6 +150,15 @@ class Learner:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
+
+    def _check_length(self, heads: dict[str, Head]) -> None:
+        """Learn no more once a log has become shorter: others may take the places of records that were learned."""
+        for name, position in self.positions.items():
+            last = heads[name].last if name in heads else 0
+            if last < position and self._shrunk is None:
+                self._shrunk = f"the log of loop {name!r} ends at {last}, but was learned up to {position}"
+        if self._shrunk is not None:
+            raise StoreUnavailable("damaged", f"{self._shrunk}: records were lost; restart the service")
 
     def _make_room(self) -> None:
         """Learn nothing without room to publish it: an error in the middle would leave models half learned."""

@@ -1,7 +1,8 @@
-"""Finds out before a start whether records are missing at the end of a log in SQLite.
+"""Finds out before a start whether records are missing at the end of a log.
 
-A lost write-ahead log or database file opens as a shorter or an empty log, in which nothing is wrong by itself. But the
-snapshot beside it names the positions up to which it has learned.
+A lost write-ahead log or database file opens as a shorter or an empty log, in which nothing is wrong by itself, and so
+does a database that was restored from an older backup. But this machine's snapshot names the positions up to which it
+has learned, and the last record there.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from pathlib import Path
 
 import msgspec
 
+from service.learn.loop_state import record_mark
 from service.learn.snapshots import FORMAT, SavedLoop
 from service.log.files import with_companions
-from service.log.opening import Store
-from service.log.protocol import StoreUnavailable
+from service.log.opening import Store, open_log
+from service.log.protocol import Log, StoreUnavailable
+from service.log.records import DamagedRecord
 from service.log.sqlite_wal import wal_damage
 
-ADVICE = "restore a backup (fedres log restore), or start with --accept-loss to go on without"
+ADVICE = "restore a newer backup (fedres log restore, pg_restore), or start with --accept-loss to go on without"
 
 
 def check_losses(store: Store, *, accept: bool = False) -> list[str]:
     """Refuse to start where records are missing; with ``accept``, return what is lost, and keep a copy of the rest."""
-    if store.database is not None:
-        return []
-    found = lost_records(store)
+    found = lost_records(store) if store.database is None else _lost_in_database(store)
     if found and not accept:
         raise StoreUnavailable("damaged", f"{'; '.join(found)}: {ADVICE}")
     if found:
@@ -41,7 +42,7 @@ def lost_records(store: Store) -> list[str]:
     """Return what shows that records are missing."""
     damage = wal_damage(store.path)
     found = [f"{store.path}-wal is damaged: {damage}"] if damage is not None and damage.certain else []
-    saved = _saved_positions(store.beside("-models"))
+    saved = {name: loop.position for name, loop in _saved_loops(store.beside("-models")).items()}
     if not store.path.exists() or not store.path.stat().st_size:
         left = [str(file) for file in with_companions(store.path)[1:] if file.exists() and file.stat().st_size]
         if saved or left:
@@ -51,20 +52,50 @@ def lost_records(store: Store) -> list[str]:
     last = _last_positions(store.path)
     for loop, position in saved.items():
         if last is not None and last.get(loop, 0) < position:
-            end = f"the log of loop {loop!r} ends at {last.get(loop, 0)}"
-            found.append(f"{end}, but its snapshot has learned up to {position}")
+            found.append(_ends_early(loop, last.get(loop, 0), position))
     return found
 
 
-def _saved_positions(path: Path) -> dict[str, int]:
-    """Return how far the snapshot has learned; a damaged one proves nothing."""
+def _lost_in_database(store: Store) -> list[str]:
+    """Return what shows that the database lost records, whether or not others have taken their positions since."""
+    saved, found = _saved_loops(store.beside("-models")), []
+    if not saved:
+        return []
+    with contextlib.closing(open_log(store)) as log:
+        heads = log.heads()
+        for name, loop in saved.items():
+            last = heads[name].last if name in heads else 0
+            if last < loop.position:
+                found.append(_ends_early(name, last, loop.position))
+            elif not _has_record(log, name, loop):
+                found.append(f"record {loop.position} of loop {name!r} is not the one that its snapshot has learned")
+    return found
+
+
+def _ends_early(loop: str, last: int, position: int) -> str:
+    return f"the log of loop {loop!r} ends at {last}, but its snapshot has learned up to {position}"
+
+
+def _has_record(log: Log, name: str, saved: SavedLoop) -> bool:
+    """Return whether the log has the record that a snapshot ends with; one that was erased or is damaged may be it."""
+    try:
+        at = [
+            entry for entry in log.read(name, saved.position - 1, 1, bodies=False) if entry.position == saved.position
+        ]
+    except DamagedRecord:
+        return True
+    return not at or record_mark(at[0]) == saved.record
+
+
+def _saved_loops(path: Path) -> dict[str, SavedLoop]:
+    """Return loops as the snapshot has them; a damaged one proves nothing."""
     if not path.exists():
         return {}
     with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError, ValueError), _reading(path) as db:
         if db.execute("PRAGMA user_version").fetchall() == [(FORMAT,)]:
             bodies = [body for (body,) in db.execute("SELECT body FROM loop")]
             loops = [msgspec.msgpack.decode(body, type=SavedLoop) for body in bodies]
-            return {loop.head.name: loop.position for loop in loops}
+            return {loop.head.name: loop for loop in loops}
     return {}
 
 

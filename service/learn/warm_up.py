@@ -73,7 +73,7 @@ def _decide_and_learn(name: str, log: SqliteLog, models: Models) -> None:
         action.features = type(action.features)(b"{}")
     [decision] = decide([request], loop, models, Preparer())
     assert not isinstance(decision, Exception)
-    explanations(decision.prepared, loop, models)
+    list(explanations(decision.prepared, loop, models))
     reward = Record(name, REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
     log.append([[decision.record(loop)], [reward]])
 

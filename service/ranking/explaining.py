@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import numpy as np
 
 from fedres.checks import Array
@@ -24,17 +27,31 @@ from service.ranking.requests import Explained, Strongest
 MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 
 
-def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
-    """Return why each action scores as it does; refuse where that takes a look at more than ``most`` pairs."""
+async def explain_all(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
+    """Return what ``explanations`` yields; others have their turn after each action, which takes milliseconds."""
+    found = []
+    for one in explanations(prepared, loop, models, most):
+        found.append(one)
+        await asyncio.sleep(0)
+    return found
+
+
+def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> Iterator[Explained]:
+    """Yield why each action scores as it does; refuse where that takes a look at more than ``most`` pairs.
+
+    Each action is explained by the models as they are when it is asked for.
+    """
     rows, crosses = prepared.rows, loop.view.settings.crosses
     n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
     if n_pairs > most:
         message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
         raise ApiError(422, "too_much_to_explain", message, "explain")
-    personal = personal_model(prepared.request.user, loop, models)
-    if loop.kalman is not None:
-        return [_by_kalman(prepared, k, loop, loop.kalman, personal) for k in range(len(rows) - 1)]
-    return [_by_adagrad(prepared, k, loop, personal) for k in range(len(rows) - 1)]
+    for k in range(len(rows) - 1):
+        personal = personal_model(prepared.request.user, loop, models)
+        if loop.kalman is not None:
+            yield _by_kalman(prepared, k, loop, loop.kalman, personal)
+        else:
+            yield _by_adagrad(prepared, k, loop, personal)
 
 
 def personal_model(user: str | None, loop: Loop, models: Models) -> Personal | None:
@@ -71,6 +88,17 @@ def _own_words(prepared: Prepared, loop: Loop, personal: Personal | None) -> Arr
     if prepared.request.user is None or not loop.view.settings.personal:
         return None
     return personal.words if isinstance(personal, PersonalKalman) else NO_MODEL
+
+
+def personal_variances(prepared: Prepared, loop: Loop, personal: Personal | None) -> tuple[float, float] | None:
+    """Return how unsure the personal part of the first action's score was without the user's own data, and is with it.
+
+    ``None`` where the model does not know, or the user has no personal part.
+    """
+    own, kalman = _own_words(prepared, loop, personal), loop.kalman
+    if kalman is None or not kalman.settled or own is None:
+        return None
+    return kalman_explaining.personal_variances(kalman.shared, own, (prepared.rows[0], prepared.rows[1]))
 
 
 def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | None) -> Explained:

@@ -10,7 +10,7 @@ import msgspec
 
 from service.errors import ApiError
 from service.ranking.decide import prepare_all
-from service.ranking.explaining import personal_model, score_parts
+from service.ranking.explaining import personal_model, personal_variances, score_parts
 from service.ranking.ranker import Machine
 from service.ranking.requests import Action, RankRequest
 from service.ranking.series import Taken
@@ -26,11 +26,12 @@ class HowPersonal(msgspec.Struct):
     looked_at: int  # decisions, of different users
     with_model: int  # users among these who have a model
     share: float | None  # Σ |personal part| / Σ (|shared part| + |personal part|) of the scores of actions taken
+    trust: float | None  # share of the personal part's variance that users' own data took away; null with ``adagrad``
 
 
 async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPersonal:
     """Return it; other requests get their turn between two decisions."""
-    own = total = 0.0
+    own = total = before = now = 0.0
     looked_at = with_model = 0
     for one in taken:
         await asyncio.sleep(0)
@@ -45,8 +46,11 @@ async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPe
         with_model += model is not None
         own += abs(own_part)
         total += abs(shared_part) + abs(own_part)
+        if (variances := personal_variances(prepared, loop, model)) is not None:
+            before, now = before + variances[0], now + variances[1]
     share = own / total if total else None
-    return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share)
+    trust = max(0.0, 1 - now / before) if before > 0 else None
+    return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share, trust)
 
 
 class Remembered:

@@ -23,7 +23,7 @@ from service.models.views import LoopView
 from service.ranking.aside import Aside, ThreadAside
 from service.ranking.asked import Asked, fail, hash_in_pieces, pieces
 from service.ranking.decide import NOTHING, decide, repeated
-from service.ranking.explaining import MOST_EXPLAINED, explanations
+from service.ranking.explaining import MOST_EXPLAINED, explain_all
 from service.ranking.exporting import Exporter
 from service.ranking.pinned import ensure_pinned, wants_pinned
 from service.ranking.quotas import Quotas, exceeded
@@ -344,9 +344,8 @@ class Ranker:
             raise invalid(str(outcome))
         result = decision.result()
         if asked.request.explain:
-            result.explanations = explanations(
-                decision.prepared, machine.loop(asked.loop), machine.models, most_explained
-            )
+            loop = machine.loop(asked.loop)
+            result.explanations = await explain_all(decision.prepared, loop, machine.models, most_explained)
         return result
 
     async def _answered_or_refused(self, asked: Asked, most_explained: int) -> RankResult | ApiError:

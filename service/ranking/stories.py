@@ -10,7 +10,7 @@ from service.errors import ApiError
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, LoggedRank, decode_rank, decode_reward
 from service.ranking.decide import answer, prepare_all
-from service.ranking.explaining import explanations
+from service.ranking.explaining import explain_all
 from service.ranking.exporting import Exporter, time_of
 from service.ranking.ranker import Machine
 from service.ranking.requests import Action, Explained, Ranked, RankRequest
@@ -53,17 +53,18 @@ async def stories(machine: Machine, loop: str, events: list[str]) -> list[Story]
         return list(Exporter(log, since).stories(loop, events))
 
     found = {
-        str(event["event_id"]): _story(machine, loop, event, about) for event, about in await machine.look_up(read)
+        str(event["event_id"]): await _story(machine, loop, event, about)
+        for event, about in await machine.look_up(read)
     }
     return [found[event] for event in events if event in found]
 
 
-def _story(machine: Machine, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
+async def _story(machine: Machine, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
     rank = next(entry for entry in about if entry.kind == RANK)
     body = decode_rank(rank.body)
     ids = [action.id for action in body.actions]
     ranked = answer("", ids, body.action, body.probabilities, body.scores, body.version)
-    return Story(event, ranked.ranking, [*map(_record, about)], _explained(machine, loop, rank, body))
+    return Story(event, ranked.ranking, [*map(_record, about)], await _explained(machine, loop, rank, body))
 
 
 def _record(entry: Entry) -> StoryRecord:
@@ -73,7 +74,7 @@ def _record(entry: Entry) -> StoryRecord:
     return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
 
 
-def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> list[Explained]:
+async def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> list[Explained]:
     loop = machine.loop(name)
     actions = [Action(action.id, action.features) for action in body.actions]
     request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
@@ -81,6 +82,6 @@ def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> li
         [prepared] = prepare_all([request], loop, machine.preparer)
         if isinstance(prepared, ApiError):
             return []
-        return explanations(prepared, loop, machine.models, EXPLAINED_PAIRS)
+        return await explain_all(prepared, loop, machine.models, EXPLAINED_PAIRS)
     except ApiError:  # too much to explain
         return []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import os
 import signal
 import socket
 import sys
 from functools import partial
+from typing import Any
 
 import uvloop
 
@@ -33,6 +35,19 @@ SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one 
 CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
 
 
+OUT_OF_MEMORY = 71  # status of a process that ended because of it
+
+
+def end_if_out_of_memory(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End a process in which a callback found no memory: who waits for that would wait for ever.
+
+    The supervisor starts another one.
+    """
+    if isinstance(context.get("exception"), MemoryError):
+        os._exit(OUT_OF_MEMORY)
+    loop.default_exception_handler(context)
+
+
 def run(config: Config, sock: socket.socket, parent: int) -> None:
     """Serve until SIGTERM, or until ``parent`` ends; then drain."""
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -42,6 +57,7 @@ def run(config: Config, sock: socket.socket, parent: int) -> None:
 
 async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(end_if_out_of_memory)
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)

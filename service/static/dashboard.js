@@ -127,8 +127,10 @@ function drift(d) {
       "Differences are ± 4 standard errors."));
 }
 
-const howPersonal = p => p && section("How personal", figures([["personal part of scores", percent(p.share)], ["users with a model", count(p.users_with_model)]]),
-  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${count(p.looked_at)} users, ${count(p.with_model)} of whom have a model of their own.`));
+const howPersonal = p => p && section("How personal", figures([["personal part of scores", percent(p.share)], ["users with a model", count(p.users_with_model)],
+  ...(p.trust === null ? [] : [["trust in users' own data", percent(p.trust)]])]),
+  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${count(p.looked_at)} users, ${count(p.with_model)} of whom have a model of their own.` +
+    (p.trust === null ? "" : " Trust is how much of the uncertainty about what is special about a user the user's own data has taken away: 0% for a new user.")));
 
 function devices(loop, d, g, live) {
   if (!d) return null;

@@ -209,7 +209,10 @@ def test_the_whole_table_on_digits_resumes_and_is_written(tmp_path, monkeypatch)
     both = replace(design, clients=(3, 4))  # of which 4 were never run
     some = table.run(both, jobs=1, journal=tmp_path / "j", progress=None, finished=True)
     assert [(cell.clients, cell.delay) for cell in some] == [(3, 0), (3, 40)]
+    table.write(some, both, tmp_path)
+    assert "Not run, each at delays 0, 40: digits with 4 clients." in (tmp_path / "fair.md").read_text()
     comparisons = table.write(cells, design, tmp_path)
+    assert "Not run" not in (tmp_path / "fair.md").read_text()
     assert {one.verdict for one in comparisons} <= {"ahead", "level", "behind"}
     with (tmp_path / "fair-cells.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(METHODS) * 2

@@ -1,5 +1,6 @@
 """Intervals hold their level where clicks are rare, weights are large or users repeat, and always have a width."""
 
+import itertools
 import math
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_looking_every_day_costs_width(clicks):
     once, daily = (evaluate(log, ["constant:b"], estimators=["snips"], time_uniform=t) for t in (False, True))
     for one, uniform in zip(once.rows, daily.rows, strict=True):
         assert uniform.low <= one.low < one.high < uniform.high
+
+
+@pytest.mark.parametrize(("n", "n_users"), [(12, None), (16, None), (20, None), (60, None), (20, 5), (60, 10)])
+def test_a_time_uniform_interval_holds_the_one_for_a_single_look_however_few_events_there_are(n, n_users):
+    rng = np.random.default_rng(n)
+    for rate, of_b in itertools.product((0.05, 0.3), (0.5, 0.1, 0.01)):
+        of_b = rng.choice([of_b, 0.5], n)
+        chosen = rng.random(n) < of_b
+        log = make_log(rng.random(n) < rate, chosen, of_b, n_users and rng.integers(0, n_users, n))
+        once, daily = (
+            evaluate(log, ["constant:b"], estimators=EVERY, time_uniform=t, n_folds=2).rows for t in (False, True)
+        )
+        for one, uniform in zip(once, daily, strict=True):
+            assert uniform.low <= one.low <= one.high <= uniform.high
+            assert uniform.difference_low <= one.difference_low <= one.difference_high <= uniform.difference_high
 
 
 def test_rewards_turned_round_turn_the_interval_round():

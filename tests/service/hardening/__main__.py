@@ -26,6 +26,9 @@ def main():
     for part in PARTS:
         if options.part and part.name not in options.part:
             continue
+        if (why := part.missing()) is not None:
+            print(f"{part.name}: left out: {why}", flush=True)
+            continue
         began = time.monotonic()
         known = go_on(part, state, max(1, round(part.goal * min(1.0, options.share))), print)
         failed |= known["n_failures"] > 0

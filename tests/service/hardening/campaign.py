@@ -17,6 +17,7 @@ class Part(NamedTuple):
     goal: int
     unit: int
     run: Callable[[int, int], tuple[list[str], dict[str, float]]]
+    missing: Callable[[], str | None] = lambda: None  # what it cannot run without
 
 
 class State:

@@ -1,5 +1,8 @@
 """What ``make hardening`` runs."""
 
+import bodies
+import failing_memory
+import failing_sockets
 from campaign import Part
 from fuzzing import fuzz
 from judging import simulate
@@ -62,7 +65,10 @@ PARTS = [
     Part("planted bugs", "bugs", len(BUGS), 1, planted_bugs),
     Part("power cuts", "cuts", 1_000_000, 10_000, power_cuts),
     Part("weaker journals", "cuts each", 10_000, 1_000, weaker_journals),
+    Part("failing sockets", "cases", 3 * failing_sockets.CALLS, 30, failing_sockets.failing_sockets),
+    Part("failing memory", "cases", 2_400, 60, failing_memory.failing_memory, failing_memory.missing),
     Part("requests", "requests", 1_000_000, 5_000, requests),
     Part("broken HTTP", "connections", 100_000, 2_000, broken_http),
+    Part("body parsing", "bodies", 1_000_000, 50_000, bodies.fuzz_bodies, bodies.missing),
     Part("noisy neighbour", "rounds", 3, 3, noisy_neighbours),
 ]

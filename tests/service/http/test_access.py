@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from service.app import declared_routes, fastapi_routes
+from service.app import declared_routes, page_routes
 from service.http.keys import ROLES
 from service.http.limits import Limits
 
@@ -98,7 +98,7 @@ ADMIN_OF_ITSELF = {
     "GET /v1/loops/{loop}/users/{user}/events",
 }
 
-ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
+ROUTES = [*declared_routes(None, None, Limits()), *page_routes()]
 OPERATIONS = [(route.method, route.path) for route in ROUTES]
 WHO = ["none", *(f"{role} of {loops}" for role in ROLES for loops in ("all", "this", "other"))]
 ENDED = [f"{how} {role}" for how in ("revoked", "expired") for role in ROLES]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from service.app import declared_routes, fastapi_routes
+from service.app import declared_routes, page_routes
 from service.http.keys import ROLES
 from service.http.limits import Limits
 from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
@@ -36,7 +36,7 @@ def keyed(tmp_path_factory, live_service):
 
 
 def test_no_route_is_declared_twice():
-    assert [one for one, n in Counter(map(name, [*ROUTES, *fastapi_routes()])).items() if n > 1] == []
+    assert [one for one, n in Counter(map(name, [*ROUTES, *page_routes()])).items() if n > 1] == []
 
 
 def test_what_is_a_loops_is_there_for_the_default_loop_and_for_any():

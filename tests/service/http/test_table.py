@@ -4,12 +4,12 @@ from urllib.parse import quote
 
 import pytest
 
-from service.app import declared_routes, fastapi_routes
+from service.app import declared_routes, page_routes
 from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.router import Table
 
-ROUTES = [*declared_routes(None, None, Limits()), *fastapi_routes()]
+ROUTES = [*declared_routes(None, None, Limits()), *page_routes()]
 TABLE = Table(ROUTES)
 
 

@@ -72,6 +72,9 @@ class RunningWriter:
         assert not self._thread.is_alive()
         self._wake.close()
 
+    def is_alive(self):
+        return self._thread.is_alive()
+
     def _opened(self):
         self.log = self._open_log()
         return self.log

@@ -14,10 +14,10 @@ from service.ranking.decide import prepare_all
 from service.ranking.drift import drift_of
 from service.ranking.explaining import explanations, personal_model, score_parts
 from service.ranking.figures import Question, Reporter, answer
-from service.ranking.how_personal import HowPersonal, Remembered
+from service.ranking.how_personal import HowPersonal, Remembered, how_personal
 from service.ranking.loop_report import LoopReport
 from service.ranking.requests import Action, RankRequest
-from service.ranking.series import Finished
+from service.ranking.series import Finished, Taken
 from service.ranking.uploads import Residual
 from service.ranking.what_if import WhatIf, changed, what_if
 from service.settings import Settings
@@ -132,6 +132,11 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
             found = await engine.how_personal("default")
             assert (found.users_with_model, found.looked_at, found.with_model) == (10, 10, 10)
             assert 0.05 < found.share < 0.95
+            assert 0.2 < found.trust < 0.99
+            taken = [Taken(user, raw({"hour": 1}), "a1", raw({"topic": "t1"})) for user in ("u1", "nobody knows")]
+            trusts = [(await how_personal(engine.machine, "default", [one])).trust for one in taken]
+            assert trusts[0] > 0.2
+            assert trusts[1] == 0.0
             valued = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
             assert valued.events == 150
             assert valued.valued[0].settings == {"gamma": 75.0}
@@ -155,7 +160,7 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
             machine, loop = engine.machine, engine.machine.loop("default")
             for user in ("user-1", "nobody has seen me", None):
                 [prepared] = prepare_all([request(user, {"hour": 2})], loop, machine.preparer)
-                explained = explanations(prepared, loop, machine.models)
+                explained = [*explanations(prepared, loop, machine.models)]
                 own = personal_model(user, loop, machine.models)
                 assert (own is not None) == (user == "user-1")
                 parts = score_parts(prepared, loop, own)
@@ -248,7 +253,7 @@ def test_of_many_who_ask_how_personal_a_loop_is_one_makes_a_ranker_work():
     async def make():
         made.append(now[0])
         await asyncio.sleep(0)
-        return HowPersonal(users_with_model=1, looked_at=len(made) - 1, with_model=1, share=0.5)
+        return HowPersonal(users_with_model=1, looked_at=len(made) - 1, with_model=1, share=0.5, trust=0.5)
 
     async def story():
         answers = Remembered(lambda: now[0])

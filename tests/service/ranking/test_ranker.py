@@ -269,6 +269,20 @@ def test_others_are_served_in_the_middle_of_a_large_request(tmp_path):
     asyncio.run(story())
 
 
+def test_others_are_served_between_two_explanations(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            explained = asyncio.ensure_future(engine.rank("default", request(n_actions=50, explain=True)))
+            n_served = 0
+            while not explained.done():
+                await engine.rank("default", request())
+                n_served += 1
+            assert len((await explained).explanations) == 50
+            assert n_served >= 5
+
+    asyncio.run(story())
+
+
 def test_what_is_hashed_in_pieces_is_decided_and_logged_as_if_at_once(tmp_path):
     async def story():
         async with running(tmp_path) as engine:

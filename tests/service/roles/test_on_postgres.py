@@ -1,5 +1,6 @@
 """A ranker and its learner on PostgreSQL: they learn what they learn on SQLite, on any machine."""
 
+import contextlib
 import functools
 import json
 
@@ -9,7 +10,10 @@ import pytest
 from machine import running
 
 from service.errors import ApiError
+from service.learn.losses import check_losses
+from service.log.opening import Store
 from service.log.postgres import PostgresLog
+from service.log.protocol import StoreUnavailable
 from service.log.records import ERASE, EraseBody, Record, encode
 from service.ranking.requests import Action, RankRequest
 
@@ -108,3 +112,57 @@ async def test_another_machine_completes_the_erasure_of_one_that_is_gone(tmp_pat
             await b.settle()
         assert b"user-1" not in models_file(folders[1])
         assert b.digest() == b.rebuilt()
+
+
+LOSE = "DELETE FROM fedres.log WHERE loop = 'default' AND position > {0}; UPDATE fedres.head SET last = {0}"
+
+
+@pytest.fixture
+def older_backup(postgres, tmp_path, database):
+    """A machine's store with a snapshot, and a way to put the database back to how it was at a position."""
+
+    def restore(position):
+        postgres.ask(LOSE.format(position))
+
+    return Store(tmp_path / "store.db", database), restore
+
+
+async def test_a_database_restored_from_an_older_backup_is_refused_by_a_machine_that_knew_more(tmp_path, older_backup):
+    store, restore = older_backup
+    on_postgres = {"open_log": functools.partial(PostgresLog, store.database)}
+    async with running(tmp_path, **on_postgres) as engine:
+        await play(engine, seed=1)
+        last = engine.log.heads()["default"].last
+    assert check_losses(store) == []
+    restore(last - 5)
+    with pytest.raises(
+        StoreUnavailable, match=f"ends at {last - 5}, but its snapshot has learned up to {last}"
+    ) as raised:
+        check_losses(store)
+    assert "--accept-loss" in str(raised.value)
+    (tmp_path / "other").mkdir()
+    async with running(tmp_path / "other", **on_postgres) as other:  # which has no snapshot, and goes on
+        for k in range(6):
+            await other.rank("default", request("user-3", k % 4, f"new {k}"))
+        digest = other.digest()
+    with pytest.raises(StoreUnavailable, match=f"record {last} of loop 'default' is not the one"):
+        check_losses(store)
+    assert len(check_losses(store, accept=True)) == 1
+    assert check_losses(store) == []
+    async with running(tmp_path, **on_postgres) as engine:
+        assert engine.digest() == digest == engine.rebuilt()
+
+
+async def test_a_learner_learns_no_more_from_a_database_that_lost_what_it_had_learned(tmp_path, older_backup):
+    store, restore = older_backup
+    async with running(tmp_path, open_log=functools.partial(PostgresLog, store.database)) as engine:
+        await play(engine, seed=1)
+        position = engine.learner.positions["default"]
+        restore(position - 3)
+        engine.learner.step()
+        for k in range(5):  # they take the places of what was lost
+            with contextlib.suppress(ApiError, StoreUnavailable):
+                await engine.rank("default", request("user-3", k % 4, f"new {k}"))
+            engine.learner.step()
+        assert f"ends at {position - 3}, but was learned up to {position}" in str(engine.learner.trouble)
+        assert engine.learner.positions["default"] == position

@@ -1,0 +1,46 @@
+"""A short version of the loops in which the n-th call fails; ``make hardening`` runs all of them."""
+
+import asyncio
+import json
+
+import failing_memory
+import failing_sockets
+import pytest
+from told import open_desk, untrue
+
+from service.log.records import RANK, REWARD
+
+
+@pytest.mark.parametrize("how", failing_sockets.HOW)
+def test_whichever_call_of_a_socket_fails_what_was_acknowledged_is_stored_and_the_rest_was_refused(how):
+    n_refused = 0
+    for nth in range(1, 70, 9):
+        wrong, _, refused = failing_sockets.fail_at(how, nth)
+        assert wrong == [], f"{how} at call {nth}"
+        n_refused += refused
+    assert (n_refused > 0) == (how != "short")  # a short write is nothing that a caller sees
+
+
+@pytest.mark.skipif(failing_memory.missing() is not None, reason=str(failing_memory.missing()))
+def test_where_memory_fails_a_call_is_refused_or_the_process_ends_and_nothing_acknowledged_is_lost():
+    failures, figures = failing_memory.failing_memory(0, 4)
+    assert failures == []
+    for number in range(100, 1_100, 111):
+        failures, more = failing_memory.failing_memory(number, 1)
+        assert failures == []
+        figures["processes that died"] += more["processes that died"]
+    assert 0 < figures["processes that died"] < 13
+
+
+def test_what_callers_were_told_wrongly_is_found(tmp_path):
+    async def story():
+        async with open_desk(tmp_path) as desk:
+            await desk.ask(RANK, 0)
+            await desk.ask(REWARD, 0)
+            return desk.told
+
+    told = asyncio.run(story())
+    assert untrue(tmp_path, told) == []
+    other = {**json.loads(told[RANK, "e0"]), "action": "a9"}
+    told |= {(RANK, "e0"): json.dumps(other), (RANK, "e1"): b"{}", (REWARD, "e2"): b""}
+    assert [one.split()[0] for one in untrue(tmp_path, told)] == ["e0", "the", "the"]
