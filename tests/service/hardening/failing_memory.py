@@ -13,7 +13,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from told import open_desk, untrue
+from told import open_desk, untrue, warm_up
 
 from service.log import client as client_module
 from service.log.records import RANK, REWARD
@@ -94,7 +94,7 @@ def missing():
 
 def failing_memory(first, n):
     """Run the cases from a number on: one and many allocations fail, from the first on, from the second on, ..."""
-    asyncio.run(_warm_up())
+    warm_up()
     failures, n_died = [], 0
     for number in range(first, first + n):
         how_many, nth = HOW_MANY[number % len(HOW_MANY)], 1 + number // len(HOW_MANY)
@@ -102,10 +102,3 @@ def failing_memory(first, n):
         failures += [f"{how_many} from allocation {nth} on: {one}" for one in wrong]
         n_died += not lived
     return failures, {"processes that died": n_died}
-
-
-async def _warm_up():
-    """Import and compile what children then need not."""
-    with tempfile.TemporaryDirectory(prefix="fedres-fail-", dir="/dev/shm") as name:
-        async with open_desk(Path(name)) as desk:
-            await desk.ask_again()
