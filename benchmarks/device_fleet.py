@@ -5,6 +5,10 @@ own from digits. Requests take up to two seconds, some are lost on their way the
 and started again. Afterwards the log says in which order the uploads arrived and with which model each was made; a
 simulation with plain learners in one process follows that order. It knows nothing of HTTP, hashing, queues or the
 service's models.
+
+With ``--learner residual-kalman`` the devices stand beside the same model without a network (``device_sharing.py``):
+each device alone, and all of them with a sync after every second round. ``--burst N`` lets a device sync only after
+every N rounds.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from device_sharing import Network, accuracy
 from running import service
 
 from fedres import LinearLearner
@@ -35,6 +40,7 @@ from libsvm_tasks.engine import run as replay
 from libsvm_tasks.load import load
 from libsvm_tasks.tasks import Task, paper_task
 
+KALMAN = "residual-kalman"
 RATE = 10.0  # η of both sides, VW's own
 SETTINGS = {
     "model": "adagrad",
@@ -55,6 +61,7 @@ class Fleet:
     loss: float = 0.1  # share of requests that are lost
     kills: int = 20  # processes killed in mid-run
     learner: str = "vw"
+    burst: int = 0  # rounds between two syncs; 0: all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,10 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    real: np.ndarray  # accuracy of each device
-    simulated: np.ndarray
-    independent: np.ndarray
-    without_delay: np.ndarray
-    largest_difference: float  # between local predictions that were uploaded and those of the simulation
-    delay: np.ndarray  # uploads of the device itself that its model did not have, round by round
+    accuracy: dict[str, float]  # mean over devices: independent, without delay, real and perhaps simulated
     killed: int
+    largest_difference: float | None = None  # between local predictions that were uploaded and the simulation's
+    delay: np.ndarray | None = None  # uploads of the device itself that its model did not have, round by round
 
 
 def play(fleet: Fleet, seed: int, folder: Path, progress: Progress) -> Outcome:
@@ -85,21 +89,25 @@ def play(fleet: Fleet, seed: int, folder: Path, progress: Progress) -> Outcome:
     for i, home in enumerate(folders):
         prepare(home, task, i, fleet, seed)
     with service(folder) as url:
-        httpx.post(f"{url}/v1/loops", json={"name": "fleet", "settings": SETTINGS}).raise_for_status()
+        settings = {"model": KALMAN, "reward_range": [-1, 1]} if fleet.learner == KALMAN else SETTINGS
+        httpx.post(f"{url}/v1/loops", json={"name": "fleet", "settings": settings}).raise_for_status()
         killed = drive(fleet, url, folders, np.random.default_rng(seed), progress)
     uploads = read_uploads(folder / "fedres.db")
     results = [json.loads((home / "result.json").read_text()) for home in folders]
+    real = accuracies(np.array([result["scores"] for result in results]), task).mean()
+    if fleet.learner == KALMAN:
+        assert len(uploads) == fleet.devices * fleet.rounds, "every round was uploaded once"
+        size = {"devices": fleet.devices, "rounds": fleet.rounds}
+        alone, shared = accuracy(None, seed, **size), accuracy(Network(2), seed, **size)
+        return Outcome({"independent": alone, "without_delay": shared, "real": real}, killed)
     simulation = Simulation(task, uploads)
-    simulated = simulation.accuracy([result["version"] for result in results])
-    return Outcome(
-        real=accuracies(np.array([result["scores"] for result in results]), task),
-        simulated=simulated,
-        independent=replay(task, "independent").accuracy,
-        without_delay=replay(task, "fedres", timing="on_arrival").accuracy,
-        largest_difference=simulation.largest_difference,
-        delay=np.array(simulation.delays),
-        killed=killed,
-    )
+    found = {
+        "independent": replay(task, "independent").accuracy.mean(),
+        "without_delay": replay(task, "fedres", timing="on_arrival").accuracy.mean(),
+        "simulated": simulation.accuracy([result["version"] for result in results]).mean(),
+        "real": real,
+    }
+    return Outcome(found, killed, simulation.largest_difference, np.array(simulation.delays))
 
 
 def prepare(home: Path, task: Task, i: int, fleet: Fleet, seed: int) -> None:
@@ -110,6 +118,7 @@ def prepare(home: Path, task: Task, i: int, fleet: Fleet, seed: int) -> None:
         "learner": fleet.learner,
         "latency": fleet.latency,
         "loss": fleet.loss,
+        "burst": fleet.burst,
         "round_seconds": fleet.round_seconds,
         "global_features": task.global_features.tolist(),
     }
@@ -265,15 +274,18 @@ def report(outcomes: list[Outcome]) -> dict[str, Any]:
         spread = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
         return {"mean": float(np.mean(values)), "standard_error": float(spread)}
 
-    names = ("real", "simulated", "independent", "without_delay")
-    result: dict[str, Any] = {name: mean([getattr(one, name).mean() for one in outcomes]) for name in names}
-    result["real - simulated"] = mean([(one.real - one.simulated).mean() for one in outcomes])
-    result["local predictions differ by"] = max(one.largest_difference for one in outcomes)
-    delays = np.concatenate([one.delay for one in outcomes])
-    result["delay in rounds"] = dict(
-        zip(("p50", "p90", "max"), np.percentile(delays, (50, 90, 100)).tolist(), strict=True)
-    )
+    rows = [one.accuracy for one in outcomes]
+    result: dict[str, Any] = {name: mean([row[name] for row in rows]) for name in rows[0]}
+    for name in rows[0].keys() & {"independent", "simulated"}:
+        result[f"real - {name}"] = mean([row["real"] - row[name] for row in rows])
     result["killed"] = sum(one.killed for one in outcomes)
+    differences = [one.largest_difference for one in outcomes if one.largest_difference is not None]
+    if differences:
+        result["local predictions differ by"] = max(differences)
+    delays = [one.delay for one in outcomes if one.delay is not None]
+    if delays:
+        percentiles = np.percentile(np.concatenate(delays), (50, 90, 100)).tolist()
+        result["delay in rounds"] = dict(zip(("p50", "p90", "max"), percentiles, strict=True))
     return result
 
 
@@ -285,7 +297,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=2.0, help="seconds that a request takes at most")
     parser.add_argument("--loss", type=float, default=0.1, help="share of requests that are lost")
     parser.add_argument("--kills", type=int, default=20, help="device processes killed in each run")
-    parser.add_argument("--learner", choices=("vw", "linear"), default="vw")
+    parser.add_argument("--learner", choices=("vw", "linear", KALMAN), default="vw")
+    parser.add_argument("--burst", type=int, default=0, help="rounds between two syncs of a device; 0: all the time")
     parser.add_argument("--runs", type=int, default=5, help="tasks, one after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there")
@@ -304,14 +317,14 @@ def main() -> None:
 
 def show(figures: dict[str, Any], console: Console) -> None:
     table = Table("", "accuracy", "standard error")
-    for name in ("independent", "without_delay", "simulated", "real", "real - simulated"):
-        value = figures[name]
-        table.add_row(name.replace("_", " "), f"{value['mean']:.4f}", f"{value['standard_error']:.4f}")
+    for name, value in figures.items():
+        if isinstance(value, dict) and "mean" in value:
+            table.add_row(name.replace("_", " "), f"{value['mean']:.4f}", f"{value['standard_error']:.4f}")
     console.print(table)
-    delay = figures["delay in rounds"]
-    console.print(f"delay in rounds: median {delay['p50']:.0f}, p90 {delay['p90']:.0f}, longest {delay['max']:.0f}")
     console.print(f"processes killed: {figures['killed']}")
-    console.print(f"largest difference of a local prediction: {figures['local predictions differ by']:.2g}")
+    if (delay := figures.get("delay in rounds")) is not None:
+        console.print(f"delay in rounds: median {delay['p50']:.0f}, p90 {delay['p90']:.0f}, longest {delay['max']:.0f}")
+        console.print(f"largest difference of a local prediction: {figures['local predictions differ by']:.2g}")
 
 
 if __name__ == "__main__":

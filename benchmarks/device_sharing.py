@@ -4,15 +4,16 @@
 syncs after so many of its own rounds; an upload takes a number of rounds to arrive, and some attempts are lost and made
 again after the next round. Both halves of the model are those of the service and of ``DeviceClient``.
 
-The stream ``fleet`` is the task of ``device_fleet.py``: 20 devices tell two classes of digits apart, each with a task
-of its own, and part of the features are private; its figure is the accuracy on held-out rows after 200 rounds.
+The stream ``fleet:N`` is the task of ``device_fleet.py``: 20 devices tell two classes of digits apart, each with a task
+of its own, and part of the features are private; its figure is the accuracy on held-out rows after N rounds. The hosted
+loop there is told what is private, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ from fedres.checks import Array
 from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn_residual, residual_of
 from fedres.decisions.kalman_document import read_document, write_document
 from fedres.decisions.kalman_state import LEARNED, Events, Request
-from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman
+from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, ResidualKalman, events_of
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from libsvm_tasks.decisions.players import Kalman
 from libsvm_tasks.decisions.rounds import Round
 from libsvm_tasks.decisions.suite import STREAMS, play
 from libsvm_tasks.load import load
-from libsvm_tasks.tasks import paper_task
+from libsvm_tasks.tasks import Task, paper_task
 
 TUNING_SEEDS, JUDGING_SEEDS = (11, 12, 13), (401, 402, 403)
 BURST = 10  # as fedres.client.syncing has it
@@ -157,33 +158,56 @@ def _event(example: Example) -> Events:
 
 def accuracy(network: Network | None, seed: int, devices: int = 20, rounds: int = 200) -> float:
     """Return the mean accuracy of devices on the task of ``device_fleet.py``; without a network each is alone."""
-    task = paper_task(load("digits"), devices, seed=seed, local_features="all", n_rounds=rounds)
-    seen = task.global_features
-    order = np.concatenate([seen, np.setdiff1d(np.arange(task.features.shape[2]), seen)])
-    fleet = Fleet(network or Network(10**9), seed, (-1.0, 1.0))
+    task, fleet = digits(seed, devices, rounds), Fleet(network or Network(10**9), seed, (-1.0, 1.0))
     phones = [fleet.phone(str(i)) for i in range(devices)]
     for t in range(rounds):
         for i, phone in enumerate(phones):
-            row = task.order[i, t]
-            fleet.take(phone, _digit(task.features[i, row], order, seen.size, float(task.label[i, row])))
-    right = []
+            fleet.take(phone, _seen_digit(task, i, t))
     if network is None:
         for phone in phones:
             phone.model.relearn(None, phone.examples)
     else:
         fleet.finish()
-    for i, phone in enumerate(phones):
-        for x, label in zip(task.test_features[i], task.test_label[i], strict=True):
-            columns = _digit(x, order, seen.size, 0.0)[:3]
-            request = Request(*columns, np.array([order.size, order.size + 1], np.int64))
-            right.append(phone.model.predict(request, seen.size).means[0] * label > 0)
-    return float(np.mean(right))
+    n_seen = task.global_features.size
+    return _right(task, lambda i, request: phones[i].model.predict(request, n_seen).means[0])
 
 
-def _digit(x: Array, order: Array, n_seen: int, label: float) -> Example:
-    hashes = np.append(1 + order, 1000).astype(np.uint32)
-    fields = np.append(np.zeros(order.size), 999).astype(np.uint32)
-    return Example(hashes, np.append(x[order], 1.0).astype(np.float32), fields, order.size, n_seen, label)
+def hosted_accuracy(seed: int, devices: int = 20, rounds: int = 200) -> float:
+    """Return the mean accuracy of one hosted model with a user for each device, and all of their features."""
+    task, model, owns = digits(seed, devices, rounds), ResidualKalman((-1.0, 1.0)), [NO_MODEL] * devices
+    for t in range(rounds):
+        examples = [_seen_digit(task, i, t) for i in range(devices)]
+        events = events_of([(_request(example), 0, example.reward, i) for i, example in enumerate(examples)])
+        owns = model.learn(events, owns)
+    return _right(task, lambda i, request: model.predict(request, owns[i]).means[0])
+
+
+def digits(seed: int, devices: int, rounds: int) -> Task:
+    """Return the task of ``device_fleet.py``."""
+    return paper_task(load("digits"), devices, seed=seed, local_features="all", n_rounds=rounds)
+
+
+def _right(task: Task, predict: Callable[[int, Request], float]) -> float:
+    """Return the share of held-out rows that a prediction has the sign of."""
+    rows = enumerate(zip(task.test_features, task.test_label, strict=True))
+    pairs = [(i, x, label) for i, (xs, labels) in rows for x, label in zip(xs, labels, strict=True)]
+    return float(np.mean([predict(i, _request(_digit(task, x, 0.0))) * label > 0 for i, x, label in pairs]))
+
+
+def _seen_digit(task: Task, i: int, t: int) -> Example:
+    row = task.order[i, t]
+    return _digit(task, task.features[i, row], float(task.label[i, row]))
+
+
+def _digit(task: Task, x: Array, label: float) -> Example:
+    seen = task.global_features
+    order = np.concatenate([seen, np.setdiff1d(np.arange(x.size), seen)])
+    hashes, fields = np.append(1 + order, 1000).astype(np.uint32), np.append(0 * order, 999).astype(np.uint32)
+    return Example(hashes, np.append(x[order], 1.0).astype(np.float32), fields, order.size, seen.size, label)
+
+
+def _request(example: Example) -> Request:
+    return Request(*example[:3], np.array([example.n_context, example.hashes.size], np.int64))
 
 
 def run(streams: Sequence[str], seeds: Sequence[int], networks: Sequence[str]) -> dict[str, dict[str, list[float]]]:
@@ -193,10 +217,11 @@ def run(streams: Sequence[str], seeds: Sequence[int], networks: Sequence[str]) -
     figures: dict[str, dict[str, list[float]]] = {}
     for stream in streams:
         figures[stream] = {}
-        if stream == "fleet":
-            figures[stream] = {"hosted": [], "alone": [accuracy(None, seed) for seed in seeds]}
-            for name in networks:
-                figures[stream][name] = [accuracy(NETWORKS[name], seed) for seed in seeds]
+        if stream.startswith("fleet"):
+            rounds = int(stream.partition(":")[2] or 200)
+            figures[stream]["hosted"] = [hosted_accuracy(seed, rounds=rounds) for seed in seeds]
+            for name, network in [("alone", None), *[(name, NETWORKS[name]) for name in networks]]:
+                figures[stream][name] = [accuracy(network, seed, rounds=rounds) for seed in seeds]
                 print(stream, name, np.round(figures[stream][name], 3), flush=True)
             continue
         for name, make in players.items():

@@ -48,17 +48,18 @@ def run(url: str, folder: Path) -> None:
     seen = set(plan["global_features"])
     rng = np.random.default_rng([plan["seed"], time.time_ns()])  # a restart meets other weather
     transport = Slow(rng, plan["latency"], plan["loss"])
-    done = rounds_of(folder)
-    with DeviceClient(
-        url, plan["client"], folder, loop="fleet", sync_seconds=0.01, learner=plan["learner"], transport=transport
-    ) as device:
-        while not device.status().model_version:
-            device.sync()  # learns the loop's settings too
+    done, burst = rounds_of(folder), plan["burst"]
+    how = {"learner": plan["learner"], "sync_seconds": None if burst else 0.01}
+    with DeviceClient(url, plan["client"], folder, loop="fleet", transport=transport, **how) as device:
+        while device.sync().trouble or not device.status().model_version:
+            pass  # until it has the loop's settings, and a model
         (folder / "ready").touch()
         start = wait_for(folder.parent / "start")
         for t in range(done, len(task["order"])):
             sleep_until(start + t * plan["round_seconds"])
             play(device, folder, t, task["features"][task["order"][t]], float(task["label"][task["order"][t]]), seen)
+            if burst and (t + 1) % burst == 0:
+                device.sync()
         while (synced := device.sync()).trouble or device.status().queued:
             print(synced, file=sys.stderr)
         replace(folder / "uploaded", "")

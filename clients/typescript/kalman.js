@@ -3,6 +3,7 @@
 import { FIRST_LOG_TAU, MAX_SCALES, OWN, Regression, Scale, actionScaleKey, keyOf, newField } from "./regression.js";
 
 const CORE_SIZE = 64, MAX_BLOCKS = 512, TAIL_BITS = 16, DEVICE_BLOCKS = 128, DEVICE_TAIL_BITS = 12, FIRST_NOISE = 0.1;
+const DEVICE_LOG_TAU = -0.5; // log τ of a device's weights at first and at most
 export const START_EVENTS = 16; // with which the own half begins, where there is no shared one
 
 /** The fields of an example's action: 0 of block 0, then each of its own once. */
@@ -79,10 +80,13 @@ function fresh(shared, examples) {
   const core = [...counts].sort(([a, n], [b, m]) => m - n || a - b).slice(0, CORE_SIZE - 1).map(([key]) => key);
   const total = [...counts.values()].reduce((sum, n) => sum + n, 0);
   const length = shared ? shared.length : Math.sqrt(1 + total / Math.max(examples.length, 1));
-  const own = new Regression(1 + core.length, length, shared?.noise ?? FIRST_NOISE, DEVICE_BLOCKS, DEVICE_TAIL_BITS);
+  const own = new Regression(1 + core.length, length, FIRST_NOISE, DEVICE_BLOCKS, DEVICE_TAIL_BITS);
   if (shared) { // τ is the server's to learn
-    own.fields = shared.fields.map(({ key, logTau }) => newField(key, [FIRST_LOG_TAU, logTau[OWN], logTau[OWN]], Infinity));
-    own.newField = [[FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_LOG_TAU], Infinity];
+    const given = (logTau) => [FIRST_LOG_TAU, logTau, logTau];
+    own.fields = shared.fields.map(({ key, logTau }) => {
+      return newField(key, given(DEVICE_LOG_TAU + Math.min(logTau[OWN] - FIRST_LOG_TAU, 0)), Infinity);
+    });
+    own.newField = [given(DEVICE_LOG_TAU), Infinity];
   }
   for (const example of examples) {
     const { hashes, values, fields, nContext } = example;

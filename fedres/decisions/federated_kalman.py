@@ -1,9 +1,12 @@
 """``residual-kalman`` in two halves: the shared regression on the server, a device's own on what that leaves over.
 
 Both are the same regression. A device's has all that the device knows for its context, private features too, and one
-prior variance for each field, which the server learns for all devices. What a device says of an example is a ``Part``:
-mean and variance of its own prediction before it learned the example, and the slopes of the mean by log τ. The server
-learns label − mean with the noise σ² + variance.
+prior variance τ for each field, which the server learns for all devices: how far their weights are from the shared
+ones. What a device says of an example is a ``Part``: mean and variance of its own prediction before it learned the
+example, and the slopes of the mean by log τ. The server learns label − mean with the noise σ² + variance.
+
+τ begins at its bound, where the shared model is next to no constraint and a device does as it would do alone. From
+there it can only go down, as far as the devices' errors say. Noise is each device's own to learn.
 
 A new shared model explains part of what the device has explained by itself. So the device then learns its examples
 again, from the first to the last, on what the new one leaves over: there are few, and it takes microseconds for each.
@@ -49,6 +52,7 @@ from fedres.decisions.kalman_state import (
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, ResidualKalman
 
 DEVICE_BLOCKS, DEVICE_TAIL_BITS = 128, 12  # of a device's own model
+DEVICE_LOG_TAU = -0.5  # of its weights at first and at most: a prior about as wide as the range of rewards
 _NEVER = -600.0  # log τ of weights that are known to be 0
 
 
@@ -218,9 +222,9 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
     own.counts[BASES] = MAX_BASES  # as no one's weights are learned in it, it needs none
     if shared is not None:
         n = own.counts[FIELDS] = shared.counts[FIELDS]
-        own.numbers[NOISE], own.field_keys[:] = shared.numbers[NOISE], shared.field_keys
-        own.log_tau[:] = FIRST_LOG_TAU
-        own.log_tau[:n, CORE] = own.log_tau[:n, TAIL] = shared.log_tau[:n, OWN]
+        own.field_keys[:], own.log_tau[:] = shared.field_keys, DEVICE_LOG_TAU
+        learned = DEVICE_LOG_TAU + np.minimum(shared.log_tau[:n, OWN] - FIRST_LOG_TAU, 0.0)
+        own.log_tau[:n, CORE] = own.log_tau[:n, TAIL] = learned
         own.slope_squares[:] = np.inf  # τ is the server's to learn
     settle_scales(own, shared or _nothing(), events)
     for place, key in enumerate(core):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions import constants as the
-from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_TAIL_BITS
+from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_LOG_TAU, DEVICE_TAIL_BITS
 from fedres.decisions.residual_kalman_reference import Action, Event, Hashed, Prior, ResidualKalman, Scale
 
 
@@ -53,7 +53,7 @@ def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
 
 
 def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None:
-    """Learn label − mean with the noise σ² + variance; the devices' τ follows the slopes."""
+    """Learn label − mean with the noise σ² + variance; the devices' τ follows the slopes, up to where it began."""
     event = Event(None, example.seen, example.action, example.reward)
     if not server.bases:
         server.learn(event)
@@ -62,7 +62,10 @@ def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None
     error = min(max(label - mean - part.mean, -1.0), 1.0)
     server._learn(event, new=True, beside=(label - mean - error, part.variance))
     for name, slope in part.slopes.items():
-        server._priors(name, new=True)[0].step(error * slope)
+        prior = server._priors(name, new=True)[0]
+        most = max(prior.log_tau, the.FIRST_LOG_TAU)
+        prior.step(error * slope)
+        prior.log_tau = min(prior.log_tau, most)
 
 
 class Device:
@@ -71,10 +74,11 @@ class Device:
     def __init__(self, server: ResidualKalman, examples: Sequence[Example]) -> None:
         self.server = server
         self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS)
-        own.low, own.span, own.noise, own.length = server.low, server.span, server.noise, server.length
+        own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = Fixed(-np.inf)  # its examples are few
         for name, (prior, *_) in server.fields.items():
-            own.fields[name] = Fixed(), Fixed(prior.log_tau), Fixed(prior.log_tau)
+            log_tau = DEVICE_LOG_TAU + min(prior.log_tau - the.FIRST_LOG_TAU, 0.0)
+            own.fields[name] = Fixed(), Fixed(log_tau), Fixed(log_tau)
         counts: Counter[int] = Counter()
         for example in examples:
             self._adopt_scales(example)
@@ -95,7 +99,7 @@ class Device:
         self._adopt_scales(example)
         for name in map(int, example.action[2]):
             if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
-                self.own.fields[name or 1] = Fixed(), Fixed(), Fixed()
+                self.own.fields[name or 1] = Fixed(), Fixed(DEVICE_LOG_TAU), Fixed(DEVICE_LOG_TAU)
         own = part_of(self.own, example.context, example.action)
         shared = part_of(self.server, example.seen, example.action)
         event = Event(None, example.context, example.action, example.reward)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import CONTEXT_UNIT, FIRST_VALUES, MAX_SCALES
+from fedres.decisions.constants import CONTEXT_UNIT, FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
 from fedres.decisions.kalman_inputs import (
     _ACTION,
     action_blocks,
@@ -87,9 +87,15 @@ def example_part(
 
 @kernel
 def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
-    """Let log τ of the devices' weights follow these slopes of −e²/2, of ``field_keys``."""
+    """Let log τ of the devices' weights follow these slopes of −e²/2, of ``field_keys``.
+
+    Up to where it began: a device whose contexts come again and again remembers them best with weights of any size.
+    """
     for j in range(names.size):
-        step_prior(shared, field_place(shared, names[j], True), OWN, slopes[j])
+        field = field_place(shared, names[j], True)
+        most = max(shared.log_tau[field, OWN], FIRST_LOG_TAU)
+        step_prior(shared, field, OWN, slopes[j])
+        shared.log_tau[field, OWN] = min(shared.log_tau[field, OWN], most)
 
 
 @bare_kernel

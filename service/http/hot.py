@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -55,15 +56,13 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
 
     @routes.of_loop("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, hot=True)
     async def rank(call: Call) -> Reply:
-        if len(call.body) > LARGE_BYTES:
-            request = await decode_aside(_rank, call.body)
-            _check(request, limits)
-            return json_reply(_encode(await ranker.rank_large(call.loop, request)))
         request = decode(_rank, call.body)
+        is_large = len(call.body) > LARGE_BYTES
         if call.body.count(b":") != colons(request):
-            refuse_repeats(call.body)
+            await asyncio.to_thread(refuse_repeats, call.body) if is_large else refuse_repeats(call.body)
         _check(request, limits)
-        return json_reply(_encode(await ranker.rank(call.loop, request)))
+        answer = ranker.rank_large if is_large else ranker.rank
+        return json_reply(_encode(await answer(call.loop, request)))
 
     @routes.of_loop(
         "POST",

@@ -20,7 +20,8 @@ T = TypeVar("T")
 class Lane:
     """After a large request, the next one waits for as long as this process has worked meanwhile.
 
-    So they have half of its time at most. Reading, hashing and logging a megabyte takes tens of milliseconds.
+    So they have half of its time at most, that of threads counted. Reading, hashing and logging a megabyte takes tens
+    of milliseconds.
     """
 
     def __init__(self) -> None:
@@ -39,9 +40,9 @@ class Lane:
             await self._turn.acquire()
         finally:
             self._n_waiting -= 1
-        began = time.thread_time()
+        began = time.process_time()
         try:
             return await function(argument)
         finally:
-            rest = min(time.thread_time() - began, LONGEST_REST)
+            rest = min(time.process_time() - began, LONGEST_REST)
             asyncio.get_running_loop().call_later(rest, self._turn.release)

@@ -18,3 +18,12 @@ def test_devices_over_http_do_as_the_simulation(tmp_path):
     assert figures["local predictions differ by"] < 1e-3
     assert figures["delay in rounds"]["max"] > 0
     assert figures["killed"] == 1
+
+
+def test_devices_with_the_default_model_upload_in_bursts_and_every_round_arrives(tmp_path):
+    out = tmp_path / "fleet.json"
+    size = ["--devices", "2", "--rounds", "20", "--kills", "0", "--latency", "0.1", "--loss", "0.2", "--runs", "1"]
+    size += ["--round-seconds", "0.05", "--learner", "residual-kalman", "--burst", "6"]
+    subprocess.run([sys.executable, BENCHMARKS / "device_fleet.py", *size, "--json", out], check=True)
+    figures = json.loads(out.read_text())
+    assert figures["real"]["mean"] > 0.7  # the benchmark itself asserts that each round was uploaded once

@@ -1,82 +1,21 @@
-"""The device in JavaScript beside the one in Python: in Node, and once in Chromium with IndexedDB."""
+"""The device in JavaScript beside the one in Python, in Node."""
 
 import contextlib
-import json
 import random
-import shutil
-import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
-import httpx
-import msgspec
 import numpy as np
 import pytest
 from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
+from javascript import MENU, Played, close_to, loop_of, needs_node, opened, same, stream, uploads
 
 from fedres.client import DeviceClient
-from fedres.local_learners.adagrad import FUSED
 from fedres.local_learners.linear import LinearLearner
-
-FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
-MENU = {"tea": {"hot": True, "price": 3}, "juice": {"hot": False, "taste": [0.5, 2]}, "Müsli": {"tags": ["a", "b"]}}
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: the device is not tested")
-
-
-class Played:
-    """A device in Node."""
-
-    def __init__(self):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-        self.process = subprocess.Popen(["node", "played_device.js"], cwd=Path(__file__).parent, **pipes)
-
-    def __call__(self, name, argument=None):
-        self.process.stdin.write(json.dumps([name, argument]) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        return answer["value"]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
 
 
 @pytest.fixture
 def played():
     with contextlib.closing(Played()) as device:
         yield device
-
-
-def stream(n, seed=7):
-    """Return requests, and who likes what: a taste for hours that all share, a private mood that nobody knows."""
-    rng = random.Random(seed)
-    for k in range(n):
-        context = {"hour": rng.randrange(24), "weather": rng.choice(["cold", "warm"]), "geo": {"lat": rng.random()}}
-        mood = round(rng.uniform(-1, 1), 3)
-        liked = "tea" if context["weather"] == "cold" else "Müsli" if mood > 0 else "juice"
-        yield {"context": context, "private": {"mood": mood}, "actions": MENU, "eventId": f"e-{k}"}, liked
-
-
-def loop_of(live, name, model="adagrad", **settings):
-    live.make_loop(name, model=model, update_interval=0.001, **settings)
-    return name
-
-
-def opened(live, loop, store, **options):
-    """Return how to open a device of a loop with ``adagrad``."""
-    return {"url": live.url, "client": "phone", "loop": loop, "store": store, "learner": "linear", **options}
-
-
-def same(found, wanted):
-    if FUSED:  # JavaScript has no fused multiply-add
-        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    else:
-        assert found == wanted
 
 
 @needs_node
@@ -106,15 +45,6 @@ def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, pl
             device.reward(event, value)
     same(live.weights(browser_loop).tolist(), live.weights(python_loop).tolist())
     assert np.count_nonzero(live.weights(browser_loop)) > 10
-
-
-def uploads(live, loop):
-    return [msgspec.json.decode(entry.body) for entry in live.engine.logged(loop) if entry.kind == "residual"]
-
-
-def close_to(found, wanted):
-    """Compare 64-bit sums that Python may fuse."""
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
 @needs_node
@@ -317,117 +247,3 @@ def test_the_personal_model_is_that_of_a_twin_that_rounds_twice_to_the_bit(playe
         same(found, learner.score((indices, values)))
         twin.learn(indices, values, label, offset)
         learner.learn((indices, values), label, offset)
-
-
-PAGE = """<script type="module">
-import { FedresDevice } from "/device.js";
-const report = (found) => fetch("/found", { method: "POST", body: JSON.stringify(found) });
-try {
-  const found = {};
-  let other;
-  for (const learner of ["linear", "residual-kalman"]) {
-    const options = { client: "phone", loop: `browser-${learner}`, learner, syncSeconds: null };
-    let device = await FedresDevice.open(location.origin, options);
-    other = await FedresDevice.open(location.origin, options).catch((error) => error.message);
-    found[learner] = [];
-    for (const [k, [request, liked]] of (await (await fetch("/stream")).json()).entries()) {
-      if (k % 10 === 5) {
-        await device.sync();
-        await fetch(`/settle/${learner}`);
-        await device.sync();
-        await device.close(); // what follows is read from IndexedDB
-        device = await FedresDevice.open(location.origin, options);
-      }
-      const decision = await device.decide(request);
-      await device.reward(decision.eventId, Number(decision.action === liked));
-      found[learner].push(decision);
-    }
-    await device.close();
-  }
-  await report({ found, other });
-} catch (error) {
-  await report({ error: `${error} ${error.stack}` });
-}
-</script>"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the device is not tested in a browser")
-def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live, tmp_path):
-    models = {"linear": "adagrad", "residual-kalman": "residual-kalman"}
-    for learner, model in models.items():
-        loop_of(live, f"browser-{learner}", model), loop_of(live, f"twin-{learner}", model)
-    requests, answers, done = list(stream(30)), [], threading.Event()
-
-    class Site(BaseHTTPRequestHandler):
-        """A page, the client's files, and the service below the same origin, as a proxy would have it."""
-
-        def do_GET(self):
-            if self.path == "/":
-                self.answer(200, PAGE.encode(), "text/html")
-            elif self.path == "/stream":
-                self.answer(200, json.dumps(requests).encode(), "application/json")
-            elif self.path.startswith("/settle/"):
-                live.settle(f"browser-{self.path[8:]}")
-                self.answer(200, b"{}", "application/json")
-            elif self.path.startswith("/v1/"):
-                self.forward(b"")
-            else:
-                self.answer(200, (FOLDER / self.path[1:]).read_bytes(), "text/javascript")
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/found":
-                answers.append(json.loads(body))
-                self.answer(204, b"", "text/plain")
-                done.set()
-            else:
-                self.forward(body)
-
-        def forward(self, body):
-            kept = {name: value for name, value in self.headers.items() if name in ("Content-Type", "If-None-Match")}
-            reply = httpx.request(self.command, live.url + self.path, content=body, headers=kept)
-            self.answer(reply.status_code, reply.content, reply.headers.get("content-type", "text/plain"))
-
-        def answer(self, status, body, kind):
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *words):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
-        threading.Thread(target=site.serve_forever, daemon=True).start()
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--remote-debugging-port=0",
-            f"--user-data-dir={tmp_path / 'user'}",
-        ]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen([CHROMIUM, *options, f"http://127.0.0.1:{site.server_port}/"], **pipes) as browser:
-            try:
-                assert done.wait(120)
-            finally:
-                browser.terminate()
-                site.shutdown()
-    [answer] = answers
-    assert "error" not in answer, answer
-    assert "another tab uses this device" in answer["other"]
-    for learner, compare in (("linear", same), ("residual-kalman", close_to)):
-        loop, found = f"twin-{learner}", answer["found"][learner]
-        how = {"loop": loop, "learner": learner, "sync_seconds": None}
-        with DeviceClient(live.url, "phone", tmp_path / learner, **how) as device:
-            for k, (request, liked) in enumerate(requests):
-                if k % 10 == 5:
-                    device.sync()
-                    live.settle(loop)
-                    device.sync()
-                event, private = request["eventId"], request["private"]
-                wanted = device.decide(request["context"], MENU, private=private, event_id=event)
-                compare(list(found[k]["scores"].values()), list(wanted.scores.values()))
-                assert found[k]["action"] == wanted.action
-                device.reward(event, float(wanted.action == liked))

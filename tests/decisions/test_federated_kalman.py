@@ -5,6 +5,7 @@ import pytest
 import safetensors.numpy
 
 from fedres.decisions import federated_kalman_reference as plain
+from fedres.decisions.constants import FIRST_LOG_TAU
 from fedres.decisions.federated_kalman import DeviceKalman, Example, Part, learn_residual, residual_of
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document, write_safetensors
 from fedres.decisions.kalman_state import NOISE, OWN, Events
@@ -177,6 +178,34 @@ def test_the_surer_a_device_is_the_more_its_residual_counts():
         upload(model, compiled(rows[50]), Part(-1.0, variance, np.zeros(3)))
         moved.append(np.abs(model.shared.means[: len(before)] - before).sum())
     assert moved[0] > moved[1] > 100 * moved[2]
+
+
+def test_the_prior_of_devices_goes_down_and_back_to_where_it_began_but_not_beyond():
+    model = ResidualKalman()
+    for row in generated(40, np.random.default_rng(9), private=False):
+        upload(model, compiled(row), Part(0.0, 0.0, np.zeros(3)))
+    praised = compiled(([(HOUR, 9.0)], [], [(100, 1.0, ID), (PRICE, 3.0, PRICE)], 1.0))  # the error is above 0
+
+    def after(slope, n):
+        for _ in range(n):
+            upload(model, praised, Part(0.0, 0.1, np.full(3, slope)))
+        return model.shared.log_tau[:3, OWN].tolist()
+
+    assert after(1.0, 3) == [FIRST_LOG_TAU] * 3
+    assert max(after(-1.0, 3)) < FIRST_LOG_TAU - 0.3
+    assert after(10.0, 30) == [FIRST_LOG_TAU] * 3
+
+
+def test_a_device_is_as_unsure_of_itself_as_the_server_says_up_to_a_bound(server):
+    example, variances = compiled(generated(1, np.random.default_rng(10))[0]), []
+    for change in (0.0, -2.0, 2.0):
+        log_tau = server.shared.log_tau.copy()
+        log_tau[:, OWN] = FIRST_LOG_TAU + change
+        device = DeviceKalman()
+        device.relearn(server.shared._replace(log_tau=log_tau), [])
+        variances.append(device.part(example).variance)
+    assert variances == pytest.approx([variances[0], variances[0] * np.exp(-2.0), variances[0]])
+    assert variances[0] > 0.1
 
 
 def test_a_device_that_learns_again_does_not_count_the_shared_effect_twice():

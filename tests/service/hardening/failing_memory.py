@@ -5,6 +5,7 @@ and SQLite have allocators of their own.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from told import open_desk, untrue
+from told import open_desk, untrue, warm_up
 
 from service.log import client as client_module
 from service.log.records import RANK, REWARD
@@ -25,6 +26,7 @@ except ImportError:  # not in every build of Python
 
 HOW_MANY = (1, 30)  # allocations in a row that fail
 SECONDS = 30  # for a child
+HUNG = 72  # status of one that took longer
 
 
 async def _play(folder, nth, how_many, say):
@@ -53,7 +55,9 @@ def _child(folder, pipe, nth, how_many):
     logging.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # tracebacks of what is brought about here
     client_module.LOOK_SECONDS, client_module.DEADLINE_SECONDS = 0.05, 1.0
-    signal.alarm(SECONDS)
+    seconds = itertools.count(1)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(HUNG) if next(seconds) > SECONDS else None)
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)  # while a process is stopped, its seconds do not count
 
     def say(what, value):
         os.write(pipe, json.dumps([what, value]).encode() + b"\n")
@@ -78,7 +82,7 @@ def fail_at(nth, how_many):
         _, status = os.waitpid(pid, 0)
         told = {(kind, event): reply for what, value in lines if what == "told" for kind, event, reply in value}
         wrong = [value for what, value in lines if what == "wrong"] + untrue(Path(name), told)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+    if os.waitstatus_to_exitcode(status) == HUNG:
         wrong.append("the process hung")
     return wrong, ["end", None] in lines
 
@@ -90,7 +94,7 @@ def missing():
 
 def failing_memory(first, n):
     """Run the cases from a number on: one and many allocations fail, from the first on, from the second on, ..."""
-    asyncio.run(_warm_up())
+    warm_up()
     failures, n_died = [], 0
     for number in range(first, first + n):
         how_many, nth = HOW_MANY[number % len(HOW_MANY)], 1 + number // len(HOW_MANY)
@@ -98,10 +102,3 @@ def failing_memory(first, n):
         failures += [f"{how_many} from allocation {nth} on: {one}" for one in wrong]
         n_died += not lived
     return failures, {"processes that died": n_died}
-
-
-async def _warm_up():
-    """Import and compile what children then need not."""
-    with tempfile.TemporaryDirectory(prefix="fedres-fail-", dir="/dev/shm") as name:
-        async with open_desk(Path(name)) as desk:
-            await desk.ask_again()

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from told import N_EVENTS, open_desk, untrue
+from told import N_EVENTS, open_desk, untrue, warm_up
 from writers import SOON
 
 from service.log.records import RANK, REWARD
@@ -89,6 +89,7 @@ async def _play(folder, faults):
 
 def fail_at(how, nth):
     """Let the n-th call fail; return what is wrong, whether there was an n-th, and how many calls were refused."""
+    warm_up()
     faults = Faults(how, nth)
     with tempfile.TemporaryDirectory(prefix="fedres-fail-", dir="/dev/shm") as name:
         desk, n_told = asyncio.run(_play(Path(name), faults))

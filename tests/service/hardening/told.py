@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import json
+import tempfile
+from pathlib import Path
 
 from machine import Engine
 from writers import SOON, running_writer
@@ -82,6 +85,19 @@ async def open_desk(folder):
         finally:
             await client.close()
     await engine.close()
+
+
+@functools.cache
+def warm_up():
+    """Import and compile what is needed, however long that takes: afterwards whoever waits for long, waits for ever."""
+
+    async def decide(folder):
+        async with open_desk(folder) as desk:
+            await desk.ask(RANK, 0)
+            await desk.ask(REWARD, 0)
+
+    with tempfile.TemporaryDirectory(prefix="fedres-fail-", dir="/dev/shm") as name:
+        asyncio.run(decide(Path(name)))
 
 
 def untrue(folder, told):
