@@ -2,6 +2,7 @@
 // 64-bit floats, first values and tail weights 32-bit ones.
 
 const f = Math.fround;
+const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
 const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
@@ -19,19 +20,19 @@ export class Scale {
   first = [];
 
   constructor(settled) {
-    if (settled) [this.median, this.mean, this.deviation, this.rms, this.first] = [...settled, null];
+    if (settled) [this.unit, this.mean, this.deviation, this.rms, this.first] = [...settled, null];
   }
 
   get settled() {
-    return [this.median, this.mean, this.deviation, this.rms];
+    return [this.unit, this.mean, this.deviation, this.rms];
   }
 
-  see(value) {
+  see(value, medians) {
     if (!this.first || this.first.length === FIRST_VALUES) return;
     this.first.push(f(value));
     const n = this.first.length, sizes = this.first.map(Math.abs).sort((a, b) => a - b);
-    this.median = (sizes[(n - 1) >> 1] + sizes[n >> 1]) / 2;
-    const logs = this.first.map((one) => signedLog(one, this.median));
+    this.unit = medians * ((sizes[(n - 1) >> 1] + sizes[n >> 1]) / 2);
+    const logs = this.first.map((one) => signedLog(one, this.unit));
     let total = 0, squares = 0, spread = 0;
     for (const s of logs) [total, squares] = [total + s, squares + s * s];
     [this.mean, this.rms] = [total / n, Math.sqrt(squares / n)];
@@ -40,13 +41,13 @@ export class Scale {
   }
 
   scaled(value, centred) {
-    const s = signedLog(value, this.median);
+    const s = signedLog(value, this.unit);
     const x = centred && this.deviation > 1e-9 ? (s - this.mean) / this.deviation : s / this.rms;
     return clamp(x, -NUMBER_LIMIT, NUMBER_LIMIT);
   }
 }
 
-const signedLog = (value, median) => Math.sign(value) * Math.log1p(Math.abs(value) / median);
+const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
 /** A field's priors: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given. */
 export const newField = (key, logTau, squares = 0) => ({ key, logTau, squares: [squares, squares, squares] });
@@ -74,16 +75,16 @@ export class Regression {
     this.#tail.set(place, Float32Array.of(b, h));
   }
 
-  scaleOf(key, value, isNew) {
+  scaleOf(key, value, isNew, medians = CONTEXT_UNIT) {
     let scale = this.scales.get(key);
     if (isNew && !scale && this.scales.size < MAX_SCALES) this.scales.set(key, (scale = new Scale()));
-    if (isNew) scale?.see(value);
+    if (isNew) scale?.see(value, medians);
     return scale;
   }
 
   actionValue(hash, value, field, isNew) {
     if (keyOf(hash) !== keyOf(field) && value === 1) return 1;
-    const scale = this.scaleOf(actionScaleKey(hash), value, isNew);
+    const scale = this.scaleOf(actionScaleKey(hash), value, isNew, ACTION_UNIT);
     return scale ? scale.scaled(value, true) : Math.sign(value);
   }
 

@@ -116,6 +116,6 @@ class Device:
 
 
 def _settled(scale: Scale) -> Scale:
-    found = Scale()
+    found = Scale(scale.medians)
     found.__dict__ = {**scale.__dict__, "values": [0.0] * the.FIRST_VALUES}
     return found

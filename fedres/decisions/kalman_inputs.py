@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_VALUES, JACOBI_SWEEPS, MAX_FIELDS, MAX_SCALES, NUMBER_LIMIT, REBASE
+from fedres.decisions.constants import (
+    ACTION_UNIT,
+    CONTEXT_UNIT,
+    FIRST_VALUES,
+    JACOBI_SWEEPS,
+    MAX_FIELDS,
+    MAX_SCALES,
+    NUMBER_LIMIT,
+    REBASE,
+)
 from fedres.decisions.kalman_state import (
     BLOCKS,
     DEVIATION,
@@ -19,9 +28,9 @@ from fedres.decisions.kalman_state import (
     LEARNED,
     LENGTH,
     MEAN,
-    MEDIAN,
     RMS,
     SCALES,
+    UNIT,
 )
 from fedres.local_learners.adagrad import at, bare_kernel
 
@@ -53,8 +62,8 @@ def find_scale(keys: Array, key: Key) -> Any:
 
 
 @bare_kernel
-def signed_log(value: float, median: float) -> float:
-    return math.copysign(math.log1p(abs(value) / median), value)
+def signed_log(value: float, unit: float) -> float:
+    return math.copysign(math.log1p(abs(value) / unit), value)
 
 
 @bare_kernel
@@ -72,24 +81,24 @@ def _size_of_rank(first: Array, n: int, rank: int) -> float:
 
 
 @bare_kernel
-def _settle(first: Array, n: int, stats: Array) -> None:
-    """Fill in the statistics of the first n values."""
-    stats[MEDIAN] = (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
+def _settle(first: Array, n: int, medians: float, stats: Array) -> None:
+    """Fill in the statistics of the first n values; the unit is so many medians."""
+    stats[UNIT] = medians * (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
     total, squares = 0.0, 0.0
     for k in range(n):
-        s = signed_log(np.float64(first[k]), stats[MEDIAN])
+        s = signed_log(np.float64(first[k]), stats[UNIT])
         total += s
         squares += s * s
     stats[MEAN], stats[RMS] = total / n, math.sqrt(squares / n)
     total = 0.0
     for k in range(n):
-        s = signed_log(np.float64(first[k]), stats[MEDIAN])
+        s = signed_log(np.float64(first[k]), stats[UNIT])
         total += (s - stats[MEAN]) * (s - stats[MEAN])
     stats[DEVIATION] = math.sqrt(total / n)
 
 
 @bare_kernel
-def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
+def scale_of(shared: Any, key: Key, value: float, new: bool, medians: float) -> Any:
     """Return the slot of a number's scale, −1 if it has none; ``new`` values settle it."""
     slot = find_scale(shared.scale_keys, key)
     if not new:
@@ -104,7 +113,7 @@ def scale_of(shared: Any, key: Key, value: float, new: bool) -> Any:
     if n < FIRST_VALUES:
         shared.scale_first[slot, n] = value
         shared.scale_seen[slot] = n + 1
-        _settle(shared.scale_first[slot], n + 1, shared.scale_stats[slot])
+        _settle(shared.scale_first[slot], n + 1, medians, shared.scale_stats[slot])
     return slot
 
 
@@ -114,7 +123,7 @@ def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
     if slot < 0:
         return math.copysign(1.0, value)
     stats = shared.scale_stats[slot]
-    s = signed_log(value, stats[MEDIAN])
+    s = signed_log(value, stats[UNIT])
     x = (s - stats[MEAN]) / stats[DEVIATION] if centred and stats[DEVIATION] > 1e-9 else s / stats[RMS]
     return min(max(x, -NUMBER_LIMIT), NUMBER_LIMIT)
 
@@ -132,7 +141,7 @@ def context_inputs(
         if value == 0:
             continue
         key = key_of(hashes[j])
-        slot = scale_of(shared, key, value, new)
+        slot = scale_of(shared, key, value, new, CONTEXT_UNIT)
         x = scaled(shared, slot, value, False) / length
         place = shared.scale_core[slot] if slot >= 0 else -1
         if place >= 0:
@@ -164,7 +173,7 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     if key != key_of(field) and value == 1.0:
         return 1.0
     scale_key = key_of(key ^ _ACTION)
-    return scaled(shared, scale_of(shared, scale_key, value, new), value, True)
+    return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)
 
 
 @bare_kernel

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
+from fedres.decisions.constants import CONTEXT_UNIT, FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
 from fedres.decisions.kalman_inputs import (
     _ACTION,
     action_blocks,
@@ -128,7 +128,7 @@ def settle_scales(own: Any, shared: Any, events: Any) -> None:
         for j in range(first, last):
             value = np.float64(events.values[j])
             if value != 0 and j < middle:
-                scale_of(own, key_of(events.hashes[j]), value, True)
+                scale_of(own, key_of(events.hashes[j]), value, True, CONTEXT_UNIT)
             elif value != 0:
                 action_value(own, events.hashes[j], value, events.fields[j], True)
 

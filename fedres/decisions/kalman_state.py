@@ -32,7 +32,7 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
-MEDIAN, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
+UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 OWN, TAIL, CORE = range(3)  # columns of ``log_tau``: personal, tail and shared core weights
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
@@ -47,7 +47,7 @@ class Shared(NamedTuple):
     scale_core: Array  # int32, the coordinate in the core, −1 is none
     scale_seen: Array  # int32, how many of the first values there are
     scale_first: Array  # float32, the first values
-    scale_stats: Array  # float64: median, mean, deviation, root mean square
+    scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
     log_tau: Array  # float64, of personal, tail and shared core weights
     slope_squares: Array  # float64, the sums of squared slopes by log τ

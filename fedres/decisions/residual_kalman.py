@@ -14,6 +14,7 @@ import numpy as np
 from fedres import checks
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    CONTEXT_UNIT,
     CORE_COUNT,
     CORE_SIZE,
     HEAD,
@@ -194,7 +195,7 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
         for j in range(start.starts[k], start.starts[k + 1]):
             value = float(start.values[j])
             if value and j < start.starts[k] + start.n_context[k]:
-                scale_of(shared, key_of(start.hashes[j]), value, True)
+                scale_of(shared, key_of(start.hashes[j]), value, True, CONTEXT_UNIT)
             elif value:
                 action_value(shared, start.hashes[j], value, start.fields[j], True)
     for place, (_, key) in enumerate(frequent):

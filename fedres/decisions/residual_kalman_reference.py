@@ -45,22 +45,22 @@ class Event(NamedTuple):
 
 
 class Scale:
-    """A number free of units: s = sign(x) log(1 + |x|/median), by its first 16 values that are not 0."""
+    """A number free of units: s = sign(x) log(1 + |x|/unit), the unit in medians of the first 16 |x| not 0."""
 
-    def __init__(self) -> None:
-        self.values: list[float] = []
+    def __init__(self, medians: float) -> None:
+        self.medians, self.values = medians, list[float]()
 
     def add(self, value: float) -> None:
         if len(self.values) < the.FIRST_VALUES:
             self.values.append(value)
             sizes, n = sorted(map(abs, self.values)), len(self.values)
-            self.median = (sizes[(n - 1) // 2] + sizes[n // 2]) / 2
+            self.unit = self.medians * ((sizes[(n - 1) // 2] + sizes[n // 2]) / 2)
             logs = [self.log(value) for value in self.values]
             self.mean, self.rms = sum(logs) / n, math.sqrt(sum(s * s for s in logs) / n)
             self.deviation = math.sqrt(sum((s - self.mean) * (s - self.mean) for s in logs) / n)
 
     def log(self, value: float) -> float:
-        return math.copysign(math.log1p(abs(value) / self.median), value)
+        return math.copysign(math.log1p(abs(value) / self.unit), value)
 
     def scaled(self, value: float, *, centred: bool) -> float:
         """Return it in root mean squares or, centred, in deviations from the mean; constants are never centred."""
@@ -294,7 +294,8 @@ class ResidualKalman:
 
     def _scaled(self, kind: str, key: int, value: float, *, new: bool) -> float:
         if new and ((kind, key) in self.scales or len(self.scales) < the.MAX_SCALES):
-            self.scales.setdefault((kind, key), Scale()).add(value)
+            unit = the.ACTION_UNIT if kind == "action" else the.CONTEXT_UNIT
+            self.scales.setdefault((kind, key), Scale(unit)).add(value)
         scale = self.scales.get((kind, key))
         return scale.scaled(value, centred=kind == "action") if scale else math.copysign(1.0, value)
 

@@ -11,8 +11,8 @@ from fedres.decisions.constants import (
     START_EVENTS,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import eigenvectors, rebase
-from fedres.decisions.kalman_state import CORE, LOG_DRIFT, new_shared
+from fedres.decisions.kalman_inputs import eigenvectors, find_scale, rebase
+from fedres.decisions.kalman_state import CORE, LOG_DRIFT, UNIT, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -151,6 +151,15 @@ def test_units_do_not_matter():
         owns = learn_all(model, {}, scaled, [80])
         found.append(model.predict(request_of(*scaled[-1][1:3]), owns[0]).means)
     assert found[1] == pytest.approx(found[0], abs=1e-4)
+
+
+def test_the_unit_of_a_number_is_three_medians_in_a_context_and_one_of_an_action():
+    values, model = np.arange(1.0, START_EVENTS + 1), ResidualKalman()
+    rounds = [(None, ([7], [v]), [([50], [v], [50])], 0, 0.0) for v in values]
+    learn_all(model, {}, rounds, [START_EVENTS])
+    units = model.shared.scale_stats[:, UNIT]
+    assert sorted(units[units > 0]) == [np.median(values), 3 * np.median(values)]
+    assert model.shared.scale_stats[find_scale(model.shared.scale_keys, np.uint32(7)), UNIT] == 3 * np.median(values)
 
 
 @pytest.mark.parametrize("n_context", [3, 20, 90])
