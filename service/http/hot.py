@@ -59,7 +59,10 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         request = decode(_rank, call.body)
         is_large = len(call.body) > LARGE_BYTES
         if call.body.count(b":") != colons(request):
-            await asyncio.to_thread(refuse_repeats, call.body) if is_large else refuse_repeats(call.body)
+            if is_large:
+                await asyncio.to_thread(refuse_repeats, call.body)
+            else:
+                refuse_repeats(call.body)
         _check(request, limits)
         answer = ranker.rank_large if is_large else ranker.rank
         return json_reply(_encode(await answer(call.loop, request)))

@@ -228,6 +228,15 @@ def test_a_taste_that_users_share_is_there_for_a_new_one(tmp_path):
     asyncio.run(story())
 
 
+async def served_meanwhile(engine, work, loop="default"):
+    """Return the result of ``work``, and how many other requests were answered until it was there."""
+    work, n_served = asyncio.ensure_future(work), 0
+    while not work.done():
+        await engine.rank(loop, request())
+        n_served += 1
+    return await work, n_served
+
+
 def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
     """A tenant's largest legal batch (50 requests, 250 context features, 500 actions) is no wall for others."""
     context = raw({f"c{k}": k / 2 for k in range(250)})
@@ -236,12 +245,8 @@ def test_others_are_served_in_the_middle_of_the_largest_batch(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             await engine.create_loop("other")
-            batch = asyncio.ensure_future(engine.rank_many("default", [large] * 50))
-            n_served = 0
-            while not batch.done():
-                await engine.rank("other", request())
-                n_served += 1
-            assert len([one for one in await batch if not isinstance(one, ApiError)]) == 50
+            batch, n_served = await served_meanwhile(engine, engine.rank_many("default", [large] * 50), "other")
+            assert len([one for one in batch if not isinstance(one, ApiError)]) == 50
             assert n_served > 25
 
     asyncio.run(story())
@@ -258,12 +263,8 @@ def large_request(n_actions=200, n_features=40, **more):
 def test_others_are_served_in_the_middle_of_a_large_request(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            large = asyncio.ensure_future(engine.rank_large("default", large_request()))
-            n_served = 0
-            while not large.done():
-                await engine.rank("default", request())
-                n_served += 1
-            assert len((await large).ranking) == 200
+            large, n_served = await served_meanwhile(engine, engine.rank_large("default", large_request()))
+            assert len(large.ranking) == 200
             assert n_served >= 3
 
     asyncio.run(story())
@@ -272,12 +273,9 @@ def test_others_are_served_in_the_middle_of_a_large_request(tmp_path):
 def test_others_are_served_between_two_explanations(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            explained = asyncio.ensure_future(engine.rank("default", request(n_actions=50, explain=True)))
-            n_served = 0
-            while not explained.done():
-                await engine.rank("default", request())
-                n_served += 1
-            assert len((await explained).explanations) == 50
+            asked = request(n_actions=50, explain=True)
+            explained, n_served = await served_meanwhile(engine, engine.rank("default", asked))
+            assert len(explained.explanations) == 50
             assert n_served >= 5
 
     asyncio.run(story())
