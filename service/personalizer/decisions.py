@@ -107,7 +107,7 @@ class Decisions:
         except ApiError as error:
             if error.code != "event_exists":
                 raise
-            result = self._filled_only(loop, request)
+            result = await self._filled_only(loop, request)
         by_native_id = {native_id(action.id): action.id for action in asked.actions}
         answers = [
             SlotAnswer(slot.id, by_native_id[filled.action_id])
@@ -143,9 +143,9 @@ class Decisions:
             raise decision
         return decision.result()
 
-    def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
+    async def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
         check_slots(request)
-        return fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+        return await fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
 
 
 @contextmanager

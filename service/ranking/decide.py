@@ -33,6 +33,7 @@ from service.ranking.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose
 from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
 
 NOTHING: Mapping[str, Hashed] = {}
+MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
 
@@ -148,15 +149,16 @@ def decide(
     models: Models,
     preparer: Preparer,
     hashed: Mapping[str, Hashed] = NOTHING,
+    most_explained: int = MOST_EXPLAINED,
 ) -> list[Decision | ApiError]:
     """Return a decision on each request, or why it was refused. Rank, batch and slots all come here.
 
-    ``hashed`` is as in ``prepare_all``.
+    ``hashed`` is as in ``prepare_all``. To explain a decision may take a look at ``most_explained`` pairs of features.
     """
     prepared = prepare_all(requests, loop, preparer, hashed)
     view, settings = loop.view, loop.view.settings
     if settings.crosses:
-        prepared = [_checked(one, preparer) for one in prepared]
+        prepared = [_checked(one, preparer, most_explained) for one in prepared]
     good = [one for one in prepared if isinstance(one, Prepared)]
     if not good:
         return [one for one in prepared if isinstance(one, ApiError)]
@@ -232,14 +234,24 @@ def _with_any(decision: Decision) -> Decision:
     return decision._replace(action=action, probabilities=[one / len(chosen) for one in allowed])
 
 
-def _checked(prepared: Prepared | ApiError, preparer: Preparer) -> Prepared | ApiError:
-    if isinstance(prepared, Prepared):
-        try:
-            n_context = prepared.rows[0].size
-            check_crosses(n_context, sum([row.size for row in prepared.rows]) - n_context, preparer.limits)
-        except FeatureError as error:
-            return invalid_features(error)
+def _checked(prepared: Prepared | ApiError, preparer: Preparer, most_explained: int) -> Prepared | ApiError:
+    if isinstance(prepared, ApiError):
+        return prepared
+    try:
+        n_context = prepared.rows[0].size
+        check_crosses(n_context, sum([row.size for row in prepared.rows]) - n_context, preparer.limits)
+    except FeatureError as error:
+        return invalid_features(error)
+    if prepared.request.explain and (n_pairs := n_explained_pairs(prepared)) > most_explained:
+        message = f"explain must look at no more than {most_explained} pairs of context and action features"
+        return ApiError(422, "too_much_to_explain", f"{message}, got {n_pairs}", "explain")
     return prepared
+
+
+def n_explained_pairs(prepared: Prepared) -> int:
+    """Return how many pairs of features have to be looked at to explain a decision, where they are crossed."""
+    context, *actions = [row.size + 1 for row in prepared.rows]
+    return context * sum(actions)
 
 
 def _personal_key(request: RankRequest, loop: Loop) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from fedres.scoring import features
 from fedres.scoring.explaining import Contribution, explain
 from fedres.scoring.flattening import Limits, action_features, flatten
 from fedres.scoring.model import PersonalModel, score
-from service.errors import ApiError
 from service.models.kalman import PublishedKalman
 from service.models.kalman_personal import PersonalKalman
 from service.models.personal import Personal, read_entry
@@ -24,29 +23,19 @@ from service.models.published import Loop, Models
 from service.ranking.decide import Prepared, context_of, features_of
 from service.ranking.requests import Explained, Strongest
 
-MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 
-
-async def explain_all(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> list[Explained]:
+async def explain_all(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:
     """Return what ``explanations`` yields; others have their turn after each action, which takes milliseconds."""
     found = []
-    for one in explanations(prepared, loop, models, most):
+    for one in explanations(prepared, loop, models):
         found.append(one)
         await asyncio.sleep(0)
     return found
 
 
-def explanations(prepared: Prepared, loop: Loop, models: Models, most: int = MOST_EXPLAINED) -> Iterator[Explained]:
-    """Yield why each action scores as it does; refuse where that takes a look at more than ``most`` pairs.
-
-    Each action is explained by the models as they are when it is asked for.
-    """
-    rows, crosses = prepared.rows, loop.view.settings.crosses
-    n_pairs = sum((rows[0].size + 1) * (row.size + 1) for row in rows[1:]) if crosses else 0
-    if n_pairs > most:
-        message = f"explain must look at no more than {most} pairs of context and action features, got {n_pairs}"
-        raise ApiError(422, "too_much_to_explain", message, "explain")
-    for k in range(len(rows) - 1):
+def explanations(prepared: Prepared, loop: Loop, models: Models) -> Iterator[Explained]:
+    """Yield why each action scores as it does, by the models as they are when it is asked for."""
+    for k in range(len(prepared.rows) - 1):
         personal = personal_model(prepared.request.user, loop, models)
         if loop.kalman is not None:
             yield _by_kalman(prepared, k, loop, loop.kalman, personal)

@@ -22,8 +22,8 @@ from service.models.published import Loop, Models, NotPublished
 from service.models.views import LoopView
 from service.ranking.aside import Aside, ThreadAside
 from service.ranking.asked import Asked, fail, hash_in_pieces, pieces
-from service.ranking.decide import NOTHING, decide, repeated
-from service.ranking.explaining import MOST_EXPLAINED, explain_all
+from service.ranking.decide import MOST_EXPLAINED, NOTHING, decide, repeated
+from service.ranking.explaining import explain_all
 from service.ranking.exporting import Exporter
 from service.ranking.pinned import ensure_pinned, wants_pinned
 from service.ranking.quotas import Quotas, exceeded
@@ -211,15 +211,15 @@ class Ranker:
 
         Other callers are served between pieces of a large batch, or of a large request.
         """
+        n_explained = sum(request.explain for request in requests)
+        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
         asked = [Asked(loop, request) for request in requests]
         async for piece in pieces(asked):
             alone = piece[0].request.actions if len(piece) == 1 else ()
-            self._decide(piece, await hash_in_pieces(alone, self._machine.preparer))
-        n_explained = sum(request.explain for request in requests)
-        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
+            self._decide(piece, await hash_in_pieces(alone, self._machine.preparer), most)
         results: list[RankResult | ApiError] = []
         async for piece in pieces(asked):
-            results += [await self._answered_or_refused(one, most) for one in piece]
+            results += [await self._answered_or_refused(one) for one in piece]
         return results
 
     async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
@@ -229,11 +229,11 @@ class Ranker:
         if request.event_id is not None:
             known = await self._ranks_of(loop, request)
             if known:
-                return filled_before(request, event_id, known)
+                return await filled_before(request, event_id, known)
         try:
             return await self._fill(loop, request, event_id)
         except Duplicate:
-            return filled_before(request, event_id, await self._ranks_of(loop, request))
+            return await filled_before(request, event_id, await self._ranks_of(loop, request))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         machine = self._machine
@@ -251,7 +251,7 @@ class Ranker:
             records.append(decision.record(loop))
             return decision.result()
 
-        filled = fill(request, event_id, decided)
+        filled = await fill(request, event_id, decided)
         await machine.append(*records)
         return filled
 
@@ -275,7 +275,9 @@ class Ranker:
             asyncio.get_running_loop().call_soon(self._decide_turn)
         self._decide(asked)
 
-    def _decide(self, asked: Sequence[Asked], hashed: Mapping[str, Hashed] = NOTHING) -> None:
+    def _decide(
+        self, asked: Sequence[Asked], hashed: Mapping[str, Hashed] = NOTHING, most_explained: int = MOST_EXPLAINED
+    ) -> None:
         """Decide requests together, and hand their records to the log; what goes wrong is in the futures."""
         by_loop: dict[str, list[Asked]] = {}
         for one in asked:
@@ -286,11 +288,12 @@ class Ranker:
                 loop = machine.loop(name)
                 machine.quotas.check_pending(loop.view)
                 if wants_pinned(loop):
-                    self._decide_later(name, some)
+                    self._decide_later(name, some, most_explained)
                     continue
                 if loop.view.n_users >= machine.quotas.users:
                     some = self._without_new_users(some, loop)
-                decisions = decide([one.request for one in some], loop, machine.models, machine.preparer, hashed)
+                requests = [one.request for one in some]
+                decisions = decide(requests, loop, machine.models, machine.preparer, hashed, most_explained)
                 groups: list[Group] = []
                 futures = []
                 for one, decision in zip(some, decisions, strict=True):
@@ -305,7 +308,7 @@ class Ranker:
             except Exception as error:
                 fail(some, error)
 
-    def _decide_later(self, name: str, asked: Sequence[Asked]) -> None:
+    def _decide_later(self, name: str, asked: Sequence[Asked], most_explained: int) -> None:
         """Decide once the pinned model is read, which happens once for each ranker and experiment."""
 
         async def read_and_decide() -> None:
@@ -314,7 +317,7 @@ class Ranker:
             except Exception as error:
                 fail(asked, error)
             else:
-                self._decide(asked)
+                self._decide(asked, most_explained=most_explained)
 
         task = asyncio.ensure_future(read_and_decide())
         self._reading.add(task)
@@ -331,7 +334,7 @@ class Ranker:
                 one.future.set_exception(error)
         return known
 
-    async def _answered(self, asked: Asked, most_explained: int = MOST_EXPLAINED) -> RankResult:
+    async def _answered(self, asked: Asked) -> RankResult:
         try:
             outcome = await asked.future
         except StoreUnavailable as error:
@@ -345,12 +348,12 @@ class Ranker:
         result = decision.result()
         if asked.request.explain:
             loop = machine.loop(asked.loop)
-            result.explanations = await explain_all(decision.prepared, loop, machine.models, most_explained)
+            result.explanations = await explain_all(decision.prepared, loop, machine.models)
         return result
 
-    async def _answered_or_refused(self, asked: Asked, most_explained: int) -> RankResult | ApiError:
+    async def _answered_or_refused(self, asked: Asked) -> RankResult | ApiError:
         try:
-            return await self._answered(asked, most_explained)
+            return await self._answered(asked)
         except ApiError as error:
             return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -148,8 +149,11 @@ class Reserve:
         return False
 
 
-def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
-    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded."""
+async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
+    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded.
+
+    Other callers are served between two slots.
+    """
     version, reserve = 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
@@ -167,6 +171,7 @@ def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], R
         reserve.take(given.action_id)
         filled.append(FilledSlot(slot.id, event, given.action_id, given.probability, given.ranking))
         version = given.model_version
+        await asyncio.sleep(0)
     return SlotsResult(event_id, version, filled)
 
 
@@ -176,7 +181,9 @@ def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]
     return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
 
 
-def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
+async def filled_before(
+    request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]
+) -> SlotsResult:
     """Return the stored answer to a request that is the same as the one it was given for."""
 
     def stored(asked: RankRequest) -> RankResult:
@@ -186,7 +193,7 @@ def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tupl
             raise ApiError(409, "event_exists", message, "event_id")
         return repeated(asked, *found)
 
-    return fill(request, event_id, stored)
+    return await fill(request, event_id, stored)
 
 
 def _answered(place: int, answer: Callable[[RankRequest], RankResult], asked: RankRequest) -> RankResult:

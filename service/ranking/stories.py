@@ -9,7 +9,7 @@ import msgspec
 from service.errors import ApiError
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, LoggedRank, decode_rank, decode_reward
-from service.ranking.decide import answer, prepare_all
+from service.ranking.decide import answer, n_explained_pairs, prepare_all
 from service.ranking.explaining import explain_all
 from service.ranking.exporting import Exporter, time_of
 from service.ranking.ranker import Machine
@@ -78,10 +78,9 @@ async def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank)
     loop = machine.loop(name)
     actions = [Action(action.id, action.features) for action in body.actions]
     request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
-    try:
-        [prepared] = prepare_all([request], loop, machine.preparer)
-        if isinstance(prepared, ApiError):
-            return []
-        return await explain_all(prepared, loop, machine.models, EXPLAINED_PAIRS)
-    except ApiError:  # too much to explain
+    [prepared] = prepare_all([request], loop, machine.preparer)
+    if isinstance(prepared, ApiError):
         return []
+    if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:
+        return []
+    return await explain_all(prepared, loop, machine.models)

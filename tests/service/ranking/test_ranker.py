@@ -15,6 +15,7 @@ from service.errors import ApiError
 from service.ranking.asked import hash_in_pieces
 from service.ranking.decide import decide
 from service.ranking.requests import Action, RankRequest
+from service.ranking.slots import Slot, SlotsRequest
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):
@@ -277,6 +278,29 @@ def test_others_are_served_between_two_explanations(tmp_path):
             explained, n_served = await served_meanwhile(engine, engine.rank("default", asked))
             assert len(explained.explanations) == 50
             assert n_served >= 5
+
+    asyncio.run(story())
+
+
+def test_others_are_served_between_two_slots(tmp_path):
+    asked = SlotsRequest(actions=request(n_actions=9).actions, slots=[Slot(id=f"s{k}") for k in range(9)])
+
+    async def story():
+        async with running(tmp_path) as engine:
+            filled, n_served = await served_meanwhile(engine, engine.rank_slots("default", asked))
+            assert len(filled.slots) == 9
+            assert n_served >= 5
+
+    asyncio.run(story())
+
+
+def test_a_decision_that_would_take_too_long_to_explain_is_refused_and_not_logged(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            asked = large_request(400, explain=True)
+            before = len(engine.logged())
+            assert await refused_for(engine.rank_large("default", asked)) == (422, "too_much_to_explain", "explain")
+            assert len(engine.logged()) == before
 
     asyncio.run(story())
 

@@ -100,7 +100,7 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
         place = int(error.target[len("slots[") : -1])
         assert f"slot '{place}' must be left an action" in error.message
         return
-    filled = fill(asked, str(seed), learned).slots
+    filled = asyncio.run(fill(asked, str(seed), learned)).slots
     shown = [slot.action_id for slot in filled]
     assert len(set(shown)) == len(shown) == len(slots)
     assert all(action in own for action, own in zip(shown, allowed, strict=True))
@@ -109,7 +109,7 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
 def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(learned):
     taken, told, n = Counter(), {}, 6_000
     for k in range(n):
-        filled = fill(page("top", "side"), f"call-{k}", learned).slots
+        filled = asyncio.run(fill(page("top", "side"), f"call-{k}", learned)).slots
         pair = tuple(slot.action_id for slot in filled)
         taken[pair] += 1
         first = {ranked.id: ranked.probability for ranked in filled[0].ranking}
