@@ -32,7 +32,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return _cached(njit(cache=True, error_model="numpy")(function), function)
+    return _cached(njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function), function)
 
 
 def bare_kernel(function: Function) -> Function:
@@ -41,7 +41,7 @@ def bare_kernel(function: Function) -> Function:
     Numba then does not count who holds an array. It does so by an atomic operation for every view, which took half the
     time of a bandit's round, and sets up a count for every array that comes from Python.
     """
-    options: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
+    options: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
     return _cached(njit(**options)(function), function)
 
 
