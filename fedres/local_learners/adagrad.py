@@ -29,10 +29,12 @@ _SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X
 Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls from C
+
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return _cached(njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function), function)
+    return _cached(njit(**_OPTIONS)(function), function)
 
 
 def bare_kernel(function: Function) -> Function:
@@ -41,8 +43,7 @@ def bare_kernel(function: Function) -> Function:
     Numba then does not count who holds an array. It does so by an atomic operation for every view, which took half the
     time of a bandit's round, and sets up a count for every array that comes from Python.
     """
-    options: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
-    return _cached(njit(**options)(function), function)
+    return _cached(njit(**_OPTIONS | {"_nrt": False})(function), function)
 
 
 def _cached(compiled: Any, function: Function) -> Function:
