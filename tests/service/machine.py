@@ -94,10 +94,22 @@ class SteppingMachine(Machine):
 
 
 class Engine:
-    """All parts of a ranker and its learner, on the store at ``folder / "store.db"``; ``settings`` are of the loop."""
+    """All parts of a ranker and its learner, on the store at ``folder / "store.db"``; ``settings`` are of the loop.
+
+    Models are shown in a folder of their own in ``memory``.
+    """
 
     def __init__(
-        self, folder, *, clock=None, connect=None, snapshot_seconds=3_600, limits=None, open_log=None, **settings
+        self,
+        folder,
+        *,
+        clock=None,
+        connect=None,
+        snapshot_seconds=3_600,
+        limits=None,
+        open_log=None,
+        memory="/dev/shm",
+        **settings,
     ):
         self.folder = Path(folder)
         self.clock = clock or Clock()
@@ -108,7 +120,7 @@ class Engine:
         self.log.clock = self.clock = continued(self.clock, max([0, *(head.time for head in heads.values())]))
         if DEFAULT_LOOP not in heads:
             self.log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings(**settings)))]])
-        self._run = tempfile.TemporaryDirectory(prefix="fedres-test-", dir="/dev/shm")
+        self._run = tempfile.TemporaryDirectory(prefix="fedres-test-", dir=memory)
         run = Path(self._run.name)
         make_current(run)
         self.snapshots = Snapshots(self.folder / "store.db-models")

@@ -74,7 +74,7 @@ class Desk:
 @contextlib.asynccontextmanager
 async def open_desk(folder):
     """Lend a desk on the store in a folder."""
-    engine = Engine(folder)
+    engine = Engine(folder, memory=folder)  # which whoever lent it removes, also if this process ends
     engine.learner.step()
     with running_writer(folder, open_log=lambda: SqliteLog(sqlite_file(folder / "store.db"))) as writer:
         client = engine.machine.log = WriterClient(writer.path)

@@ -14,12 +14,12 @@ def ranked(client, path="/v1/rank", **fields):
     return client.post(path, json={"actions": ACTIONS, **fields})
 
 
-def learn_a_little(client):
+def learn_a_little(live, client):
     """Let the loop learn more than the events that it begins with."""
     for _ in range(20):
         event = ranked(client).json()["event_id"]
         client.post(f"/v1/events/{event}/reward", json={"value": 1})
-    client.get("/v1/model")  # returns once all is learned
+    live.settle()
 
 
 def test_a_decision_has_an_action_its_probability_and_all_scores(client):
@@ -40,8 +40,8 @@ def test_a_reply_repeats_the_id_of_its_request(client):
     assert "x-request-id" not in client.get("/v1/status").headers
 
 
-def test_a_decision_is_explained_if_asked(client):
-    learn_a_little(client)
+def test_a_decision_is_explained_if_asked(live, client):
+    learn_a_little(live, client)
     decision = ranked(client, explain=True).json()
     assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
     assert decision["explanations"][0]["strongest"]
@@ -148,11 +148,11 @@ def test_a_model_can_be_taken_out_and_put_back(client):
     assert client.put("/v1/model", json={}).status_code == 415
 
 
-def test_a_user_has_a_model_and_can_be_erased(client):
-    learn_a_little(client)
+def test_a_user_has_a_model_and_can_be_erased(live, client):
+    learn_a_little(live, client)
     event = ranked(client, user="ann/é").json()["event_id"]
     client.post(f"/v1/events/{event}/reward", json={"value": 1})
-    client.get("/v1/model")  # returns once all is learned
+    live.settle()
     model = client.get("/v1/users/ann%2F%C3%A9/model").json()
     assert model["user"] == "ann/é"
     assert (model["events"], len(model["blocks"])) == (1, 3)
