@@ -113,7 +113,7 @@ def test_calls_are_counted_by_their_path_and_by_their_decisions(start):
     with start() as live, live.client() as client:
         before = client.get("/metrics").text
         filled(client)
-        client.get("/v1/model")  # returns once all is learned
+        live.settle()
         after = client.get("/metrics").text
     counted = 'fedres_requests_total{method="POST",path="/v1/rank/slots",status="200"}'
     assert figure(after, counted) == figure(before, counted) + 1  # of the process, whose tests have asked before
