@@ -4,6 +4,11 @@ Kernels are compiled with them, and are compiled again after a change.
 """
 
 START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
+CHOICE_EVENTS = (
+    1024  # learned again, to choose the field of actions whose shared weights vary most; of two or more fields
+)
+MOST_KEPT = 1 << 17  # features of events that are kept for that: large events are learned again sooner
+CHOICE_FIELDS = 8  # that are tried, the first to come up
 FIRST_VALUES = 16  # of a number, which settle its scale
 CORE_COUNT, CORE_SIZE = 3, 64  # core: not 0 in at least 3 contexts of the start; at most 64 with the constant
 OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core

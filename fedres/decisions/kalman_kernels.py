@@ -212,8 +212,8 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 @kernel
 def learn_all(
     shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
-) -> None:  # fmt: skip
-    """Learn from events in their order; ``new`` says that their numbers may settle scales.
+) -> float:  # fmt: skip
+    """Learn from events in their order; ``new`` says that their numbers may settle scales. Return the sum of e².
 
     ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the span.
     """
@@ -221,7 +221,8 @@ def learn_all(
     for e in range(events.users.size):
         most = max(most, events.starts[e + 1] - events.starts[e])
     scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], most, most, 1 + most)
-    learn_in(scratch, shared, events, workspace, low, span, new, beside)
+    squares: float = learn_in(scratch, shared, events, workspace, low, span, new, beside)
+    return squares
 
 
 @bare_kernel
@@ -239,8 +240,8 @@ def renew_basis(shared: Any, squares: Array) -> None:
 @bare_kernel
 def learn_in(
     scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
-) -> None:  # fmt: skip
-    k = shared.bases.shape[2]
+) -> float:  # fmt: skip
+    k, squares = shared.bases.shape[2], 0.0
     keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
     where, slopes, own_weights, own_gains = scratch.where, scratch.slopes, scratch.own_weights, scratch.own_gains
     for e in range(events.users.size):
@@ -291,6 +292,7 @@ def learn_in(
             keys[m], xs[m], where[m, 0], where[m, 1], where[m, 2] = keys[f], xs[f], block, field, slot
             m += 1
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
+        squares += error * error
         noise = shared.numbers[NOISE]
         variance += beside[e, 1]
         q, ahead, phi = noise + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
@@ -317,3 +319,4 @@ def learn_in(
         noise_square = (noise / q * error) ** 2 + noise * variance / q
         rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)
         shared.numbers[NOISE] = min(max(noise + rate * (noise_square - noise), LEAST_NOISE), MOST_NOISE)
+    return squares

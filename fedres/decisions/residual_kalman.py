@@ -14,11 +14,16 @@ import numpy as np
 from fedres import checks
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    CHOICE_EVENTS,
+    CHOICE_FIELDS,
     CONTEXT_UNIT,
     CORE_COUNT,
     CORE_SIZE,
+    FIRST_LOG_TAU,
+    FIRST_SHARED_LOG_TAU,
     HEAD,
     MAX_BLOCKS,
+    MOST_KEPT,
     OWN_BYTES,
     START_EVENTS,
     TAIL_BITS,
@@ -29,6 +34,8 @@ from fedres.decisions.kalman_kernels import learn_all, predict
 from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
     BLOCKS,
+    CORE,
+    FIELDS,
     LEARNED,
     ROWS_BY_COUNT,
     Events,
@@ -67,6 +74,8 @@ NO_OWNS = Owns(NO_MODEL, np.zeros(0, np.int64))
 class ResidualKalman:
     """The model of a loop. Rewards lie in ``reward_range``.
 
+    After ``choice_events`` they are learned again to choose a field (``_choose``), never if 0.
+
     >>> model = ResidualKalman()
     >>> request = request_of(([7], [3.5]), [([11], [1.0], [5]), ([12], [1.0], [5])])
     >>> model.predict(request).means
@@ -80,6 +89,7 @@ class ResidualKalman:
         max_blocks: int = MAX_BLOCKS,
         tail_bits: int = TAIL_BITS,
         own_bytes: int = OWN_BYTES,
+        choice_events: int = CHOICE_EVENTS,
     ) -> None:
         low, high = reward_range
         if not -np.inf < low < high < np.inf:
@@ -87,15 +97,17 @@ class ResidualKalman:
         checks.whole("max_blocks", max_blocks, least=2)
         checks.whole("tail_bits", tail_bits)
         checks.whole("own_bytes", own_bytes)
+        checks.whole("choice_events", choice_events, least=0)
         self.low, self.span = float(low), float(high) - float(low)
         self.max_blocks, self.tail_bits, self.own_bytes = max_blocks, tail_bits, own_bytes
-        self.start = events_of([])
+        self.choice_events = choice_events
+        self.first: list[Events] | None = []  # all events so far, until they were learned again
         self.shared: Shared | None = None
 
     @property
     def learned(self) -> int:
         """How many rewards were learned, those of the start included."""
-        return self.start.users.size if self.shared is None else int(self.shared.counts[LEARNED])
+        return _n_events(self.first) if self.shared is None else int(self.shared.counts[LEARNED])
 
     def predict(self, request: Request, own: Array | None = None) -> Prediction:
         """Return means and widths of the actions of a request for the user with the model ``own``.
@@ -129,45 +141,104 @@ class ResidualKalman:
         ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the range
         of rewards: then this one learns what that leaves over. The start does not look at it.
         """
-        if self.shared is None:
-            n = min(START_EVENTS - self.start.users.size, events.users.size)
-            self.start = _joined(self.start, _nobodys(_part(events, 0, n)))
+        while self.first is not None and events.users.size:
+            if self.shared is not None and beside is not None:
+                self.first = None  # what was left over cannot be learned again
+                break
+            n = self._n_kept(events)
+            part = _part(events, 0, n)
+            self.first.append(_kept(part))
+            if self.shared is None:
+                self._settle()
+            else:
+                owns = self._learn(part, owns, None)
             events, beside = _part(events, n, events.users.size), None if beside is None else beside[n:]
-            if self.start.users.size < START_EVENTS:
-                return owns
-            self.shared = _settled(self.start, self.max_blocks, self.tail_bits)
-            self._learn(self.start, NO_OWNS, None, new=False)
-            self.start = events_of([])
-        return self._learn(events, owns, beside, new=True)
+            self._choose()
+        return self._learn(events, owns, beside)
 
-    def _learn(self, events: Events, owns: Owns, beside: Array | None, *, new: bool) -> Owns:
-        if self.shared is None or events.users.size == 0:
-            return owns
-        n_blocks = 1 + int(self.shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
+    def _n_kept(self, events: Events) -> int:
+        """Return how many of the events there is room for before the next step: the end of the start, or the choice."""
+        until = START_EVENTS if self.shared is None else self.choice_events
+        n = min(until - _n_events(self.first), events.users.size)
+        if self.shared is None:
+            return n
+        room = MOST_KEPT - _n_features(self.first)
+        return min(n, 1 + int(np.searchsorted(events.starts[1:] - events.starts[0], room)))
+
+    def _settle(self) -> None:
+        """Begin, once there are as many events as a start has."""
+        if _n_events(self.first) == START_EVENTS:
+            start = _joined(self.first or [])
+            self.shared = _settled(start, self.max_blocks, self.tail_bits)
+            self.shared, _, _ = self._learned(self.shared, start, NO_OWNS, None, new=False)
+            if self.choice_events <= START_EVENTS:
+                self.first = None
+
+    def _choose(self) -> None:
+        """Learn the first events again: with τ of one field of actions at a time at 1, and of the others at .01.
+
+        What errs least stays. Blocks learn as if they were independent: fields that explain the same, as an article and
+        its topic do, divide it by their τ, and what one of them has taken it keeps, though its τ may be learned better.
+        """
+        enough = _n_events(self.first) == self.choice_events or _n_features(self.first) >= MOST_KEPT
+        if self.first is None or self.shared is None or not enough:
+            return
+        events, self.first = _joined(self.first), None
+        n_fields, n, least = int(self.shared.counts[FIELDS]), events.users.size, np.inf
+        start, *rest = (_part(events, at, min(at + START_EVENTS, n)) for at in range(0, n, START_EVENTS))
+        for field in range(1, min(n_fields, 1 + CHOICE_FIELDS) if n_fields > 2 else 1):
+            trial = _settled(start, self.max_blocks, self.tail_bits)
+            trial.log_tau[1:n_fields, CORE] = FIRST_LOG_TAU
+            trial.log_tau[field, CORE] = FIRST_SHARED_LOG_TAU
+            trial, _, _ = self._learned(trial, start, NO_OWNS, None, new=False)
+            squares = 0.0
+            for part in rest:  # a few at a time, as room is made for all blocks that there could be
+                trial, _, more = self._learned(trial, part, NO_OWNS, None, new=True)
+                squares += more
+            if squares < least:
+                self.shared, least = trial, squares
+
+    def _learn(self, events: Events, owns: Owns, beside: Array | None) -> Owns:
+        if self.shared is not None and events.users.size:
+            self.shared, owns, _ = self._learned(self.shared, events, owns, beside, new=True)
+        return owns
+
+    def _learned(
+        self, shared: Shared, events: Events, owns: Owns, beside: Array | None, *, new: bool
+    ) -> tuple[Shared, Owns, float]:
+        """Learn events with a shared model; return it, the personal ones, and the sum of squared errors."""
+        n_blocks = 1 + int(shared.counts[BLOCKS]) + int((np.diff(events.starts) - events.n_context).sum())
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
-        if room > self.shared.block_keys.size:
-            self.shared = with_room(self.shared, room)
-        k = self.shared.bases.shape[2]
+        if room > shared.block_keys.size:
+            shared = with_room(shared, room)
+        k = shared.bases.shape[2]
         workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), k)
         beside = np.zeros((events.users.size, 2)) if beside is None else beside
-        learn_all(self.shared, events, workspace, self.low, self.span, new, beside)
-        return Owns(*packed_owns(workspace, k))
+        squares = learn_all(shared, events, workspace, self.low, self.span, new, beside)
+        return shared, Owns(*packed_owns(workspace, k)), squares
+
+    def forget_events(self) -> None:
+        """Keep no events, and never learn them again; a start that is not over begins anew."""
+        self.first = [] if self.shared is None else None
 
     def to_arrays(self) -> dict[str, Array]:
         """Return all that was learned, but for personal models: the same arrays however events were batched."""
+        first = {} if self.first is None else _joined(self.first)._asdict()
+        kept = {f"first.{name}": array for name, array in first.items()}
         if self.shared is None:
-            return {f"start.{name}": array for name, array in self.start._asdict().items()}
+            return kept
         found = self.shared._asdict()
         del found["block_table"]
         for name, count in ROWS_BY_COUNT.items():
             found[name] = found[name][: self.shared.counts[count]]
-        return {name: np.array(array) for name, array in found.items()}
+        return {name: np.array(array) for name, array in found.items()} | kept
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what ``to_arrays`` of a model with the same settings returned."""
-        if "start.users" in arrays:
-            self.start = Events(*[np.array(arrays[f"start.{name}"]) for name in Events._fields])
-            self.shared = None
+        self.first, self.shared = None, None
+        if "first.users" in arrays:
+            self.first = [Events(*[np.array(arrays[f"first.{name}"]) for name in Events._fields])]
+        if "counts" not in arrays:
             return
         shared = new_shared(arrays["moment"].shape[0], 1.0, self.max_blocks, self.tail_bits)
         for name, old in shared._asdict().items():
@@ -177,7 +248,7 @@ class ResidualKalman:
                 old[: len(arrays[name])] = arrays[name]
         for place, key in enumerate(shared.block_keys):
             put_block(shared.block_table, key, place)
-        self.start, self.shared = events_of([]), shared
+        self.shared = shared
 
 
 def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
@@ -255,11 +326,22 @@ def _part(events: Events, first: int, last: int) -> Events:
     )
 
 
-def _joined(one: Events, other: Events) -> Events:
-    columns = {name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in Events._fields}
-    columns["starts"] = np.concatenate([one.starts, one.starts[-1] + other.starts[1:]])
+def _kept(events: Events) -> Events:
+    """Return a copy that names no users."""
+    copied = {name: np.array(array) for name, array in events._asdict().items()}
+    return Events(**copied | {"users": np.full(events.users.size, -1, np.int64)})
+
+
+def _joined(parts: Sequence[Events]) -> Events:
+    parts = [events_of([]), *parts]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Events._fields}
+    columns["starts"] = np.cumsum([0, *np.concatenate([np.diff(part.starts) for part in parts])], dtype=np.int64)
     return Events(**columns)
 
 
-def _nobodys(events: Events) -> Events:
-    return events._replace(users=np.full(events.users.size, -1, np.int64))
+def _n_events(parts: Sequence[Events] | None) -> int:
+    return sum(part.users.size for part in parts or ())
+
+
+def _n_features(parts: Sequence[Events] | None) -> int:
+    return sum(part.hashes.size for part in parts or ())

@@ -229,16 +229,22 @@ def tail_place(block: int, coordinate: int, bits: int) -> int:
     return (mixed ^ mixed >> 13) & (1 << bits) - 1
 
 
+def _size(event: Event) -> int:
+    return len(event.context[0]) + len(event.action[0])
+
+
 class ResidualKalman:
     """The model: ``predict`` means and widths of actions, ``learn`` rewards; ``reward_range`` is where they lie."""
 
     def __init__(
         self, reward_range: tuple[float, float] = (0.0, 1.0), *, max_blocks: int = the.MAX_BLOCKS,
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
+        choice_events: int = the.CHOICE_EVENTS,
     ) -> None:  # fmt: skip
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
         self.max_blocks, self.tail_bits, self.own_bytes, self.own_size = max_blocks, tail_bits, own_bytes, own_size
-        self.start: list[Event] = []
+        self.choice_events = choice_events
+        self.first: list[Event] | None = []  # until they are learned again
         self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
         self.bases: list[Array] = []
         self.drift: Prior = Drift(the.LEAST_LOG_DRIFT)
@@ -268,27 +274,48 @@ class ResidualKalman:
         return means, widths
 
     def learn(self, event: Event) -> None:
-        """Learn a reward. The start is kept until it is complete, then learned by the shared model only."""
+        """Learn a reward. The first 16 begin the shared model; all first ones are kept until they are learned again."""
+        if self.first is not None:
+            self.first.append(event._replace(user=None))
         if self.bases:
             self._learn(event, new=True)
-            return
-        self.start.append(event)
-        if len(self.start) == the.START_EVENTS:
-            self._settle()
-            for each in self.start:
-                self._learn(each._replace(user=None), new=False)
-            self.start = []
+        elif self.first and len(self.first) == the.START_EVENTS:
+            self._begin(self.first)
+        if self.first and (len(self.first) == self.choice_events or sum(map(_size, self.first)) >= the.MOST_KEPT):
+            self._choose()
 
-    def _settle(self) -> None:
+    def _begin(self, start: Sequence[Event]) -> None:
+        self._settle(start)
+        for each in start:
+            self._learn(each, new=False)
+
+    def _choose(self) -> None:
+        """Learn the first events again, with τ of one field at a time at 1 and of all others at .01; keep the best."""
+        first, self.first, least = self.first or [], None, math.inf
+        for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if len(self.fields) > 2 else []:
+            trial = type(self)(
+                (self.low, self.low + self.span), max_blocks=self.max_blocks, tail_bits=self.tail_bits,
+                own_bytes=self.own_bytes, own_size=self.own_size,
+            )  # fmt: skip
+            for name in [*self.fields][1:]:
+                first_tau = the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU
+                trial.fields[name] = Prior(), Prior(), Prior(first_tau)
+            trial._begin(first[: the.START_EVENTS])
+            squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
+            if squares < least:
+                least, self.noise, self.drift = squares, trial.noise, trial.drift
+                self.fields, self.blocks, self.tail = trial.fields, trial.blocks, trial.tail
+
+    def _settle(self, start: Sequence[Event]) -> None:
         """Choose the core by the start's contexts; one divisor for all makes their mean squared length 1."""
         counts: Counter[int] = Counter()
-        for event in self.start:
+        for event in start:
             self._inputs_scaled(event.context, new=True)
             self._features(event.action, new=True)
             counts.update({key or 1 for key, value in zip(*event.context, strict=True) if value})
         frequent = sorted((-n, key) for key, n in counts.items() if n >= the.CORE_COUNT)[: the.CORE_SIZE - 1]
         self.core |= {key: 1 + k for k, (_, key) in enumerate(frequent)}
-        self.length, d = math.sqrt(1 + counts.total() / len(self.start)), len(self.core)
+        self.length, d = math.sqrt(1 + counts.total() / len(start)), len(self.core)
         self.bases, self.moment = [np.eye(d)[:, : self.own_size]], np.zeros((d, d))
         self.own_limit = the.own_slots(min(d, self.own_size), self.own_bytes)
 
@@ -350,7 +377,7 @@ class ResidualKalman:
         turn = self.bases[-1].T @ self.bases[own.basis]
         return {block.key: block.weights.turned(turn, self._priors(block.field)[0].tau) for block in own.blocks}
 
-    def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> None:
+    def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
         n, d, bases = self.learned, len(self.core), len(self.bases)
         if n >= 2 * max(the.START_EVENTS, d) and n & (n - 1) == 0 and bases < the.MAX_BASES:
             self.bases.append(eigenvectors(self.moment / n, self.own_size))
@@ -397,3 +424,4 @@ class ResidualKalman:
         square = (self.noise / q * error) ** 2 + self.noise * variance / q
         rate = max(1 / (self.learned + 20), the.LEAST_NOISE_RATE)
         self.noise = min(max(self.noise + rate * (square - self.noise), the.LEAST_NOISE), the.MOST_NOISE)
+        return float(error)

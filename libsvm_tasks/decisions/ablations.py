@@ -25,7 +25,10 @@ class FixedPrior(ResidualKalman):
 
 
 class Diagonal(ResidualKalman):
-    """Shared weights are taken as independent."""
+    """Shared weights are taken as independent; nothing is learned again."""
+
+    def __init__(self) -> None:
+        super().__init__(choice_events=0)
 
     def learn(self, events: Events, owns: Any = ()) -> list[Array]:
         found = super().learn(events, owns)
@@ -50,7 +53,7 @@ class NoScaling:
 
     @property
     def learned(self) -> int:
-        return self.twin.learned + len(self.twin.start)
+        return self.twin.learned or len(self.twin.first or ())
 
     def predict(self, request: Request, user: Any) -> Prediction:
         context, *actions = _rows(request)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    CHOICE_EVENTS,
     CORE_SIZE,
     MAX_BASES,
     MAX_BLOCKS,
@@ -50,9 +51,9 @@ class KalmanShared:
         self.model = ResidualKalman(reward_range)
         self.publication = KalmanPublication()
 
-    def to_bytes(self) -> bytes:
-        """Return all that was learned but for personal models."""
-        arrays = self.model.to_arrays()
+    def to_bytes(self, *, events: bool = True) -> bytes:
+        """Return all that was learned but for personal models; with the events that are to be learned again, or not."""
+        arrays = {name: of for name, of in self.model.to_arrays().items() if events or not name.startswith("first.")}
         rows = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
         return sealed(_HEADER.pack(MARK, *self.reward_range), [_pack(rows)])
 
@@ -73,13 +74,17 @@ class KalmanShared:
 
 def check_arrays(arrays: dict[str, Array]) -> None:
     """Refuse arrays that are not a model's: other names, types or shapes, or places that do not exist."""
-    if any(name.startswith("start.") for name in arrays):
-        _check_start({name.removeprefix("start."): array for name, array in arrays.items()})
+    first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("first.")}
+    if first and not arrays:
+        _check_first(first, None)
         return
     names = {name for name in Shared._fields if name != "block_table"}
     _require(arrays.keys() == names, "must have all arrays of a model, and no others")
     counts, d = arrays["counts"], arrays["moment"].shape[0]
     _require(counts.dtype == np.int64 and counts.shape == template().counts.shape, "must count what it holds")
+    if first:
+        _check_first(first, int(counts[LEARNED]))
     least = {LEARNED: 0, SCALES: 0, BLOCKS: 1, BASES: 1, FIELDS: 1}
     most = {LEARNED: 2**62, SCALES: MAX_SCALES, BLOCKS: MAX_BLOCKS, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
     _require(all(least[at] <= counts[at] <= most[at] for at in most), "must keep within the bounds of a model")
@@ -99,19 +104,21 @@ def check_arrays(arrays: dict[str, Array]) -> None:
     _require(bool((arrays["numbers"] > 0).all()), "must have a noise and a length")
 
 
-def _check_start(start: dict[str, Array]) -> None:
+def _check_first(first: dict[str, Array], learned: int | None) -> None:
+    """Refuse what cannot be all events of a model that has learned this many, or of one whose start is not over."""
     kinds = dict(zip(Events._fields, ("u4", "f4", "u4", "i8", "i8", "f4", "i8"), strict=True))
-    _require(start.keys() == kinds.keys(), "must have all arrays of a start, and no others")
-    _require(all(start[name].dtype == kind and start[name].ndim == 1 for name, kind in kinds.items()), "must be typed")
-    n, starts = start["users"].size, start["starts"]
-    _require(n < START_EVENTS and starts.size == n + 1, "must have fewer events than a start")
-    sizes, n_context = np.diff(starts), start["n_context"]
-    columns = [start[name].size for name in ("hashes", "values", "fields")]
+    _require(first.keys() == kinds.keys(), "must have all arrays of events, and no others")
+    _require(all(first[name].dtype == kind and first[name].ndim == 1 for name, kind in kinds.items()), "must be typed")
+    n, starts = first["users"].size, first["starts"]
+    whole = n < START_EVENTS if learned is None else START_EVENTS <= n == learned < CHOICE_EVENTS
+    _require(whole and starts.size == n + 1, "must have all of its first events")
+    sizes, n_context = np.diff(starts), first["n_context"]
+    columns = [first[name].size for name in ("hashes", "values", "fields")]
     _require(starts[0] == 0 and columns == [starts[-1]] * 3, "must have columns of one length")
-    _require(n_context.size == start["rewards"].size == n, "must have a reward for each event")
+    _require(n_context.size == first["rewards"].size == n, "must have a reward for each event")
     _require(bool(((sizes >= 0) & (n_context >= 0) & (n_context <= sizes)).all()), "must have its events in order")
-    _require(bool((start["users"] == -1).all()), "must name no users")
-    _require(all(bool(np.isfinite(start[name]).all()) for name in ("values", "rewards")), "must be finite")
+    _require(bool((first["users"] == -1).all()), "must name no users")
+    _require(all(bool(np.isfinite(first[name]).all()) for name in ("values", "rewards")), "must be finite")
 
 
 def _require(good: Any, rule: str) -> None:

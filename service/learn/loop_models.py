@@ -59,6 +59,13 @@ class LoopModels:
         if number is not None and isinstance(self.shared, FederatedModel):
             self.shared.forget(number)
 
+    def forget_events(self) -> bool:
+        """Let the shared model keep none of the events that it was to learn again; return whether there were any."""
+        kept = isinstance(self.shared, KalmanShared) and bool(self.shared.model.first)
+        if isinstance(self.shared, KalmanShared):
+            self.shared.model.forget_events()
+        return kept
+
     def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int) -> None:
         """Learn from events that were decided under the same settings, in this order.
 

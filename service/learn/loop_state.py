@@ -275,6 +275,8 @@ class LoopState:
         if entry.position >= self.learn_from:
             self.forgotten.append(entry.user)
             self.forget_models(entry.user)
+            if self.models.forget_events():
+                self.head.version = entry.position  # so that the snapshot's copy is written anew
 
     def forget_models(self, user: str) -> None:
         """Leave nothing of a user but what the shared model learned."""

@@ -34,7 +34,9 @@ def read_model(settings: Settings, state: bytes) -> AnyShared:
 
 
 def bytes_of_model(shared: AnyShared) -> bytes:
-    """Return a model's bytes without what waits in it: single devices' uploads are for nobody else to see."""
+    """Return a model's bytes without what it keeps of single devices and events: that is for nobody else to see."""
+    if isinstance(shared, KalmanShared):
+        return shared.to_bytes(events=shared.model.shared is None)
     if not isinstance(shared, FederatedModel):
         return shared.to_bytes()
     learned = FederatedModel.from_bytes(shared.to_bytes())

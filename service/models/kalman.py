@@ -60,6 +60,7 @@ class KalmanPublication:
         self.changed: Array = np.zeros(0, np.uint8)
         self._arrays: dict[str, Array] = {}
         self._learned = 0  # events, when rows of blocks were last looked at
+        self._means: Array | None = None  # of the model that they were of: first events may be learned again by another
 
     def update(self, model: ResidualKalman, installed: int) -> None:
         """Take in what has changed."""
@@ -74,6 +75,8 @@ class KalmanPublication:
         if not np.array_equal(shapes.ravel(), self.words[HEAD : HEAD + shapes.size].view(np.int64)):
             self._make_room(shapes)
         self._copy(head[None], self.words[None, :HEAD], WHOLE)
+        if shared.means is not self._means:
+            self._means, self._learned = shared.means, 0
         used = shared.block_used[: shared.counts[BLOCKS]]
         rows = np.flatnonzero(used >= self._learned)
         for name, into in self._arrays.items():

@@ -6,7 +6,9 @@ import pytest
 from fedres.decisions.constants import (
     CORE_SIZE,
     CORE_TAU_START,
+    FIRST_LOG_TAU,
     LEAST_LOG_DRIFT,
+    MOST_KEPT,
     OWN_SIZE,
     START_EVENTS,
     own_slots,
@@ -59,6 +61,7 @@ def learn_all(model, owns, rounds, sizes):
 
 SETTINGS = [
     ({}, {}),
+    ({"choice_events": 60}, {}),  # learned again
     ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks die, tail weights collide
     ({"reward_range": (-3.0, 5.0)}, {}),
     ({}, {"n_names": 120, "n_late": 200}),  # more coordinates than the core and personal models take
@@ -83,6 +86,7 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
     assert len(readable.bases) == model.shared.counts[2]
     assert (model.shared.log_tau[0, CORE] != 0) == (n > CORE_TAU_START)
+    assert (model.first is None) == ("choice_events" in settings)
 
 
 def same(one, other):
@@ -99,9 +103,9 @@ def test_batches_do_not_change_a_bit(settings, shape):
     assert all(same(own, owns[0]) for own in owns)
 
 
-@pytest.mark.parametrize("n", [0, 5, START_EVENTS, 100])
+@pytest.mark.parametrize("n", [0, 5, START_EVENTS, 100, 120, 150])
 def test_a_saved_model_goes_on_to_the_bit(n):
-    rounds, settings = stream(3, 160), {"max_blocks": 6}
+    rounds, settings = stream(3, 160), {"max_blocks": 6, "choice_events": 120}
     model, saved = ResidualKalman(**settings), ResidualKalman(**settings)
     owns = learn_all(model, {}, rounds[:n], [n])
     saved.load_arrays(model.to_arrays())
@@ -240,6 +244,67 @@ def test_how_much_contexts_matter_is_learned():
         learn_all(model, {}, rounds, [1000])
         found.append(model.shared.log_tau[0, CORE])
     assert found[0] < -1 < found[1]
+
+
+def two_fields(seed, n, n_ids, by_topic):
+    """Yield events of an id and a topic, one of which decides the reward together with the context."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        name, topic, named = (int(rng.integers(size)) for size in (n_ids, 3, 3))
+        action = [1000 + name, 2000 + topic], [1.0, 1.0], [9, 10]
+        yield None, ([1 + named], [1.0]), [action], 0, float(named == (topic if by_topic else name % 3))
+
+
+@pytest.mark.parametrize("by_topic", [False, True])
+def test_of_two_fields_the_one_that_explains_rewards_is_free_and_the_other_held_close(by_topic):
+    model = ResidualKalman(choice_events=200)
+    learn_all(model, {}, [*two_fields(17, 200, 6, by_topic)], [200])
+    ids, topics = model.shared.log_tau[1:3, CORE]
+    assert (topics > ids) == by_topic
+    assert min(ids, topics) == FIRST_LOG_TAU  # CORE_TAU_START is yet to come
+    assert model.learned == 200
+    assert model.first is None
+
+
+def test_what_is_learned_again_errs_less_on_ids_that_are_new():
+    """Topics decide. A model that has not chosen has given part of that to ids, which new ones do not have."""
+    errors = []
+    for choice_events in (300, 0):
+        model = ResidualKalman(choice_events=choice_events)
+        learn_all(model, {}, [*two_fields(18, 300, 6, by_topic=True)], [300])
+        found = []
+        for _, context, (action,), _, reward in two_fields(19, 60, 6, by_topic=True):
+            new = ([5000, action[0][1]], *action[1:])
+            found.append(model.predict(request_of(context, [new])).means[0] - reward)
+        errors.append(np.mean(np.square(found)))
+    assert errors[0] < 0.5 * errors[1]
+
+
+@pytest.mark.parametrize("batch", [1, 50, 1000])
+def test_large_events_are_learned_again_sooner(batch):
+    model, rng, n_features = ResidualKalman(), np.random.default_rng(20), 2_000
+    n = -(-MOST_KEPT // (n_features + 2))
+    context, action = (np.arange(1, n_features + 1), np.ones(n_features)), ([100, 200], [1.0, 1.0], [9, 10])
+    rounds = [(None, context, [action], 0, float(rng.random())) for _ in range(n + 5)]
+    learn_all(model, {}, rounds[: n - 1], [batch] * -(-n // batch))
+    assert model.first is not None
+    learn_all(model, {}, rounds[n - 1 :], [6])
+    assert model.first is None
+    assert model.shared.log_tau[2, CORE] != model.shared.log_tau[1, CORE]
+
+
+def test_events_that_are_to_be_learned_again_can_be_forgotten():
+    rounds, model = stream(21, 150), ResidualKalman(choice_events=120)
+    learn_all(model, {}, rounds[:5], [5])
+    model.forget_events()
+    assert model.learned == 0
+    learn_all(model, {}, rounds[:100], [100])
+    before = model.shared.means.copy()
+    model.forget_events()
+    assert not any(name.startswith("first.") for name in model.to_arrays())
+    assert model.shared.means.tobytes() == before.tobytes()
+    learn_all(model, {}, rounds[100:], [50])
+    assert model.learned == 150
 
 
 def changing_world(seed, n, change):

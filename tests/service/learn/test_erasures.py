@@ -71,6 +71,25 @@ def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path
     asyncio.run(story())
 
 
+def test_events_that_were_to_be_learned_again_go_with_an_erased_user_also_from_the_snapshot(tmp_path):
+    def kept(engine):
+        return engine.learner.loops["default"].models.shared.model.first
+
+    async def story():
+        clock = Clock()
+        async with running(tmp_path, clock=clock) as engine:
+            await live_a_little(engine, clock)
+            assert kept(engine)
+            await engine.erase_user("default", "somebody")
+            assert kept(engine) is None
+            live = engine.digest("default")
+        async with running(tmp_path, clock=clock) as engine:
+            assert kept(engine) is None
+            assert engine.digest("default") == live == rebuilt(tmp_path)
+
+    asyncio.run(story())
+
+
 def test_after_erasures_the_model_is_still_a_function_of_the_log(tmp_path):
     async def story():
         clock = Clock()

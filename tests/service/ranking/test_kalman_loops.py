@@ -114,6 +114,31 @@ def test_a_bandit_predicts_and_explores_as_a_hosted_loop_does(tmp_path):
     asyncio.run(story())
 
 
+def assert_published(published, learned):
+    for name in PUBLISHED:
+        mine, theirs = getattr(published, name), getattr(learned, name)
+        assert (mine.shape, mine.tobytes()) == (theirs.shape, theirs.tobytes()), name
+
+
+def test_rankers_have_also_blocks_that_changed_only_because_all_was_learned_again(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            model = engine.learner.loops["default"].models.shared.model
+            model.choice_events = 60
+            for k in range(61):
+                offered = [Action("old" if k < 30 else "new", raw({"topic": "t"}))]
+                answer = await engine.rank(
+                    "default", RankRequest(user="u", context=raw({"hour": k % 24}), actions=offered)
+                )
+                await engine.reward("default", answer.event_id, float(k % 3 == 0))
+                await engine.settle()
+                if k >= 16:
+                    assert_published(engine.machine.loop("default").kalman.shared, model.shared)
+            assert model.first is None
+
+    asyncio.run(story())
+
+
 def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
     async def story():
         rng = np.random.default_rng(1)
@@ -131,9 +156,7 @@ def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
                     assert published.learned == model.learned
                     if model.shared is not None:
                         seen.add(model.shared.means.shape[0])
-                        for name in PUBLISHED:
-                            mine, theirs = getattr(published.shared, name), getattr(model.shared, name)
-                            assert (mine.shape, mine.tobytes()) == (theirs.shape, theirs.tobytes()), name
+                        assert_published(published.shared, model.shared)
             assert len(seen) >= 3
 
     asyncio.run(story())
