@@ -242,17 +242,17 @@ class Ranker:
         loop = machine.loop(name)
         machine.quotas.check_pending(loop.view)
         machine.check_user(loop, request.user)
-        records: list[Record] = []
+        records: dict[str, Record] = {}
 
         def decided(asked: RankRequest) -> RankResult:
             [decision] = decide([asked], loop, machine.models, machine.preparer, hashed)
             if isinstance(decision, ApiError):
                 raise decision
-            records.append(decision.record(loop))
+            records[str(asked.event_id)] = decision.record(loop)
             return decision.result()
 
         filled = await fill(request, event_id, decided)
-        await machine.append(*records)
+        await machine.append(*records.values())
         return filled
 
     async def _ranks_of(self, loop: str, request: SlotsRequest) -> dict[str, tuple[Entry, LoggedRank]]:

@@ -152,9 +152,19 @@ class Reserve:
 async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
     """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded.
 
-    Other callers are served between two slots.
+    Other callers are served between two slots. If another model is published meanwhile, all are filled again, at once.
     """
-    version, reserve = 0, Reserve(request)
+    versions, result = await _filled(request, event_id, answer, gives_way=True)
+    if len(versions) > 1:
+        _, result = await _filled(request, event_id, answer, gives_way=False)
+    return result
+
+
+async def _filled(
+    request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult], *, gives_way: bool
+) -> tuple[set[int], SlotsResult]:
+    """Return the versions of the model that filled the slots, and what is in them."""
+    versions, version, reserve = set(), 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
     for place, (slot, event) in enumerate(zip(request.slots, events_of(event_id, len(request.slots)), strict=True)):
@@ -171,8 +181,10 @@ async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankReque
         reserve.take(given.action_id)
         filled.append(FilledSlot(slot.id, event, given.action_id, given.probability, given.ranking))
         version = given.model_version
-        await asyncio.sleep(0)
-    return SlotsResult(event_id, version, filled)
+        versions.add(version)
+        if gives_way:
+            await asyncio.sleep(0)
+    return versions, SlotsResult(event_id, version, filled)
 
 
 def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]:

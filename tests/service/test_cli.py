@@ -179,7 +179,7 @@ def wait_for_a_line(folder, process):
 def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_path):
     unfinished = tmp_path / "cache" / "fedres" / "unfinished"
     words = ["replay", "digits", "--rollouts", "80", "--rounds", "300", "--clients", "20"]
-    command = [str(Path(sys.executable).with_name("fedres")), *words]
+    command = ["env", "--default-signal=INT", str(Path(sys.executable).with_name("fedres")), *words]  # jobs ignore it
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         journal = wait_for_a_line(unfinished, process)
         process.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 
 import httpx
 import pytest
@@ -41,7 +42,8 @@ def played(http, live):
 
 def finished(http, live, path):
     """Return a job once its task is over."""
-    for _ in range(600):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         body = http.get(path).json()
         if body["status"] not in ("pending", "Running"):
             return body

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
 from service.errors import ApiError
+from service.ranking import slots
 from service.ranking.decide import decide
 from service.ranking.requests import Action, RankRequest
 from service.ranking.slots import Slot, SlotsRequest, check_slots, fill
@@ -43,6 +45,30 @@ async def play(engine, n, seed=0):
             if asked.defer and rng.random() < 0.7:
                 await engine.activate("default", slot.event_id)
     await engine.settle()
+
+
+def test_all_slots_are_filled_by_one_model_also_if_another_is_published_between_two_of_them(tmp_path, monkeypatch):
+    async def story():
+        async with running(tmp_path) as engine:
+            before = await engine.rank_slots("default", page("top", event_id="first"))
+            others = iter([before.slots[0].event_id])
+
+            async def serve_others(_):
+                for event in others:
+                    await engine.reward("default", event, 1.0)
+                    await engine.settle()
+                    await engine.rank("default", RankRequest(actions=[Action("a0")]))
+
+            monkeypatch.setattr(slots, "asyncio", SimpleNamespace(sleep=serve_others))
+            answer = await engine.rank_slots("default", page("top", "side", "foot", event_id="v"))
+            found = [json.loads(entry.body) for entry in ranks(tmp_path) if entry.event.startswith("v~")]
+            assert next(others, None) is None
+            assert [one["version"] for one in found] == [answer.model_version] * 3
+            shown = [one["actions"][one["action"]]["id"] for one in found]
+            assert shown == [slot.action_id for slot in answer.slots]
+            assert len(set(shown)) == 3
+
+    asyncio.run(story())
 
 
 def test_each_slot_is_a_decision_with_an_event_of_its_own(tmp_path):
