@@ -32,7 +32,12 @@ class HttpPlayer:
         self._send("POST", "/v1/loops", {"name": name, "settings": {**(settings or {})}})
 
     def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        return self._client.request(method, path, json=body).raise_for_status()
+        try:
+            return self._client.request(method, path, json=body).raise_for_status()
+        except httpx.HTTPStatusError as error:
+            raise ValueError(f"{error.request.url} said {error.response.status_code}: {error.response.text}") from None
+        except httpx.HTTPError as error:
+            raise ValueError(f"{self._client.base_url} must be a running service, got: {error}") from None
 
     def decide(self, now: Round, draw: float) -> tuple[int, str]:
         """Return the action and its event; the service draws by the event's id, and has no use for ``draw``."""

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -196,6 +197,14 @@ def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_p
     independent = json.loads((tmp_path / "out.json").read_text())["results"][0]
     assert independent["accuracy_mean"] > 1
     assert list(unfinished.iterdir()) == []
+
+
+def test_streams_for_a_service_that_is_not_there_are_refused_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    refused = fedres("bench", "decisions", "--http", url, "--streams", "digits")
+    assert refused.exit_code == 2
+    assert f"{url} must be a running service, got: " in " ".join(refused.output.split())
 
 
 def test_datasets_are_listed_and_shown(tmp_path):
