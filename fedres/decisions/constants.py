@@ -4,9 +4,7 @@ Kernels are compiled with them, and are compiled again after a change.
 """
 
 START_EVENTS = 16  # decided uniformly; what they hold settles the core and the scales
-CHOICE_EVENTS = (
-    1024  # learned again, to choose the field of actions whose shared weights vary most; of two or more fields
-)
+CHOICE_EVENTS = 1024  # the first, learned again to choose the field of actions that explains most
 MOST_KEPT = 1 << 17  # features of events that are kept for that: large events are learned again sooner
 CHOICE_FIELDS = 8  # that are tried, the first to come up
 FIRST_VALUES = 16  # of a number, which settle its scale

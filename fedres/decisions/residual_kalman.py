@@ -186,7 +186,8 @@ class ResidualKalman:
         events, self.first = _joined(self.first), None
         n_fields, n, least = int(self.shared.counts[FIELDS]), events.users.size, np.inf
         start, *rest = (_part(events, at, min(at + START_EVENTS, n)) for at in range(0, n, START_EVENTS))
-        for field in range(1, min(n_fields, 1 + CHOICE_FIELDS) if n_fields > 2 else 1):
+        fields = range(1, min(n_fields, 1 + CHOICE_FIELDS)) if n_fields > 2 and rest else ()
+        for field in fields:
             trial = _settled(start, self.max_blocks, self.tail_bits)
             trial.log_tau[1:n_fields, CORE] = FIRST_LOG_TAU
             trial.log_tau[field, CORE] = FIRST_SHARED_LOG_TAU

@@ -292,7 +292,8 @@ class ResidualKalman:
     def _choose(self) -> None:
         """Learn the first events again, with τ of one field at a time at 1 and of all others at .01; keep the best."""
         first, self.first, least = self.first or [], None, math.inf
-        for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if len(self.fields) > 2 else []:
+        several = len(self.fields) > 2 and len(first) > the.START_EVENTS
+        for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if several else []:
             trial = type(self)(
                 (self.low, self.low + self.span), max_blocks=self.max_blocks, tail_bits=self.tail_bits,
                 own_bytes=self.own_bytes, own_size=self.own_size,

@@ -61,9 +61,10 @@ class LoopModels:
 
     def forget_events(self) -> bool:
         """Let the shared model keep none of the events that it was to learn again; return whether there were any."""
-        kept = isinstance(self.shared, KalmanShared) and bool(self.shared.model.first)
-        if isinstance(self.shared, KalmanShared):
-            self.shared.model.forget_events()
+        if not isinstance(self.shared, KalmanShared):
+            return False
+        kept = bool(self.shared.model.first)
+        self.shared.model.forget_events()
         return kept
 
     def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int) -> None:

@@ -293,6 +293,14 @@ def test_large_events_are_learned_again_sooner(batch):
     assert model.shared.log_tau[2, CORE] != model.shared.log_tau[1, CORE]
 
 
+def test_a_start_that_is_too_large_to_be_kept_chooses_nothing():
+    model, n_features = ResidualKalman(), MOST_KEPT // START_EVENTS
+    context, action = (np.arange(1, n_features + 1), np.ones(n_features)), ([100, 200], [1.0, 1.0], [9, 10])
+    learn_all(model, {}, [(None, context, [action], 0, 1.0)] * START_EVENTS, [START_EVENTS])
+    assert model.first is None
+    assert model.shared.log_tau[:3, CORE].tolist() == [0.0] * 3
+
+
 def test_events_that_are_to_be_learned_again_can_be_forgotten():
     rounds, model = stream(21, 150), ResidualKalman(choice_events=120)
     learn_all(model, {}, rounds[:5], [5])
