@@ -166,6 +166,8 @@ def store_path(store: str, folder: Path) -> Path:
     prefix, path = "sqlite:///", store.removeprefix("sqlite:///")
     if not store.startswith(prefix) or not path:
         raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {store!r}")
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"store must be in a folder that is there, got {store!r}: create {Path(path).parent}")
     return Path(path)
 
 

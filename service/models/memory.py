@@ -12,6 +12,7 @@ words (two of key, one offset) found by open addressing; when it fills up, a lar
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
@@ -27,7 +28,8 @@ from numba.extending import intrinsic
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 
-VIRTUAL_BYTES = 1 << 37  # of address space; memory is taken as blocks are
+VIRTUAL_BYTES = 1 << 37  # of address space, or as much of it as there is; memory is taken as blocks are
+LEAST_VIRTUAL_BYTES = 1 << 30
 MAGIC = 0x66726573_6D656D31
 MAGIC_AT, INDEX_AT, PUBLISHED_AT, HEARTBEAT_AT = 0, 1, 2, 3  # words of the header
 FIRST_BLOCK = 512
@@ -195,7 +197,7 @@ class MemoryReader:
         self.path = path
         file = os.open(path, os.O_RDONLY)
         try:
-            self._map = mmap.mmap(file, VIRTUAL_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._map = mmap.mmap(file, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(file)
         self.words: Array = np.frombuffer(self._map, np.uint64)
@@ -223,8 +225,7 @@ class MemoryWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(self._file, VIRTUAL_BYTES)
-        self._map = mmap.mmap(self._file, VIRTUAL_BYTES)
+        self._map = _map(self._file)
         self.words: Array = np.frombuffer(self._map, np.uint64)
         self._reserved = 0
         self._end = FIRST_BLOCK  # of what is allocated, in words
@@ -321,8 +322,29 @@ class MemoryWriter:
         self.words[INDEX_AT] = index
 
     def _reserve(self, n_words: int) -> None:
+        if n_words > self.words.size:
+            raise OSError(errno.ENOSPC, f"published models have {self.words.nbytes} bytes of address space", self.path)
         if 8 * n_words > self._reserved:
             size = max(8 * n_words + STEP_BYTES, self._reserved + self._reserved // 8)
+            size = min(size, self.words.nbytes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file, self._reserved, size - self._reserved)
             self._reserved = size
+
+
+def _map(file: int) -> mmap.mmap:
+    """Return a map of a file that leaves room for three more: emulators and ``ulimit -v`` may have less than asked."""
+    size = VIRTUAL_BYTES
+    while size > LEAST_VIRTUAL_BYTES and not _has_room(file, 4 * size):
+        size //= 2
+    os.ftruncate(file, size)
+    return mmap.mmap(file, size)
+
+
+def _has_room(file: int, size: int) -> bool:
+    os.ftruncate(file, size)
+    try:
+        mmap.mmap(file, size).close()
+    except (OSError, MemoryError):
+        return False
+    return True

@@ -89,6 +89,7 @@ def fedres(*words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["serve", "--store", "sqlite:///none/x.db"], "must be in a folder that is there, got 'sqlite:///none/x.db'"),
         (["serve", "--store", "mysql://x"], "must be sqlite:///PATH or postgresql://HOST/DATABASE, got 'mysql://x'"),
         (["serve", "--store", "postgresql://127.0.0.1:1/db", "--port", "0"], "Connection refused"),
         (["serve", "--store", "postgresql://host"], "store must name a database: postgresql://HOST/DATABASE"),

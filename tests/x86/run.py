@@ -2,20 +2,14 @@
 
     .venv/bin/python tests/x86/run.py
 
-On an x86-64 machine that is all: the tests run natively, with this Python. On another machine they run under qemu-user,
-in an amd64 Python that is unpacked into a cache folder. Give two folders, filled on any machine with network access:
-
-    apt-get download python3.12-minimal:amd64 libpython3.12-stdlib:amd64 ...    # an amd64 Python and its libraries
-    pip download --platform manylinux_2_28_x86_64 --only-binary=:all: -d wheels '.[vw,serve,bench,dev]'
-    python tests/x86/run.py --debs debs --wheels wheels
-
-The native way was run; THE WAY THROUGH QEMU IS UNTESTED in this form.
+On an x86-64 machine they run natively, with this Python. On another one, or with ``--emulate``, they run under
+qemu-user (``apt-get install qemu-user``) in Debian's amd64 Python with x86-64 wheels, which are downloaded into a cache
+folder once; apt must know the architecture (``dpkg --add-architecture amd64; apt-get update``).
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import platform
 import re
@@ -23,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,49 +34,72 @@ TESTS = {
 def main() -> None:
     """Run every group, then a rank and a reward over HTTP; exit with 1 if anything failed."""
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument(
-        "--debs", type=Path, help="folder with amd64 Debian packages of Python; on other machines only"
-    )
-    options.add_argument("--wheels", type=Path, help="folder with x86-64 wheels of what fedres needs; likewise")
+    options.add_argument("--emulate", action="store_true", help="use qemu-user on an x86-64 machine, too")
     options.add_argument("--only", choices=[*TESTS, "http"], help="one group")
     given = options.parse_args()
-    python = native() if platform.machine().lower() in {"x86_64", "amd64"} else emulated(given.debs, given.wheels)
+    native = platform.machine().lower() in {"x86_64", "amd64"} and not given.emulate
+    python = sys.executable if native else emulated_python()
     failed = []
     for name, paths in TESTS.items():
-        if given.only in (None, name) and subprocess.run([*python, "-m", "pytest", "-q", *paths], cwd=ROOT).returncode:
-            failed.append(name)
+        if given.only in (None, name):
+            print(f"{name}:", flush=True)
+            if subprocess.run([python, "-m", "pytest", "-q", *paths], cwd=ROOT).returncode:
+                failed.append(name)
     if given.only in (None, "http") and not rank_and_reward(python):
         failed.append("http")
-    print(f"{platform.machine()}: failed: {', '.join(failed)}" if failed else f"{platform.machine()}: all passed")
+    where = "x86-64" if native else "x86-64 under qemu-user"
+    print(f"{where}: failed: {', '.join(failed)}" if failed else f"{where}: all passed")
     sys.exit(bool(failed))
 
 
-def native() -> list[str]:
-    return [sys.executable]
+def emulated_python() -> str:
+    """Return an amd64 Python under qemu-user, with what fedres needs; made in a cache folder, once."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedres" / "x86"
+    python = root / "usr/bin/python-under-qemu"
+    if not python.exists():
+        print(f"downloading an amd64 Python into {root}", flush=True)
+        unpack_debian_python(root)
+        real = next(path for path in sorted((root / "usr/bin").glob("python3.*")) if path.name[8:].isdigit())
+        install_wheels(root / "wheels", real.name.removeprefix("python"))
+        # argv[0] becomes sys.executable, so that processes that Python starts are emulated as well
+        emulator = f'exec qemu-x86_64 -cpu max -L "{root}" -0 "$0" "{real}" "$@"'
+        paths = f"export PYTHONPATH='{root / 'wheels'}:{ROOT}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
+        python.write_text(f"#!/bin/sh\n{paths}\n{emulator}\n")
+        python.chmod(0o755)
+    return str(python)
 
 
-def emulated(debs: Path | None, wheels: Path | None) -> list[str]:
-    """Unpack Python and wheels into a cache folder, once; return the command that runs it."""
-    if debs is None or wheels is None:
-        sys.exit("give --debs and --wheels: this is no x86-64 machine (see the top of this file)")
-    files = sorted([*debs.glob("*.deb"), *wheels.glob("*.whl")])
-    name = hashlib.sha256("".join(file.name for file in files).encode()).hexdigest()[:16]
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedres" / f"x86-{name}"
-    if not (root / "complete").exists():
-        for file in files:
-            if file.suffix == ".deb":
-                subprocess.run(["dpkg-deb", "-x", file, root], check=True)
-            else:
-                zipfile.ZipFile(file).extractall(root / "wheels")
-        (root / "complete").touch()
-    python = next(iter(sorted((root / "usr/bin").glob("python3.*"))))
-    os.environ["PYTHONPATH"] = f"{root / 'wheels'}:{ROOT}"
-    return ["qemu-x86_64", "-cpu", "max", "-L", str(root), str(python)]
+def unpack_debian_python(root: Path) -> None:
+    no = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+    listing = subprocess.run(
+        ["apt-cache", "depends", "--recurse", *no, "python3:amd64", "libstdc++6:amd64", "libgomp1:amd64"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    names = {line.removesuffix(":amd64") for line in listing.splitlines() if re.match(r"[a-z]", line)}
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [f"{name}:amd64" for name in sorted(names) if name.startswith(("python3", "lib", "zlib"))]
+        subprocess.run(["apt-get", "download", "-qq", *wanted], check=True, cwd=folder)
+        for file in sorted(Path(folder).glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", file, root], check=True)
+    for link in root.rglob("*"):  # an absolute link would lead to this machine's own files
+        if link.is_symlink() and (target := os.readlink(link)).startswith("/"):
+            link.unlink()
+            link.symlink_to(os.path.relpath(root / target[1:], link.parent))
+
+
+def install_wheels(folder: Path, version: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(name for extra in ("vw", "serve", "bench") for name in extras[extra])]
+    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}"]
+    rest = ["--target", str(folder), "--constraint", str(ROOT / "constraints.txt"), "pytest", "hypothesis", *needed]
+    subprocess.run([*command, *platforms, *rest], check=True)
 
 
 @contextmanager
-def service(python: list[str], folder: str):
-    command = [*python, "-m", "service", "serve", "--port", "0", "--store", f"sqlite:///{folder}/store.db"]
+def service(python: str, folder: str):
+    command = [python, "-m", "service", "serve", "--port", "0", "--store", f"sqlite:///{folder}/store.db"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
@@ -91,7 +108,7 @@ def service(python: list[str], folder: str):
             process.stdout.read()
 
 
-def rank_and_reward(python: list[str]) -> bool:
+def rank_and_reward(python: str) -> bool:
     """Return whether a service decides, takes the reward, and has learned from it."""
     import httpx
 

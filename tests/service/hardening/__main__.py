@@ -4,9 +4,13 @@ One line for each part says what came of it. A failing seed is named, and plays 
 """
 
 import argparse
+import logging
 import sys
 import time
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "log"), str(HERE.parent / "simulation")]
@@ -22,6 +26,7 @@ def main():
     parser.add_argument("--part", action="append", choices=names, help="run only this part; repeatable")
     parser.add_argument("--state", type=Path, default=Path(".hardening.json"), help="what is done so far")
     options = parser.parse_args()
+    logging.getLogger("service").setLevel(logging.ERROR)  # crashes are what it is about
     state, failed = State(options.state), False
     for part in PARTS:
         if options.part and part.name not in options.part:
@@ -30,7 +35,10 @@ def main():
             print(f"{part.name}: left out: {why}", flush=True)
             continue
         began = time.monotonic()
-        known = go_on(part, state, max(1, round(part.goal * min(1.0, options.share))), print)
+        goal = max(1, round(part.goal * min(1.0, options.share)))
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task(part.name, total=goal)
+            known = go_on(part, state, goal, print, lambda done, task=task, bar=bar: bar.update(task, completed=done))
         failed |= known["n_failures"] > 0
         print(f"{verdict(part, known)} ({time.monotonic() - began:.0f} s in this run)", flush=True)
     sys.exit(failed)

@@ -36,10 +36,11 @@ class State:
         os.replace(part, self.path)
 
 
-def go_on(part, state, goal, say):
-    """Do what is left of a part."""
+def go_on(part, state, goal, say, tell=lambda done: None):
+    """Do what is left of a part; ``tell`` how much is done after each unit."""
     known = state.of(part.name)
     while known["done"] < goal:
+        tell(known["done"])
         n = min(part.unit, goal - known["done"])
         failures, figures = part.run(known["done"], n)
         known["done"] += n

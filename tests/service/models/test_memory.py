@@ -124,13 +124,38 @@ def test_a_full_file_system_is_an_error_and_changes_nothing(both, monkeypatch):
     assert len(reader.read(key_of("a"))) == 2 * memory.STEP_BYTES
 
 
+def test_the_end_of_the_address_space_is_an_error_and_changes_nothing(folder, monkeypatch):
+    monkeypatch.setattr(memory, "VIRTUAL_BYTES", 2 * memory.STEP_BYTES)
+    writer = MemoryWriter(folder / "models")
+    writer.write(key_of("a"), b"before")
+    with pytest.raises(OSError, match="of address space"):
+        writer.write(key_of("a"), bytes(2 * memory.STEP_BYTES))
+    writer.write(key_of("b"), bytes(memory.STEP_BYTES))
+    reader = MemoryReader(folder / "models")
+    assert (reader.read(key_of("a")), len(reader.read(key_of("b")))) == (b"before", memory.STEP_BYTES)
+
+
+def test_models_are_published_with_little_address_space(folder):
+    few_gb = """
+import resource, sys
+from pathlib import Path
+from service.models.memory import MemoryReader, MemoryWriter, key_of
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (5 << 30),) * 2)
+writer = MemoryWriter(Path(sys.argv[1]))
+writer.write(key_of("a"), b"there")
+print(MemoryReader(Path(sys.argv[1])).read(key_of("a")), writer.words.nbytes >> 30)
+"""
+    found = subprocess.run([sys.executable, "-c", few_gb, folder / "models"], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("b'there' 1\n", "")
+
+
 def test_a_block_has_at_most_a_quarter_more_room_than_is_needed():
     for n_words in [*range(1, 300), 10_000, 12_345]:
         assert n_words <= capacity_for(n_words) <= max(8, 1.25 * n_words + 1)
 
 
-def test_a_file_that_is_none_of_ours_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(memory, "VIRTUAL_BYTES", 8_192)
+def test_a_file_that_is_none_of_ours_is_refused(folder):
     (folder / "models").write_bytes(bytes(8_192))
     with pytest.raises(ValueError, match="must hold published models"):
         MemoryReader(folder / "models")
