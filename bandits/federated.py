@@ -11,7 +11,7 @@ import numpy as np
 
 from bandits.actions import Actions, as_actions
 from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
-from bandits.models.choose import Choice
+from bandits.models.choose import Choice, default_policy
 from bandits.models.protocol import SCHEMES, Model, Sample, decide_by
 from fedres import checks
 from fedres.checks import Array
@@ -28,18 +28,19 @@ _new: Callable[[type[Decision], tuple[Any, ...]], Decision] = tuple.__new__
 class FederatedBandit:
     """Clients who decide, each with a personal model beside the shared one; rewards may come at any time, or never.
 
-    >>> bandit = FederatedBandit("epsilon-greedy", epsilon=0.1)
+    >>> bandit = FederatedBandit()
     >>> decision = bandit.decide("anna", arms([0.3, 1.2], n_actions=3))
     >>> bandit.reward(decision.id, 1.0)
 
     A round is over once a client decides for a second time: then the models learn from the rewards that came in, one
     a client and round, and messages move on. ``end_round`` does it by hand.
 
-    ``model`` is "adagrad" (VW's steps), "linucb" (least squares) or "residual-kalman" (the service's default): what
-    suits the policy unless given. ``shared`` features of a decision go to the shared model and, where no ``private``
-    ones are given, to the personal model too; residual-kalman takes no others. ``scheme`` is "fedres", or one of its
-    baselines: "independent" (each client alone) and "central" (one model for all). Delays of messages are in rounds,
-    one number or one for each of ``capacity`` clients in the order they join.
+    ``model`` is "adagrad" (VW's steps), "linucb" (least squares) or "residual-kalman". Model and policy are what suits
+    the other unless given; with neither, they are the service's: residual-kalman and optimistic-squarecb, or adagrad
+    and epsilon-greedy where options of adagrad are given. ``shared`` features of a decision go to the shared model and,
+    where no ``private`` ones are given, to the personal model too; residual-kalman takes no others. ``scheme`` is
+    "fedres", or one of its baselines: "independent" (each client alone) and "central" (one model for all). Delays of
+    messages are in rounds, one number or one for each of ``capacity`` clients in the order they join.
 
     Of adagrad, ``global_learner`` is any name of ``fedres.global_learner``, with ``hyperparameters``; ``local_learner``
     is "linear" (VW's steps, compiled) or "vw" (Vowpal Wabbit itself). Rates of learning are set from the size of the
@@ -49,7 +50,7 @@ class FederatedBandit:
 
     def __init__(
         self,
-        policy: str | Policy = "epsilon-greedy",
+        policy: str | Policy | None = None,
         *,
         model: str | None = None,
         scheme: str = "fedres",
@@ -68,7 +69,10 @@ class FederatedBandit:
         checks.one_of("scheme", scheme, SCHEMES)
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
-        self.policy = make_policy(policy, **policy_options)
+        one_delay = np.ndim(uplink_delay) == np.ndim(downlink_delay) == 0
+        of_adagrad = global_learner != "fedres-adagrad" or local_learner != "linear" or hyperparameters or rates
+        suits = default_policy(model, adagrad=bool(of_adagrad) or not one_delay) if policy is None else policy
+        self.policy = make_policy(suits, **policy_options)
         self._rule = self.policy.rule((0.0, 1.0)) if isinstance(self.policy, Compiled) else None
         low, high = reward_range
         if not (np.isfinite([low, high, high - low]).all() and low < high):

@@ -125,6 +125,13 @@ class Choice:
         return {"step_size": 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)}
 
 
+def default_policy(model: str | None, *, adagrad: bool) -> str:
+    """Return the policy that suits a model; if none is asked for, ``adagrad`` says that options of that one are."""
+    name = model or ("adagrad" if adagrad else "residual-kalman")
+    checks.one_of("model", name, MODELS)
+    return {"adagrad": "epsilon-greedy", "linucb": "linucb", "residual-kalman": "optimistic-squarecb"}[name]
+
+
 def default_model(policy: Policy) -> str:
     """Return the model that a policy is used with unless another is asked for."""
     if isinstance(policy, LinUCB):

@@ -105,7 +105,8 @@ class KalmanModel(Predicting):
         """Return what the model sees; its two parts see the same."""
         if self.scheme == "fedres" and private is not shared and not _alike(shared, private):
             raise ValueError(
-                "private must be as shared, or not given, for residual-kalman: both its parts see the same"
+                "private must be as shared, or not given, for residual-kalman: both its parts see the same."
+                ' model="adagrad" takes features of their own'
             )
         return private if self.scheme == "independent" else shared
 

@@ -6,14 +6,38 @@ from bandit_play import PRIVATE, D, bandit_of, play, problem
 
 from bandits import FederatedBandit, arms, rows
 from bandits.actions import none
+from bandits.models.compiled import AdaGradModel
+from bandits.models.federation import FederationModel
+from bandits.models.kalman import KalmanModel
+from bandits.models.least_squares import LeastSquaresModel
 from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.policies import name_of
 
 
 def test_with_the_defaults_any_number_of_clients_may_join():
-    bandit = FederatedBandit()
-    for client in range(250):
-        bandit.reward(bandit.decide(client, arms([1.0, 0.5], 3)).id, 1.0)
-    assert len(bandit.clients) == 250
+    for bandit in (FederatedBandit(), FederatedBandit(model="adagrad")):
+        for client in range(250):
+            bandit.reward(bandit.decide(client, arms([1.0, 0.5], 3)).id, 1.0)
+        assert len(bandit.clients) == 250
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "model"),
+    [
+        ({}, "optimistic-squarecb", KalmanModel),
+        ({"model": "residual-kalman"}, "optimistic-squarecb", KalmanModel),
+        ({"model": "linucb"}, "linucb", LeastSquaresModel),
+        ({"model": "adagrad"}, "epsilon-greedy", AdaGradModel),
+        ({"rates": (0.5, 0.5)}, "epsilon-greedy", AdaGradModel),
+        ({"global_learner": "fedomd"}, "epsilon-greedy", FederationModel),
+        ({"uplink_delay": [0, 1], "capacity": 2}, "epsilon-greedy", FederationModel),
+        ({"policy": "greedy"}, "greedy", AdaGradModel),
+    ],
+)
+def test_model_and_policy_are_what_suits_the_other_unless_given(given, policy, model):
+    with FederatedBandit(**given) as bandit:
+        bandit.decide("anna", arms([1.0, 0.5], 3))
+        assert (name_of(bandit.policy), type(bandit._model)) == (policy, model)
 
 
 @pytest.mark.parametrize("kind", ["readable", "vw"])

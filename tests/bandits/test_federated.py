@@ -275,8 +275,9 @@ def test_only_so_many_decisions_wait_for_their_reward():
     ("options", "message"),
     [
         ({"policy": "ucb"}, "policy must be one of"),
-        ({"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
-        ({"epsilo": 0.5}, "epsilo is not an option of epsilon-greedy"),
+        ({"policy": "epsilon-greedy", "epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
+        ({"model": "adagrad", "epsilo": 0.5}, "epsilo is not an option of epsilon-greedy"),
+        ({"epsilon": 0.5}, "epsilon is not an option of optimistic-squarecb"),
         ({"scheme": "alone"}, "scheme must be one of central, fedres, independent, got 'alone'"),
         ({"global_learner": "sgd"}, "global_learner must be one of .*, got 'sgd'"),
         ({"local_learner": "tree"}, "local_learner must be one of linear, vw, got 'tree'"),
