@@ -114,6 +114,8 @@ def scale_of(shared: Any, key: Key, value: float, new: bool, medians: float) -> 
         shared.scale_first[slot, n] = value
         shared.scale_seen[slot] = n + 1
         _settle(shared.scale_first[slot], n + 1, medians, shared.scale_stats[slot])
+        if n + 1 == FIRST_VALUES:
+            shared.scale_first[slot] = 0.0
     return slot
 
 

@@ -46,7 +46,7 @@ class Shared(NamedTuple):
     scale_keys: Array  # uint32, a table with empty slots: 0
     scale_core: Array  # int32, the coordinate in the core, −1 is none
     scale_seen: Array  # int32, how many of the first values there are
-    scale_first: Array  # float32, the first values
+    scale_first: Array  # float32, the first values, until there are enough to settle the scale
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
     log_tau: Array  # float64, of personal, tail and shared core weights

@@ -21,6 +21,7 @@ from fedres.decisions.constants import (
     CORE_SIZE,
     FIRST_LOG_TAU,
     FIRST_SHARED_LOG_TAU,
+    FIRST_VALUES,
     HEAD,
     MAX_BLOCKS,
     MOST_KEPT,
@@ -218,20 +219,34 @@ class ResidualKalman:
         squares = learn_all(shared, events, workspace, self.low, self.span, new, beside)
         return shared, Owns(*packed_owns(workspace, k)), squares
 
-    def forget_events(self) -> None:
-        """Keep no events, and never learn them again; a start that is not over begins anew."""
-        self.first = [] if self.shared is None else None
+    def forget_events(self) -> bool:
+        """Keep no events, and never learn them again; a start that is not over begins anew. Return if any were kept.
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Return all that was learned, but for personal models: the same arrays however events were batched."""
-        first = {} if self.first is None else _joined(self.first)._asdict()
+        Scales that wait for further values stay as they are.
+        """
+        kept = bool(self.first) or (self.shared is not None and bool(self.shared.scale_first.any()))
+        self.first = [] if self.shared is None else None
+        if self.shared is not None:
+            _forget_values(self.shared)
+        return kept
+
+    def to_arrays(self, *, events: bool = True) -> dict[str, Array]:
+        """Return all that was learned, but for personal models: the same arrays however events were batched.
+
+        Without ``events`` they are those of a model that was told to forget them.
+        """
+        first = _joined(self.first)._asdict() if events and self.first is not None else {}
         kept = {f"first.{name}": array for name, array in first.items()}
         if self.shared is None:
             return kept
-        found = self.shared._asdict()
+        shared = self.shared
+        if not events:
+            shared = shared._replace(scale_first=shared.scale_first.copy(), scale_seen=shared.scale_seen.copy())
+            _forget_values(shared)
+        found = shared._asdict()
         del found["block_table"]
         for name, count in ROWS_BY_COUNT.items():
-            found[name] = found[name][: self.shared.counts[count]]
+            found[name] = found[name][: shared.counts[count]]
         return {name: np.array(array) for name, array in found.items()} | kept
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -273,6 +288,12 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     for place, (_, key) in enumerate(frequent):
         shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
     return shared
+
+
+def _forget_values(shared: Shared) -> None:
+    """Settle all scales by the values that there are."""
+    shared.scale_first[:] = 0.0
+    shared.scale_seen[shared.scale_seen > 0] = FIRST_VALUES
 
 
 def in_present_basis(shared: Shared, own: Array) -> Array:

@@ -52,8 +52,8 @@ class KalmanShared:
         self.publication = KalmanPublication()
 
     def to_bytes(self, *, events: bool = True) -> bytes:
-        """Return all that was learned but for personal models; with the events that are to be learned again, or not."""
-        arrays = {name: of for name, of in self.model.to_arrays().items() if events or not name.startswith("first.")}
+        """Return all that was learned but for personal models; with what is kept of single events, or not."""
+        arrays = self.model.to_arrays(events=events)
         rows = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
         return sealed(_HEADER.pack(MARK, *self.reward_range), [_pack(rows)])
 

@@ -60,12 +60,8 @@ class LoopModels:
             self.shared.forget(number)
 
     def forget_events(self) -> bool:
-        """Let the shared model keep none of the events that it was to learn again; return whether there were any."""
-        if not isinstance(self.shared, KalmanShared):
-            return False
-        kept = bool(self.shared.model.first)
-        self.shared.model.forget_events()
-        return kept
+        """Let the shared model keep nothing of single events; return whether it did."""
+        return isinstance(self.shared, KalmanShared) and self.shared.model.forget_events()
 
     def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int) -> None:
         """Learn from events that were decided under the same settings, in this order.

@@ -315,6 +315,24 @@ def test_events_that_are_to_be_learned_again_can_be_forgotten():
     assert model.learned == 150
 
 
+def test_no_value_is_kept_once_a_scale_is_settled_or_events_are_forgotten():
+    def numbers(model):
+        return {float(value) for array in model.to_arrays().values() for value in np.ravel(array)}
+
+    model = ResidualKalman(choice_events=0)
+    context = [([1], [1000.5 + k]) for k in range(40)]
+    learn_all(model, {}, [(None, given, [([7], [1.0], [9])], 0, 1.0) for given in context], [40])
+    assert not {values[0] for _, values in context} & numbers(model)
+    learn_all(model, {}, [(None, ([1, 2], [1000.5, 77.25]), [([7], [1.0], [9])], 0, 1.0)], [1])
+    scales = model.shared.scale_stats.copy()
+    assert 77.25 in numbers(model)
+    assert model.forget_events()
+    assert 77.25 not in numbers(model)
+    assert not model.forget_events()
+    learn_all(model, {}, [(None, ([1, 2], [1000.5, 99.25]), [([7], [1.0], [9])], 0, 1.0)], [1])
+    assert model.shared.scale_stats.tobytes() == scales.tobytes()
+
+
 def changing_world(seed, n, change):
     """Yield four actions, a context that names the right one, and which that is: from event ``change`` on another."""
     rng, actions = np.random.default_rng(seed), [([20 + a], [1.0], [9]) for a in range(4)]

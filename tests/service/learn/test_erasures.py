@@ -1,6 +1,7 @@
 """Erasing users: nothing of them is left, everybody else is as before, and no crash leaves it half done."""
 
 import asyncio
+import struct
 
 import pytest
 from machine import Clock, Engine, running
@@ -12,7 +13,8 @@ from service.learn import erasures
 from service.log.protocol import StoreUnavailable
 from service.log.records import EraseBody, Record, encode
 
-WORDS = (b"somebody", b"private-", b"secret-word")
+NUMBER = 7654.125
+WORDS = (b"somebody", b"private-", b"secret-word", struct.pack("<f", NUMBER), struct.pack("<d", NUMBER))
 
 
 def leftovers(folder, engine=None):
@@ -26,12 +28,12 @@ def leftovers(folder, engine=None):
 
 async def live_a_little(engine, clock):
     """Leave something of ``somebody`` everywhere: models, snapshots, events done, late, early and waiting."""
-    await engine.rank("default", request("somebody", {"secret-word": 1}, event_id="private-event"))
+    await engine.rank("default", request("somebody", {"secret-word": NUMBER}, event_id="private-event"))
     await engine.reward("default", "private-early", 1.0)
     await play(engine, 60)
     engine.digest("default")
     await engine.reward("default", "private-event", 1.0)
-    await engine.rank("default", request("somebody", {"secret-word": 1}, event_id="private-early"))
+    await engine.rank("default", request("somebody", {"secret-word": NUMBER}, event_id="private-early"))
     await engine.rank("default", request("somebody", {"secret-word": 2}, event_id="private-late"))
     clock.pass_seconds(601)
     await engine.reward("default", "private-late", 1.0)
