@@ -105,16 +105,18 @@ def expected(entries):
             about.setdefault(entry.event, []).append(entry)
     n_settled = n_rewarded = 0
     for story in about.values():
-        decided = until = None
-        has_early = done = False
+        decided, until, early, done = None, 0, set(), False
         for entry in story:
-            if decided is None and until is not None and entry.time >= until:
-                has_early, until = False, None  # nobody came for it
+            if decided is None and entry.time >= until:
+                early.clear()  # nobody came for them
             if entry.kind == RANK:
-                decided, done = entry.time, has_early
-                n_rewarded += has_early
+                decided, done = entry.time, bool(early)
+                n_rewarded += done
             elif decided is None:
-                has_early, until = True, max(until or 0, entry.time + wait)
+                reward = read_reward(entry.example)[1]
+                if reward not in early:  # a repeat changes nothing
+                    early.add(reward)
+                    until = entry.time + wait
             elif not done and entry.time < decided + wait:
                 n_rewarded, done = n_rewarded + 1, True
         n_settled += decided is not None and (done or entries[-1].time >= decided + wait)

@@ -4,7 +4,7 @@ import pytest
 from judging import expected, simulate
 from planting import BUGS
 
-from service.log.records import Entry
+from service.log.records import Entry, encode_reward
 
 SEEDS = range(6)
 MOST_SEEDS = 40  # until a planted bug must have been found
@@ -28,8 +28,9 @@ def test_a_planted_bug_is_found(bug):
         assert any(simulate(seed, **options).wrong for seed in range(100, 100 + MOST_SEEDS))
 
 
-def entry(position, seconds, kind, event="e"):
-    return Entry("default", position, seconds * 1_000_000, kind, event, "u", None, b"")
+def entry(position, seconds, kind, reward="r0"):
+    example = encode_reward(1.0, reward) if kind == "reward" else None
+    return Entry("default", position, seconds * 1_000_000, kind, "e", "u", example, b"")
 
 
 STORIES = [
@@ -38,7 +39,8 @@ STORIES = [
     ([(0, "rank"), (600, "reward")], (1, 0)),
     ([(0, "reward"), (599, "rank")], (1, 1)),
     ([(0, "reward"), (600, "rank")], (0, 0)),
-    ([(0, "reward"), (500, "reward"), (1_000, "rank")], (1, 1)),
+    ([(0, "reward"), (500, "reward", "r1"), (1_000, "rank")], (1, 1)),
+    ([(0, "reward"), (500, "reward"), (1_000, "rank")], (0, 0)),  # a repeat does not make it wait longer
     ([(0, "rank"), (1, "reward"), (2, "reward"), (700, "tick")], (1, 1)),
 ]
 
