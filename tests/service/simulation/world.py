@@ -230,6 +230,7 @@ class World:
             self.ask(message)
             if kind == "erase":  # it may be complete, to be completed, or never have arrived
                 self.forget(about[0])
+                self.erased.discard(about[0])  # an erasure before says nothing of what came since
         files = self.disk.cut(self.rng.randint(before, len(self.disk.trace)), self.rng)
         self.stop_learner()
         self.log.close()
