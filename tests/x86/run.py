@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 1800  # for an answer: an emulated service compiles its kernels first
 TESTS = {
     "twin against Vowpal Wabbit": ["tests/local_learners/test_parity.py", "tests/local_learners/test_vw.py"],
     "shared model against Vowpal Wabbit": ["tests/global_learners/test_fedres_adagrad.py"],
@@ -63,7 +64,7 @@ def emulated_python() -> str:
         install_wheels(root / "wheels", real.name.removeprefix("python"))
         # argv[0] becomes sys.executable, so that processes that Python starts are emulated as well
         emulator = f'exec qemu-x86_64 -cpu max -L "{root}" -0 "$0" "{real}" "$@"'
-        paths = f"export PYTHONPATH='{root / 'wheels'}:{ROOT}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
+        paths = f"export PYTHONPATH='{ROOT}:{root / 'wheels'}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
         python.write_text(f"#!/bin/sh\n{paths}\n{emulator}\n")
         python.chmod(0o755)
     return str(python)
@@ -95,6 +96,8 @@ def install_wheels(folder: Path, version: str) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}"]
     rest = ["--target", str(folder), "--constraint", str(ROOT / "constraints.txt"), "pytest", "hypothesis", *needed]
     subprocess.run([*command, *platforms, *rest], check=True)
+    itself = ["--quiet", "--no-deps", "--target", str(folder), str(ROOT)]  # for its version; the sources come first
+    subprocess.run([sys.executable, "-m", "pip", "install", *itself], check=True)
 
 
 @contextmanager
@@ -112,7 +115,11 @@ def rank_and_reward(python: str) -> bool:
     """Return whether a service decides, takes the reward, and has learned from it."""
     import httpx
 
-    with tempfile.TemporaryDirectory() as folder, service(python, folder) as url, httpx.Client(base_url=url) as client:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        service(python, folder) as url,
+        httpx.Client(base_url=url, timeout=SECONDS) as client,
+    ):
         client.post("/v1/loops", json={"name": "x86"}).raise_for_status()
         asked = {"user": "anna", "context": {"weather": "hot"}, "actions": [{"id": "tea"}, {"id": "juice"}]}
         decision = client.post("/v1/loops/x86/rank", json=asked).raise_for_status().json()
