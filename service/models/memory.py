@@ -342,8 +342,8 @@ def _map(file: int) -> mmap.mmap:
 
 
 def _has_room(file: int, size: int) -> bool:
-    os.ftruncate(file, size)
     try:
+        os.ftruncate(file, size)
         mmap.mmap(file, size).close()
     except (OSError, MemoryError):
         return False
