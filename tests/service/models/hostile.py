@@ -52,8 +52,16 @@ def read_often(words, first, second, out, n_reads):
 def read(path, n_reads):
     reader, out = MemoryReader(path), np.empty(128, np.uint64)
     keys = [key_of(name) for _ in range(2) for name in NAMES]
-    found = [read_often(reader.words, *key, out, n_reads // 4) for key in keys]
-    print(json.dumps([[int(number) for number in one] for one in found]))
+    print(json.dumps([read_until_changed(reader.words, key, out, n_reads // 4) for key in keys]))
+
+
+def read_until_changed(words, key, out, n_reads):
+    """Read that often, and again if the writer lost its core meanwhile and changed nothing."""
+    whole = torn = newest = 0
+    while newest <= 1:
+        more, more_torn, newest = map(int, read_often(words, *key, out, n_reads))
+        whole, torn = whole + more, torn + more_torn
+    return whole, torn, newest
 
 
 if __name__ == "__main__":

@@ -150,6 +150,7 @@ def test_while_the_learner_is_away_decisions_and_rewards_go_on_and_are_learned_w
         before, stop, seen = service.processes()["learner", 0], threading.Event(), []
         asking = threading.Thread(target=keep_asking, args=(service, stop, seen))
         asking.start()
+        until(lambda: seen)
         killed(service, "learner")
         stop.set()
         asking.join()
