@@ -11,7 +11,7 @@ import numpy as np
 
 from bandits.actions import Actions, as_actions
 from bandits.decisions import Client, Decision, UnknownDecisionError, Waiting
-from bandits.models.choose import Choice, default_policy
+from bandits.models.choose import Choice, default_policy, only_adagrad_has
 from bandits.models.protocol import SCHEMES, Model, Sample, decide_by
 from fedres import checks
 from fedres.checks import Array
@@ -69,10 +69,10 @@ class FederatedBandit:
         checks.one_of("scheme", scheme, SCHEMES)
         checks.whole("max_waiting", max_waiting)
         check_seed(seed)
-        one_delay = np.ndim(uplink_delay) == np.ndim(downlink_delay) == 0
-        of_adagrad = global_learner != "fedres-adagrad" or local_learner != "linear" or hyperparameters or rates
-        suits = default_policy(model, adagrad=bool(of_adagrad) or not one_delay) if policy is None else policy
-        self.policy = make_policy(suits, **policy_options)
+        if policy is None:
+            options = only_adagrad_has(global_learner, hyperparameters, rates, uplink_delay, downlink_delay)
+            policy = default_policy(model, adagrad=options or local_learner != "linear")
+        self.policy = make_policy(policy, **policy_options)
         self._rule = self.policy.rule((0.0, 1.0)) if isinstance(self.policy, Compiled) else None
         low, high = reward_range
         if not (np.isfinite([low, high, high - low]).all() and low < high):

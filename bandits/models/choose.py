@@ -60,7 +60,8 @@ class Choice:
             self._check_own()
 
     def _check_own(self) -> None:
-        if self.global_learner != "fedres-adagrad" or self.hyperparameters or self.rates or not self._one_delay:
+        delays = self.uplink_delay, self.downlink_delay
+        if only_adagrad_has(self.global_learner, self.hyperparameters, self.rates, *delays):
             given = (self.global_learner, self.hyperparameters, self.rates, self.uplink_delay, self.downlink_delay)
             raise ValueError(
                 f"{self.model_name} must have no global_learner, hyperparameters or rates, and one delay for all:"
@@ -73,7 +74,7 @@ class Choice:
 
     @property
     def _one_delay(self) -> bool:
-        return np.ndim(self.uplink_delay) == np.ndim(self.downlink_delay) == 0
+        return is_one(self.uplink_delay, self.downlink_delay)
 
     def model(self, shared: Actions, private: Actions) -> Model:
         """Return an empty model for actions like these."""
@@ -123,6 +124,16 @@ class Choice:
             return {}
         clients = self.capacity if self.global_learner == "fedres-sgd" else 1  # which steps on a sum over clients
         return {"step_size": 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)}
+
+
+def is_one(*delays: int | Sequence[int]) -> bool:
+    """Return whether delays are the same for all clients."""
+    return all(np.ndim(delay) == 0 for delay in delays)
+
+
+def only_adagrad_has(global_learner: str, hyperparameters: object, rates: object, *delays: int | Sequence[int]) -> bool:
+    """Return whether options are given that no other model has."""
+    return global_learner != "fedres-adagrad" or bool(hyperparameters) or rates is not None or not is_one(*delays)
 
 
 def default_policy(model: str | None, *, adagrad: bool) -> str:

@@ -54,19 +54,22 @@ def main() -> None:
 
 
 def emulated_python() -> str:
-    """Return an amd64 Python under qemu-user, with what fedres needs; made in a cache folder, once."""
+    """Return an amd64 Python under qemu-user, with what fedres needs in a cache folder; delete that to renew it."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedres" / "x86"
-    python = root / "usr/bin/python-under-qemu"
-    if not python.exists():
+    complete = root / "complete"  # names the Python
+    if not complete.exists():
         print(f"downloading an amd64 Python into {root}", flush=True)
+        root.mkdir(parents=True, exist_ok=True)
         unpack_debian_python(root)
-        real = next(path for path in sorted((root / "usr/bin").glob("python3.*")) if path.name[8:].isdigit())
-        install_wheels(root / "wheels", real.name.removeprefix("python"))
-        # argv[0] becomes sys.executable, so that processes that Python starts are emulated as well
-        emulator = f'exec qemu-x86_64 -cpu max -L "{root}" -0 "$0" "{real}" "$@"'
-        paths = f"export PYTHONPATH='{ROOT}:{root / 'wheels'}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
-        python.write_text(f"#!/bin/sh\n{paths}\n{emulator}\n")
-        python.chmod(0o755)
+        name = next(path.name for path in (root / "usr/bin").glob("python3.*") if path.name[8:].isdigit())
+        install_wheels(root / "wheels", name.removeprefix("python"))
+        complete.write_text(name)
+    # argv[0] becomes sys.executable, so that processes that Python starts are emulated as well
+    python = root / "usr/bin/python-under-qemu"
+    emulator = f'exec qemu-x86_64 -cpu max -L "{root}" -0 "$0" "{root}/usr/bin/{complete.read_text()}" "$@"'
+    paths = f"export PYTHONPATH='{ROOT}:{root / 'wheels'}' NUMBA_CACHE_DIR='{root / 'kernels'}'"
+    python.write_text(f"#!/bin/sh\n{paths}\n{emulator}\n")
+    python.chmod(0o755)
     return str(python)
 
 
