@@ -42,7 +42,7 @@ class HttpPlayer:
     def decide(self, now: Round, draw: float) -> tuple[int, str]:
         """Return the action and its event; the service draws by the event's id, and has no use for ``draw``."""
         actions = json_actions(now.actions)
-        asked = {"user": now.user, "context": json_features(now.context), "actions": actions}
+        asked = {"user": now.user or None, "context": json_features(now.context), "actions": actions}
         answer = self._send("POST", f"{self._path}/rank", asked).json()
         return [action["id"] for action in actions].index(answer["action"]), answer["event_id"]
 
@@ -58,13 +58,19 @@ class HttpPlayer:
 def json_features(named: Features) -> dict[str, Any]:
     """Return features as JSON has them.
 
-    >>> json_features({"topic=sport": 1.0, "price": 2.5})
-    {'topic': 'sport', 'price': 2.5}
+    >>> json_features({"topic=sport": 1.0, "word=goal": 1.0, "word=ball": 1.0, "price": 2.5})
+    {'topic': 'sport', 'word': ['goal', 'ball'], 'price': 2.5}
     """
     found: dict[str, Any] = {}
+    strings: dict[str, list[str]] = {}
     for name, value in named.items():
         field, is_string, text = name.partition("=")
-        found[field] = text if is_string else value
+        if is_string:
+            texts = strings.setdefault(field, [])
+            texts.append(text)
+            found[field] = texts if len(texts) > 1 else text
+        else:
+            found[field] = value
     return found
 
 

@@ -23,7 +23,7 @@ from fedres.scoring.features import Prepared
 from fedres.scoring.model import PersonalModel, SharedModel, learn, score
 from libsvm_tasks.bandit_peers import PEERS
 from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, NoScaling
-from libsvm_tasks.decisions.rounds import Features, Round, Stream
+from libsvm_tasks.decisions.rounds import NOBODY, Features, Round, Stream
 
 KALMAN_RULE, ADAGRAD_RULE = OptimisticSquareCB().rule((0.0, 1.0)), EpsilonGreedy(0.1).rule((0.0, 1.0))
 
@@ -54,14 +54,14 @@ class Kalman:
         if whose not in self.models:
             self.models[whose] = self.make()
         model = self.models[whose]
-        own = self.own.get(now.user, NO_MODEL) if self.users == "each" else None
+        own = self.own.get(now.user, NO_MODEL) if self.users == "each" and now.user != NOBODY else None
         found, out = model.predict(request, own), np.empty(len(now.actions))
         action = _choose(found, self.width, model.learned, draw, out)
         return action, (model, now.user, request, action)
 
     def learn(self, token: Any, reward: float) -> None:
         model, user, request, action = token
-        if self.users != "each":
+        if self.users != "each" or user == NOBODY:
             model.learn(events_of([(request, action, reward, -1)]))
             return
         events = events_of([(request, action, reward, 0)])

@@ -17,6 +17,7 @@ from libsvm_tasks.load import load
 
 Features = dict[str, float]  # by name; "topic=sport" for a category, "price" for a number
 Rng = np.random.Generator
+NOBODY = ""  # the user where callers name none
 
 
 @dataclass

@@ -17,7 +17,7 @@ from libsvm_tasks import grid
 from libsvm_tasks.catalogue import CATALOGUE
 from libsvm_tasks.decisions.players import PLAYERS, Player
 from libsvm_tasks.decisions.rounds import Round, Stream, classes
-from libsvm_tasks.decisions.worlds import News, raw, wide
+from libsvm_tasks.decisions.worlds import News, anonymous, raw, wide, words
 
 JUDGING_SEEDS = (401, 402, 403)  # 11 to 13 and 20 to 22 are for tuning, 301 to 303 judged an earlier form
 
@@ -78,6 +78,8 @@ STREAMS: dict[str, Stream] = {
     ),
     "wide": Stream(wide, "200 readers × 60, 22 coordinates that all matter", by_chance=True),
     "raw": Stream(raw, "300 shoppers × 40: price, age, hour and basket as they come", by_chance=True),
+    "anonymous": Stream(anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=1),
+    "words": Stream(words, "texts of ten words, no user", by_chance=True, users=1, dim=2_000),
 }
 
 

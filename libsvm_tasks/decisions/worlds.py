@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.decisions.rounds import Features, Rng, Round
+from libsvm_tasks.decisions.rounds import NOBODY, Features, Rng, Round
 
 TOPICS, SEGMENTS = 4, 4
 GROUPS = {"segment": SEGMENTS, "daypart": 4, "device": 3, "weekday": 7}  # of which the first two matter
@@ -114,3 +114,26 @@ def raw(rng: Rng, shoppers: int = 300, rounds: int = 12_000) -> Iterator[Round]:
             for k, p, a in zip(kind, price.tolist(), age.tolist(), strict=True)
         ]
         yield Round(f"u{shopper}", {"hour": float(hour), "basket": basket}, actions, 0.6 * _logistic(wish - 1))
+
+
+def anonymous(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+    """Visitors without a name: twenty actions, and four categories of the context that all matter."""
+    groups, n_actions = {"device": 3, "daypart": 4, "source": 6, "country": 8}, 20
+    actions = [{f"_id=a{k}": 1.0} for k in range(n_actions)]
+    effects = {name: 0.8 * rng.normal(size=(size, n_actions)) for name, size in groups.items()}
+    usual = 0.5 * rng.normal(size=n_actions) - 2
+    for _ in range(rounds):
+        here = {name: int(rng.integers(size)) for name, size in groups.items()}
+        wish = usual + np.sum([effects[name][value] for name, value in here.items()], axis=0)
+        yield Round(NOBODY, {f"{name}={value}": 1.0 for name, value in here.items()}, actions, _logistic(wish))
+
+
+def words(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+    """Texts of ten words out of 2,000, of one of twelve subjects: which of six sections would be clicked."""
+    n_words, n_subjects, n_sections = 2_000, 12, 6
+    vocabulary = rng.dirichlet(np.full(n_words, 0.02), n_subjects)
+    rates = rng.uniform(0.02, 0.4, (n_subjects, n_sections))
+    actions = [{f"_id=section{k}": 1.0} for k in range(n_sections)]
+    for subject in rng.integers(n_subjects, size=rounds):
+        drawn = rng.choice(n_words, 10, p=vocabulary[subject])
+        yield Round(NOBODY, {f"word={word}": 1.0 for word in np.unique(drawn)}, actions, rates[subject])
