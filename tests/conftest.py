@@ -1,6 +1,10 @@
 """Streams and runs that several tests share."""
 
+import functools
 import os
+import ssl
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +13,16 @@ from threadpoolctl import threadpool_limits
 
 from fedres.federation import Example, Federation
 
+sys.path.insert(0, str(Path(__file__).parent / "service"))  # what tests of several folders use
+
 settings.register_profile("fedres", deadline=None, derandomize=True)
 settings.load_profile("fedres")
 
 threadpool_limits(1)  # pytest-xdist has a process for every core already
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # for libraries not loaded yet, and what tests start
     os.environ.setdefault(name, "1")
+
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # 60 ms each, which every client of httpx pays
 
 
 def pytest_collection_modifyitems(config, items):
@@ -28,6 +36,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_sessionfinish():
+    import forked
+
+    forked.end()
 
 
 def make_stream(n_rounds, n_clients, dim, *, seed=0, local_dim=None, loss="squared", outputs=0):

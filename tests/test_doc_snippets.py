@@ -18,6 +18,7 @@ from threading import Thread
 from typing import NamedTuple
 
 import pytest
+from forked import Forked, path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -77,8 +78,9 @@ def blocks(page):
 def started(command, folder):
     """Start a program that serves, on a port that is free; return its address."""
     words = [*re.sub(r" --port \d+", "", command).split(), "--port", "0"]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": folder, "env": ENV}
-    with subprocess.Popen([Path(sys.executable).with_name(words[0]), *words[1:]], **options) as process:
+    if words[0] == "uvicorn":
+        words[:1] = [sys.executable, str(Path(sys.executable).with_name("uvicorn"))]
+    with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder) as process:
         try:
             said = iter(process.stdout.readline, "")
             address = next(found[1] for line in said if (found := re.search(r"(http://127\.0\.0\.1:\d+)", line)))
@@ -141,7 +143,9 @@ def follow(page, folder, stack, addresses, interpreter):
         elif block.language == "sh":
             code = code.replace("curl -s", "curl -sS --fail-with-body")
             command = ["sh", "-e", "-c", code]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENV, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=folder, env={**os.environ, "PATH": path()}, check=False
+            )
             assert done.returncode == 0, f"{page.name}: {block.code}\n{done.stdout}\n{done.stderr}"
             printed.append(done.stdout)
     return printed

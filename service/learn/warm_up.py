@@ -36,14 +36,14 @@ class _Writer:
         return self._log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))
 
 
-def warm_up() -> None:
-    """Decide, learn and publish once, in a store that is thrown away."""
+def warm_up(folder: Path | None = None) -> None:
+    """Decide, learn and publish once, in a store in ``folder`` that is thrown away; shared memory needs no disk."""
     prepared = Preparer().prepare(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
     shared, personal = SharedModel(bits=1), PersonalModel()
     learn(prepared, 0, 1.0, shared, personal)
     shared.correct(expand(prepared, 0), 0.5, 0.0)
     score(prepared, shared.weights.copy())
-    with tempfile.TemporaryDirectory(prefix="fedres-") as name:
+    with tempfile.TemporaryDirectory(prefix="fedres-", dir=folder) as name:
         _play(Path(name))
 
 

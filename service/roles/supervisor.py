@@ -237,7 +237,7 @@ def prepare(config: Config) -> None:
 
     _ = (learner, ranker, writer)
     make_current(config.run)
-    warm_up()
+    warm_up(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
         logging.getLogger("fedres.service").warning("accepted: %s", lost)
     log = open_log(config.store, verify=True, accept_loss=config.accept_loss)

@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import FEDRES, Forked, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
 def url(tmp_path):
-    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    command = [FEDRES, "serve", "--port", "0"]
+    with Forked(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
         try:
             yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
         finally:
@@ -43,8 +44,7 @@ def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, comm
     assert all(text in done.stdout for text in shown)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert sum(event["status"] == "rewarded" for event in events) > 20
-    fedres = [Path(sys.executable).with_name("fedres"), "evaluate", "events.jsonl", "--policy", "constant:tea"]
-    valued = subprocess.run(fedres, capture_output=True, text=True, cwd=tmp_path, check=True)
+    valued = run([FEDRES, "evaluate", "events.jsonl", "--policy", "constant:tea"], cwd=tmp_path, check=True)
     assert "constant:tea" in valued.stdout
 
 

@@ -5,13 +5,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
+from forked import FEDRES, Forked
 
-FEDRES = str(Path(sys.executable).with_name("fedres"))
 DEADLINE = 120.0  # seconds, generous: until something happens that must
 
 
@@ -50,7 +49,7 @@ def serving(folder, *words, wait=True, command=(FEDRES,)):
     store = Path(folder) / "store.db"
     line = [*command, "serve", "--port", "0", "--store", f"sqlite:///{store}", *words]
     errors = Path(folder) / "stderr"
-    with open(errors, "ab") as log, subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    with open(errors, "ab") as log, Forked(line, stdout=subprocess.PIPE, stderr=log) as process:
         running = Serving(process, store)
         try:
             if wait:

@@ -4,13 +4,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 import httpx
 import pytest
+from forked import FEDRES, Forked
 from typer.testing import CliRunner
 
 from service.cli import app
@@ -18,14 +18,11 @@ from service.demo import ARTICLES, TOPICS, chance
 from service.page import ASSETS, PAGES, asset
 from service.page import page as served_page
 
-FEDRES = Path(sys.executable).with_name("fedres")
-
 
 @contextmanager
-def served(folder, *words):
+def served(folder, *words, popen=Forked):
     """Yield the address, and the lines that follow it."""
-    command = [FEDRES, "serve", "--port", "0", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+    with popen([FEDRES, "serve", "--port", "0", *words], stdout=subprocess.PIPE, cwd=folder) as process:
         try:
             found = (re.search(r"page +(http://\S+)/", line) for line in process.stdout)
             yield next(match[1] for match in found if match), process.stdout
@@ -59,7 +56,7 @@ def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
 
 
 def test_the_printed_curl_line_works_and_a_second_service_on_the_store_is_refused_in_one_line(tmp_path):
-    with served(tmp_path) as (_, lines):
+    with served(tmp_path, popen=partial(subprocess.Popen, text=True)) as (_, lines):  # as from a shell
         line = next(line for line in lines if "curl" in line)
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["action"] in ("tea", "juice")

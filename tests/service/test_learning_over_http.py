@@ -4,13 +4,12 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import FEDRES, Forked
 
 DRINKS = ["tea", "coffee", "juice", "water", "milk"]
 ACTIONS = [{"id": drink, "features": {"kind": drink}} for drink in DRINKS]
@@ -21,8 +20,8 @@ SETTINGS = {"epsilon": 0.2, "update_interval": 0.001}
 
 @contextmanager
 def service(folder):
-    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0", "--store", f"sqlite:///{folder}/s.db"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [FEDRES, "serve", "--port", "0", "--store", f"sqlite:///{folder}/s.db"]
+    with Forked(command, stdout=subprocess.PIPE) as process:
         try:
             yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
         finally:

@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import forked
 import pytest
 
 from service.http.keys import Keys
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, *command):
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    env = {**os.environ, "PATH": forked.path()}
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env)
     assert (done.returncode, done.stderr.strip()) == (0, ""), command[-1] + done.stdout + done.stderr
     return done.stdout

@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+from forked import FEDRES, run
 
 sys.path.insert(0, str(Path(__file__).parent / "roles"))
-from machines import FEDRES, MachineProcess, eventually, running
+from machines import MachineProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "postgresql.md").read_text(encoding="utf-8")
@@ -88,8 +89,8 @@ def test_its_commands_run_and_its_questions_are_answered(tmp_path, database):
             asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
             assert machine.ask("POST", "/v1/rank", json=asked).status_code == 200
         command = [FEDRES, "keys", "add", "admin", "--store", database]
-        key = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
-        bearer = {"Authorization": f"Bearer {key.stdout.decode().strip()}"}
+        key = run(command, check=True, cwd=tmp_path)
+        bearer = {"Authorization": f"Bearer {key.stdout.strip()}"}
         eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")
         assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
         assert machine.stop() == 0
@@ -105,6 +106,6 @@ def test_its_commands_run_and_its_questions_are_answered(tmp_path, database):
 
 def test_the_benchmark_measures_both_logs(tmp_path, database):
     command = [sys.executable, ROOT / "benchmarks" / "log_commits.py", database, "--commits", "2", "--folder", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run(command, check=True)
     for name in ("SQLite", "PostgreSQL"):
         assert re.findall(rf"{name} +│ [^│]+│ +(\d+) ", done.stdout) == ["1", "24", "500"] * 2

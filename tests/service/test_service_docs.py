@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 import msgspec
 
 from fedres.event_ids import LONGEST_ID
@@ -33,9 +34,7 @@ USES = [block for block in BLOCKS if block not in STARTS]
 
 @contextmanager
 def started(command, folder):
-    words = [*command.split(), "--port", "0"]
-    words[0] = Path(sys.executable).with_name(words[0])
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+    with forked.Forked([*command.split(), "--port", "0"], stdout=subprocess.PIPE, cwd=folder) as process:
         try:
             yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
         finally:
@@ -44,11 +43,14 @@ def started(command, folder):
     assert process.returncode == 0
 
 
-def run(block, url, folder, *shell):
+def run(block, url, folder, language="sh"):
     """Run a block of the docs against a service; it must end well and complain of nothing."""
     script = block.replace("http://127.0.0.1:8000", url).replace("curl -s", "curl -sS --fail-with-body")
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, cwd=folder, env=env)
+    if language == "python":
+        done = forked.run([sys.executable, "-c", script], cwd=folder)
+    else:
+        env = {**os.environ, "PATH": forked.path()}
+        done = subprocess.run(["sh", "-e", "-c", script], capture_output=True, text=True, cwd=folder, env=env)
     assert (done.returncode, done.stderr) == (0, ""), block + done.stdout
     return done.stdout
 
@@ -57,7 +59,7 @@ def test_its_commands_run_one_after_the_other(tmp_path):
     first, *others = STARTS
     with started(first, tmp_path) as url:
         for block in USES:
-            run(block, url, tmp_path, "sh", "-e")
+            run(block, url, tmp_path)
     for number, command in enumerate(others):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -70,10 +72,9 @@ def test_its_commands_run_one_after_the_other(tmp_path):
 
 def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path):
     blocks = re.findall(r"```(sh|python)\n(.*?)```", DEVICES, flags=re.DOTALL)
-    shells = {"sh": ("sh", "-e"), "python": (sys.executable,)}
     with started("fedres serve", tmp_path) as url:
         answers = [
-            run(block, url, tmp_path, *shells[language])
+            run(block, url, tmp_path, language)
             for language, block in blocks
             if "examples/" not in block and "benchmarks/" not in block  # those have tests of their own
         ]
@@ -94,7 +95,7 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
 
 def run_python(block, folder):
     """Run an example; what it warns of, such as a service that is not there, is not looked at."""
-    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=folder)
+    done = forked.run([sys.executable, "-c", block], cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,23 +3,20 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fault_clients import Connection, Ledger, request_for
 from fault_run import digests_after_every_way_to_start, judge, load
 from fault_server import locked
+from forked import FEDRES, run
 
 from service.learn.snapshots import Snapshots
-
-COMMAND = [sys.executable, "-c", "import service.cli; service.cli.app()", "serve", "--port", "0"]
 
 
 def fedres_serve(store):
     """Return how ``fedres serve`` ends that cannot start."""
-    return subprocess.run([*COMMAND, "--store", f"sqlite:///{store}"], capture_output=True, text=True, timeout=100)
+    return run([FEDRES, "serve", "--port", "0", "--store", f"sqlite:///{store}"])
 
 
 def test_a_second_server_on_a_store_says_who_has_it_in_one_line_and_ends(play):

@@ -10,13 +10,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import httpx
 import msgspec
+from forked import FEDRES, Forked
 
 from service.learn.control import LENGTH, Answer, Question
 from service.learn.learner import replay
@@ -25,7 +25,6 @@ from service.log.records import checksum
 from service.log.sqlite import COLUMNS, SqliteLog, readable
 from service.log.sqlite_schema import sqlite_file
 
-FEDRES = Path(sys.executable).with_name("fedres")
 ACTIONS = [{"id": name, "features": {"name": name, "n": k}} for k, name in enumerate(("tea", "juice", "milk"))]
 TIMEOUT = 60.0  # seconds, of whatever a test waits for
 
@@ -59,9 +58,7 @@ class MachineProcess:
     def start(self, wait=True):
         command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
         with open(self.folder / "stderr", "ab") as errors:
-            self.process = subprocess.Popen(
-                [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
+            self.process = Forked([*command, *self.options], stdout=subprocess.PIPE, stderr=errors, process_group=0)
         if wait:
             self.wait_until_started()
         return self
