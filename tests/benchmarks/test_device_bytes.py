@@ -1,19 +1,9 @@
 """The bytes that devices send are counted on the way, and are of the order that the formulas say."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def test_bytes_on_the_wire_are_counted_and_learners_reach_the_target(tmp_path):
-    out = tmp_path / "bytes.json"
+def test_bytes_on_the_wire_are_counted_and_learners_reach_the_target(run_benchmark):
     size = ["--devices", "2", "--rounds", "20", "--target", "0.6", "--learners", "fedres-adagrad,fedogd"]
     size += ["--test-rows", "60"]  # each is a request
-    subprocess.run([sys.executable, BENCHMARKS / "device_bytes.py", *size, "--json", out], check=True)
-    one, tenth, gradients = json.loads(out.read_text())
+    one, tenth, gradients = run_benchmark("device_bytes", *size)
     for row in (one, tenth, gradients):
         assert (row["accuracy"] >= 0.6) == (row["rounds"] is not None)
     assert one["rounds"] is not None

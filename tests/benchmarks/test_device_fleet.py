@@ -1,29 +1,17 @@
 """A few real devices with slow, lossy links, killed now and then, do as the simulation with the same delays does."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def test_devices_over_http_do_as_the_simulation(tmp_path):
-    out = tmp_path / "fleet.json"
-    size = ["--devices", "2", "--rounds", "40", "--kills", "1", "--latency", "0.3", "--loss", "0.2", "--runs", "1"]
-    size += ["--round-seconds", "0.1"]
-    subprocess.run([sys.executable, BENCHMARKS / "device_fleet.py", *size, "--json", out], check=True)
-    figures = json.loads(out.read_text())
+def test_devices_over_http_do_as_the_simulation(run_benchmark):
+    size = ["--devices", "2", "--rounds", "24", "--kills", "1", "--latency", "0.15", "--loss", "0.2", "--runs", "1"]
+    size += ["--round-seconds", "0.05"]
+    figures = run_benchmark("device_fleet", *size)
     assert abs(figures["real - simulated"]["mean"]) < 0.01  # of 200 test rows one, where rounding decides
     assert figures["local predictions differ by"] < 1e-3
     assert figures["delay in rounds"]["max"] > 0
     assert figures["killed"] == 1
 
 
-def test_devices_with_the_default_model_upload_in_bursts_and_every_round_arrives(tmp_path):
-    out = tmp_path / "fleet.json"
+def test_devices_with_the_default_model_upload_in_bursts_and_every_round_arrives(run_benchmark):
     size = ["--devices", "2", "--rounds", "20", "--kills", "0", "--latency", "0.1", "--loss", "0.2", "--runs", "1"]
     size += ["--round-seconds", "0.05", "--learner", "residual-kalman", "--burst", "6"]
-    subprocess.run([sys.executable, BENCHMARKS / "device_fleet.py", *size, "--json", out], check=True)
-    figures = json.loads(out.read_text())
+    figures = run_benchmark("device_fleet", *size)
     assert figures["real"]["mean"] > 0.7  # the benchmark itself asserts that each round was uploaded once

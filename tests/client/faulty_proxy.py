@@ -45,6 +45,7 @@ class FaultyProxy:
 
     def _serve(self, client):
         with contextlib.suppress(OSError, EOFError), client, socket.create_connection(self._upstream) as service:
+            self._open.add(service)  # which may wait for the rest of a request that the client gave up
             reads, replies = client.makefile("rb"), service.makefile("rb")
             while True:
                 request = message(reads)
@@ -63,6 +64,7 @@ class FaultyProxy:
                 if fault == TRICKLE:
                     self._trickle(client)
                 client.sendall(reply * 2 if fault == REPEAT else reply)
+            self._open.discard(service)
         self._open.discard(client)
 
     def _trickle(self, client):

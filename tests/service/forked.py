@@ -24,6 +24,7 @@ import threading
 import traceback
 import types
 from pathlib import Path
+from subprocess import Popen  # itself, wherever Forked stands in for it
 
 FEDRES = str(Path(sys.executable).with_name("fedres"))
 SOCKET = "forks.sock"
@@ -48,7 +49,8 @@ sys.exit(status if status >= 0 else 128 - status)
 class Forked:
     """A process like those of ``subprocess.Popen``, whose text it reads; ``words`` begin with fedres or Python."""
 
-    def __init__(self, words, *, stdout=None, stderr=None, cwd=None, env=None, process_group=None):
+    def __init__(self, words, *, stdout=None, stderr=None, cwd=None, env=None, process_group=None, text=True):
+        assert text
         self.args, self.returncode, self.stdout = [str(word) for word in words], None, None
         with contextlib.ExitStack() as given:
             null = given.enter_context(open(os.devnull, "r+b"))
@@ -132,7 +134,7 @@ class Origin:
         command.write_text(COMMAND.format(python=sys.executable, socket=str(self.folder / SOCKET)))
         command.chmod(0o755)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-P", __file__, str(self.folder)], **pipes)
+        self.process = Popen([sys.executable, "-P", __file__, str(self.folder)], **pipes)
         assert self.process.stdout.readline() == b"ready\n"
         self.process.stdout.close()
 
