@@ -1,5 +1,6 @@
 """The bytes that devices send are counted on the way, and are of the order that the formulas say."""
 
+
 def test_bytes_on_the_wire_are_counted_and_learners_reach_the_target(run_benchmark):
     size = ["--devices", "2", "--rounds", "20", "--target", "0.6", "--learners", "fedres-adagrad,fedogd"]
     size += ["--test-rows", "60"]  # each is a request

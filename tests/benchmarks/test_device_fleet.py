@@ -1,5 +1,6 @@
 """A few real devices with slow, lossy links, killed now and then, do as the simulation with the same delays does."""
 
+
 def test_devices_over_http_do_as_the_simulation(run_benchmark):
     size = ["--devices", "2", "--rounds", "24", "--kills", "1", "--latency", "0.15", "--loss", "0.2", "--runs", "1"]
     size += ["--round-seconds", "0.05"]

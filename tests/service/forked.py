@@ -34,7 +34,7 @@ COMMAND = """#!{python} -IS
 import array, json, os, signal, socket, sys
 forks = socket.socket(socket.AF_UNIX)
 forks.connect({socket!r})
-order = dict(words=["fedres", *sys.argv[1:]], cwd=os.getcwd(), env=dict(os.environ), process_group=None)
+order = dict(words=["fedres", *sys.argv[1:]], cwd=os.getcwd(), env=dict(os.environ), own_group=False)
 files = array.array("i", [0, 1, 2])
 forks.sendmsg([json.dumps(order).encode() + b"\\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
 said = forks.makefile()
@@ -49,7 +49,7 @@ sys.exit(status if status >= 0 else 128 - status)
 class Forked:
     """A process like those of ``subprocess.Popen``, whose text it reads; ``words`` begin with fedres or Python."""
 
-    def __init__(self, words, *, stdout=None, stderr=None, cwd=None, env=None, process_group=None, text=True):
+    def __init__(self, words, *, stdout=None, stderr=None, cwd=None, env=None, start_new_session=False, text=True):
         assert text
         self.args, self.returncode, self.stdout = [str(word) for word in words], None, None
         with contextlib.ExitStack() as given:
@@ -63,7 +63,7 @@ class Forked:
                 "words": self.args,
                 "cwd": os.fspath(cwd or Path.cwd()),
                 "env": dict(os.environ if env is None else env),
-                "process_group": process_group,
+                "own_group": start_new_session,  # a process group suffices
             }
             self._forks = socket.socket(socket.AF_UNIX)
             self._forks.connect(str(_origin().folder / SOCKET))
@@ -181,7 +181,7 @@ def origin(folder):
         if listener in ready:
             connection, _ = listener.accept()
             order, files = _received(connection)
-            group = order.pop("process_group")
+            own_group = order.pop("own_group")
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -189,8 +189,8 @@ def origin(folder):
                 for one in (listener, wake, waking, connection, *running.values()):
                     one.close()
                 return _become(files, **order)
-            if group is not None:
-                os.setpgid(pid, group)
+            if own_group:
+                os.setpgid(pid, pid)
             connection.sendall(b"%d\n" % pid)
             running[pid] = connection
             for file in files:

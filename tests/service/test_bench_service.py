@@ -1,12 +1,14 @@
 """The service benchmark measures what it says; no test here looks at how fast anything is."""
 
 import json
+import multiprocessing
 import os
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from forked import FEDRES, Forked
 from typer.testing import CliRunner
 
 from service import bench, bench_processes, bench_soak
@@ -206,6 +208,18 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
     assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
 
 
+@pytest.fixture
+def forked_processes(monkeypatch):
+    """Let the service, the bare application and what makes the load be forked: all they import takes seconds."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["service.bench"])
+    monkeypatch.setattr(bench, "_spawn", forks)
+    monkeypatch.setattr(bench_processes, "_spawn", forks)
+    monkeypatch.setattr(bench_processes, "COMMAND", (FEDRES,))
+    monkeypatch.setattr(bench_processes.subprocess, "Popen", Forked)
+
+
+@pytest.mark.usefixtures("forked_processes")
 def test_one_run_measures_the_real_service_beside_the_bare_application():
     rows = bench.measure(workloads=[bench.SUSTAINED], rounds=1, seconds=0.4, warm_up=0.1, n_connections=4)
     assert [row["what"] for row in rows] == ["bare ASGI", "sustained by id"]
@@ -222,6 +236,7 @@ def test_one_run_measures_the_real_service_beside_the_bare_application():
     assert sustained["throughput_ratio"] == sustained["per_second"] / bare["per_second"]
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_soak_samples_the_real_service_below_its_limit():
     result = bench_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
     assert len(result["samples"]) == bench_soak.FEWEST_SAMPLES

@@ -58,7 +58,9 @@ class MachineProcess:
     def start(self, wait=True):
         command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
         with open(self.folder / "stderr", "ab") as errors:
-            self.process = Forked([*command, *self.options], stdout=subprocess.PIPE, stderr=errors, process_group=0)
+            self.process = Forked(
+                [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
         if wait:
             self.wait_until_started()
         return self
