@@ -37,24 +37,39 @@ def url(tmp_path_factory):
 
 
 class Caller:
-    """One connection; a request costs a fraction of what it does with httpx."""
+    """Connections that are kept; a request costs a fraction of what it does with httpx."""
 
     def __init__(self, url):
-        self.connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+        self.connections = [HTTPConnection(url.removeprefix("http://"), timeout=60) for _ in USERS]
 
     def ask(self, method, path, body=None):
-        self.connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-        reply = self.connection.getresponse()
-        content = reply.read()
-        assert reply.status < 300, content
-        return json.loads(content) if reply.getheader("content-type") == "application/json" else content
+        [answer] = self.ask_all(method, [(path, body)])
+        return answer
+
+    def ask_all(self, method, requests):
+        """Return the answers to requests, paths and bodies, that are made together: their records share a commit."""
+        made = list(zip(self.connections, requests, strict=False))
+        assert len(made) == len(requests)
+        for connection, (path, body) in made:
+            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        return [answer(connection.getresponse()) for connection, _ in made]
+
+    def close(self):
+        for connection in self.connections:
+            connection.close()
+
+
+def answer(reply):
+    content = reply.read()
+    assert reply.status < 300, content
+    return json.loads(content) if reply.getheader("content-type") == "application/json" else content
 
 
 @pytest.fixture
 def caller(url):
     made = Caller(url)
     yield made
-    made.connection.close()
+    made.close()
 
 
 def request(user, weather, **fields):
@@ -65,8 +80,11 @@ def rank(caller, loop, requests):
     return caller.ask("POST", f"/v1/loops/{loop}/rank/batch", {"requests": requests})["results"]
 
 
-def reward(caller, loop, event, value):
-    caller.ask("POST", f"/v1/loops/{loop}/events/{event}/reward", {"value": value})
+def reward(caller, loop, values):
+    """Tell the rewards of events; return once all is learned and published, whatever the speed of the service."""
+    told = [(f"/v1/loops/{loop}/events/{event}/reward", {"value": value}) for event, value in values.items()]
+    caller.ask_all("POST", told)
+    caller.ask("GET", f"/v1/loops/{loop}/model")
 
 
 def play(caller, loop, best, n_rounds, rng):
@@ -75,10 +93,11 @@ def play(caller, loop, best, n_rounds, rng):
     for t in range(n_rounds // len(USERS)):
         weathers = rng.choice(WEATHERS, len(USERS)).tolist()
         asked = [request(user, weather, event_id=f"{user}-{t}") for user, weather in zip(USERS, weathers, strict=True)]
+        values = {}
         for user, weather, decision in zip(USERS, weathers, rank(caller, loop, asked), strict=True):
-            value = float(rng.random() < (0.9 if decision["action"] == best(user, weather) else 0.1))
-            reward(caller, loop, decision["event_id"], value)
-    caller.ask("GET", f"/v1/loops/{loop}/model")  # returns once all is learned
+            chance = 0.9 if decision["action"] == best(user, weather) else 0.1
+            values[decision["event_id"]] = float(rng.random() < chance)
+        reward(caller, loop, values)
 
 
 def share_right(caller, loop, best, users):
@@ -114,25 +133,26 @@ def likes(user):
     return DRINKS[k % 5], DRINKS[(k + 1 + k // 5) % 5]
 
 
-def pages(caller, loop):
-    """Return what each reader is shown in the two slots."""
+def pages(caller, loop, t):
+    """Return what each reader is shown in the two slots in round t."""
     page = {"actions": ACTIONS, "slots": [{"id": slot} for slot in SEEN]}
-    return [caller.ask("POST", f"/v1/loops/{loop}/rank/slots", {"user": user, **page})["slots"] for user in READERS]
+    asked = [{"user": user, "event_id": f"{user}-{t}", **page} for user in READERS]
+    return [filled["slots"] for filled in caller.ask_all("POST", [(f"/v1/loops/{loop}/rank/slots", x) for x in asked])]
 
 
-def click(caller, loop, user, slot, rng):
+def is_clicked(user, slot, rng):
     liked = LIKED[[*likes(user), slot["action"]].index(slot["action"])]
-    reward(caller, loop, slot["event_id"], float(rng.random() < SEEN[slot["id"]] * liked))
+    return float(rng.random() < SEEN[slot["id"]] * liked)
 
 
 def test_slots_show_what_that_user_likes_best_and_next_though_one_of_them_is_seen_less(caller):
     settings, rng = {**SETTINGS, "epsilon": 0.4}, np.random.default_rng(2)
     caller.ask("POST", "/v1/loops", {"name": "pages", "settings": settings})
-    for _ in range(60):
-        for user, page in zip(READERS, pages(caller, "pages"), strict=True):
-            for slot in page:
-                click(caller, "pages", user, slot, rng)
+    for t in range(60):
+        shown = zip(READERS, pages(caller, "pages", t), strict=True)
+        clicks = {slot["event_id"]: is_clicked(user, slot, rng) for user, page in shown for slot in page}
+        reward(caller, "pages", clicks)
     caller.ask("PUT", "/v1/loops/pages/settings", {**settings, "policy": "greedy"})
-    shown = [slot["action"] for page in pages(caller, "pages") for slot in page]
+    shown = [slot["action"] for page in pages(caller, "pages", 60) for slot in page]
     best = [drink for user in READERS for drink in likes(user)]
     assert np.mean(np.array(shown) == best) > 0.7
