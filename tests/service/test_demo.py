@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -20,9 +21,9 @@ from service.page import page as served_page
 
 
 @contextmanager
-def served(folder, *words, popen=Forked):
+def served(folder, *words, popen=Forked, command=(FEDRES,)):
     """Yield the address, and the lines that follow it."""
-    with popen([FEDRES, "serve", "--port", "0", *words], stdout=subprocess.PIPE, cwd=folder) as process:
+    with popen([*command, "serve", "--port", "0", *words], stdout=subprocess.PIPE, cwd=folder) as process:
         try:
             found = (re.search(r"page +(http://\S+)/", line) for line in process.stdout)
             yield next(match[1] for match in found if match), process.stdout
@@ -30,6 +31,15 @@ def served(folder, *words, popen=Forked):
             process.send_signal(signal.SIGINT)
             process.stdout.read()
     assert process.returncode == 0
+
+
+HURRIED = """
+from service import demo
+from service.__main__ import main
+
+demo.PER_SECOND = 200  # 40 elsewhere, to be watched
+main()
+"""
 
 
 def rewards_after(n_decisions, lines):
@@ -43,9 +53,12 @@ def rewards_after(n_decisions, lines):
 
 
 def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
-    with served(tmp_path, "--demo") as (url, lines), httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
-        policy, uniform = rewards_after(480, lines)  # of the last 200, decided by what the others taught
-        assert policy > uniform + 0.05
+    with (
+        served(tmp_path, "--demo", command=(sys.executable, "-c", HURRIED)) as (url, lines),
+        httpx.Client(base_url=url, trust_env=False, timeout=120) as client,
+    ):
+        policy, uniform = rewards_after(700, lines)  # of the last 200, decided by what the others taught
+        assert policy > uniform + 0.05  # about 0.75 and 0.37, each with a standard error of 0.04 at most
         page = client.get("/")
         assert (page.headers["content-type"].partition(";")[0], page.content) == ("text/html", served_page("/"))
         loops = client.get("/v1/status").json()["loops"]

@@ -133,9 +133,11 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
 
 
 def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(learned):
-    taken, told, n = Counter(), {}, 6_000
-    for k in range(n):
-        filled = asyncio.run(fill(page("top", "side"), f"call-{k}", learned)).slots
+    async def calls(n):
+        return [(await fill(page("top", "side"), f"call-{k}", learned)).slots for k in range(n)]
+
+    taken, told, n = Counter(), {}, 3_000
+    for filled in asyncio.run(calls(n)):
         pair = tuple(slot.action_id for slot in filled)
         taken[pair] += 1
         first = {ranked.id: ranked.probability for ranked in filled[0].ranking}
