@@ -93,8 +93,8 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _rounds(stream: Stream, seed: int) -> list[Round]:
-    return [*stream.rounds(np.random.default_rng(seed))]
+def _rounds(stream: Stream, seed: int, events: int | None) -> list[Round]:
+    return [*islice(stream.rounds(np.random.default_rng(seed)), events)]
 
 
 def play(stream: Stream, player: Player, seed: int, events: int | None = None) -> float:
@@ -102,7 +102,7 @@ def play(stream: Stream, player: Player, seed: int, events: int | None = None) -
     draws = np.random.default_rng([seed, 1])
     arrivals: list[tuple[int, int, Any, float]] = []
     earned = uniform = best = n = 0.0
-    for t, now in enumerate(islice(_rounds(stream, seed), events)):
+    for t, now in enumerate(_rounds(stream, seed, events)):
         while arrivals and arrivals[0][0] <= t:
             _, _, token, reward = heappop(arrivals)
             player.learn(token, reward)

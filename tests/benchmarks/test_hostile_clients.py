@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,12 +87,11 @@ def test_the_defences_hold_against_an_attack_that_ruins_an_undefended_model(benc
     assert lost["none"] > lost[how] + 0.1
 
 
-def test_the_quick_run_prints_a_table_and_writes_every_figure(tmp_path):
+def test_the_quick_run_prints_a_table_and_writes_every_figure(bench, tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
-    command = [sys.executable, SCRIPT, "digits", "--quick", "--seeds", "1", "--json", out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "worst" in done.stdout
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, "digits", "--quick", "--seeds", "1", "--json", str(out)])
+    bench.main()
+    assert "worst" in capsys.readouterr().out
     figures = json.loads(out.read_text())
     assert len(figures) == 2 * (3 + 2) + 4 * (3 + 2)
     clean = [x for x in figures if x["attack"] == "nobody" and x["defences"] == "none"]

@@ -1,7 +1,6 @@
 """The script that measures intervals: its truths are true, and its tables complete."""
 
 import json
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -38,10 +37,11 @@ def test_a_log_of_the_first_days_is_the_same_log_but_shorter(script):
     assert [short.event(i) for i in range(20)] == [log.event(i) for i in range(20)]
 
 
-def test_the_script_prints_all_tables_and_writes_its_numbers(tmp_path):
-    command = [sys.executable, SCRIPT, "--logs", "1", "--cells", "1", "--json", tmp_path / "out.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("|---") == 3 * 10
+def test_the_script_prints_all_tables_and_writes_its_numbers(script, tmp_path, monkeypatch, capsys):
+    options = ["--logs", "1", "--cells", "1", "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, *options])
+    script.main()
+    assert capsys.readouterr().out.count("|---") == 3 * 10
     document = json.loads((tmp_path / "out.json").read_text())
     assert list(document) == ["events", "users", "looks"]
     assert document["looks"][0]["time-uniform snips value"][0] in (0, 1)

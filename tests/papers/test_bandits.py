@@ -56,6 +56,6 @@ def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_r
 
 @pytest.mark.slow
 def test_a_delay_of_fifty_rounds_costs_little():
-    found = regrets(FAST, 16_000, 50, 0, delays=(0, 50))
+    found = regrets(FAST, 16_000, 20, 0, delays=(0, 50))
     for name in FAST:
         assert found[name, "fedres", 50] < 1.05 * found[name, "fedres", 0], name

@@ -9,7 +9,7 @@ from fault_clients import CATALOGUE, EARLIEST, SUMS, Connection, path_of, reques
 PAUSE = 0.2  # seconds between two changes, on average
 SETTINGS = {  # of the loops that clients use
     EARLIEST: {"wait_time": 120.0, "reward_range": [0, 1], "default_reward": None},
-    SUMS: {"aggregation": "sum", "wait_time": 1.0, "reward_range": [0, 1]},
+    SUMS: {"aggregation": "sum", "wait_time": 0.4, "reward_range": [0, 1]},
 }
 
 

@@ -63,7 +63,7 @@ def test_a_wall_clock_that_is_set_makes_no_reward_late_and_no_event_wait_longer(
             await service.kill()
             await service.start()  # a day behind the log
             await ledger.grows()
-        assert await judge(service, ledger) == []  # returns once the sums of a second are over
+        assert await judge(service, ledger) == []  # returns once no sum waits
         assert (await service.ask("GET", "/v1/rewards/unmatched")).json() == {"rewards": []}
         times = [datetime.fromisoformat(event["time"]) for event in (await service.ask("GET", "/v1/events")).lines()]
         assert times == sorted(times)
