@@ -36,7 +36,11 @@ def run(code, modules, *words, cwd=None):
 @pytest.mark.parametrize(
     ("missing", "line", "said"),
     [
-        ("vowpalwabbit", "replay digits --rounds 2 --clients 2 --rollouts 1 --local-learner vw", "vowpalwabbit vw"),
+        (
+            "vowpalwabbit",
+            "replay digits --rounds 2 --clients 2 --rollouts 1 --jobs 1 --local-learner vw",
+            "vowpalwabbit vw",
+        ),
         ("fastapi", "serve", "fastapi serve"),
         ("uvicorn", "serve", "uvicorn serve"),
         ("uvloop", "bench service", "uvloop serve"),

@@ -42,11 +42,11 @@ def traffic(start_service, folder, private, settings=(), **options):
             with made as device:
                 device.network.before = live.settle  # else versions depend on who is faster
                 device.sync()
-                for i in range(30):
+                for i in range(18):
                     name = f"{life}-{i}"
                     decision = device.decide({"day": f"d{i % 7}"}, MENU, private, event_id=name)
                     device.device.reward(name, float(decision.action == "tea"))
-                    if i % 10 == 9:
+                    if i % 6 == 5:
                         device.sync(tries=5)
             sent += [on_the_wire(request) for request in device.network.sent]
     return sent
