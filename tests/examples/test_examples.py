@@ -50,7 +50,7 @@ def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, comm
 
 def test_two_devices_with_one_shared_model_are_each_better_than_alone(url):
     command = [sys.executable, EXAMPLES / "device.py", url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^(Ann|Ben) +(\S+) +(\S+)$", done.stdout, re.MULTILINE)
     assert len(rows) == 2
