@@ -46,7 +46,7 @@ def datasets(run: Run, wanted: Sequence[str]) -> list[str]:
 
 
 def measure(run: Run, dataset: str, clients: int, schemes: Sequence[Scheme], seed: int = 0) -> Replay:
-    setup = Setup(dataset, clients, rollouts=8 if run.quick else 50, seed=seed)
+    setup = Setup(dataset, clients, rollouts=5 if run.quick else 50, seed=seed)
     return replay(setup, schemes, jobs=run.jobs, journal=run.journal, progress=run.progress)
 
 
