@@ -166,13 +166,14 @@ class BanditReplay:
 
 def _row(result: Result) -> dict[str, Any]:
     scheme = result.scheme
+    has_learners = scheme.model_name == "adagrad"
     row: dict[str, Any] = {
         "scheme": scheme.scheme,
         "policy": scheme.policy_name,
         "model": scheme.model_name,
         "policy_options": {name: None if value == math.inf else value for name, value in asdict(scheme.policy).items()},
-        "global_learner": scheme.global_learner,
-        "local_learner": scheme.local_learner,
+        "global_learner": scheme.global_learner if has_learners else None,
+        "local_learner": scheme.local_learner if has_learners else None,
         "delay": scheme.delay,
         "reward_mean": float(result.reward.mean()),
         "reward_se": standard_error(result.reward),

@@ -79,11 +79,14 @@ def choose(
         allowed,
         np.array([question.draw for question in questions]),
     )
-    if isinstance(shared, PublishedKalman):
-        fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
-        _choose_kalman(asked, fields, shared, memory, policy, actions, numbers)
-    else:
-        _choose_all(asked, shared, shift_of(shared), crosses, memory, policy, actions, numbers)
+    try:
+        if isinstance(shared, PublishedKalman):
+            fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
+            _choose_kalman(asked, fields, shared, memory, policy, actions, numbers)
+        else:
+            _choose_all(asked, shared, shift_of(shared), crosses, memory, policy, actions, numbers)
+    except AttributeError as error:  # what numba makes of a tuple that it finds no memory to look at
+        raise MemoryError from error
     probabilities, scores = numbers.tolist()
     found, first = [], 0
     for action, size in zip(actions.tolist(), n_actions, strict=True):

@@ -76,6 +76,15 @@ def test_the_json_has_what_readers_were_promised():
     for entry in content["results"]:
         assert row | {"seconds"} <= entry.keys()
         assert entry["reward_mean"] == pytest.approx(1 - entry["regret_mean"])
+        assert (entry["model"], entry["global_learner"]) == ("adagrad", "fedres-adagrad")
+
+
+def test_the_json_names_learners_only_of_the_model_that_has_them():
+    result = run(
+        Setup("digits", 2, 20, 1, shared_features="all"), [make_scheme("fedres", "optimistic-squarecb", {})], jobs=1
+    )
+    [entry] = result.to_json()["results"]
+    assert (entry["model"], entry["global_learner"], entry["local_learner"]) == ("residual-kalman", None, None)
 
 
 def test_a_written_log_reads_back_with_the_probabilities_of_the_replay(tmp_path):

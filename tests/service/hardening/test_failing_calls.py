@@ -9,6 +9,8 @@ import pytest
 from told import open_desk, untrue
 
 from service.log.records import RANK, REWARD
+from service.ranking import decide
+from service.ranking.choosing import choose
 
 
 @pytest.mark.parametrize("how", failing_sockets.HOW)
@@ -30,6 +32,31 @@ def test_where_memory_fails_a_call_is_refused_or_the_process_ends_and_nothing_ac
         assert failures == []
         figures["processes that died"] += more["processes that died"]
     assert 0 < figures["processes that died"] < 13
+
+
+@pytest.mark.skipif(failing_memory.missing() is not None, reason=str(failing_memory.missing()))
+def test_a_choice_for_which_there_is_no_memory_fails_for_that_reason_whichever_allocation_fails(tmp_path, monkeypatch):
+    found = set()
+
+    def failing_choose(*args, **how):
+        for nth in range(1, 200):
+            failing_memory._testcapi.set_nomemory(nth, nth + 1)
+            try:
+                choose(*args, **how)
+            except Exception as error:
+                found.add(type(error))
+            finally:
+                failing_memory._testcapi.remove_mem_hooks()
+        return choose(*args, **how)
+
+    async def story():
+        async with open_desk(tmp_path) as desk:
+            await desk.ask(RANK, 0)  # compiles
+            monkeypatch.setattr(decide, "choose", failing_choose)
+            assert await desk.ask(RANK, 1)
+
+    asyncio.run(story())
+    assert found == {MemoryError}
 
 
 def test_what_callers_were_told_wrongly_is_found(tmp_path):
