@@ -21,7 +21,6 @@ from fedres.scoring.model import Example, expand
 
 MOST_STEPS = 1_000  # journal entries between two savings
 MOST_BYTES = 8_000_000
-CACHE_BYTES = 4_000_000
 
 LOCAL, MODEL, OUTCOME, ACKNOWLEDGED = "local", "model", "outcome", "acknowledged"  # the kinds of journal entries
 Entry = tuple[str, bytes]

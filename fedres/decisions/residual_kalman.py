@@ -49,7 +49,6 @@ from fedres.decisions.kalman_state import (
     workspace_for,
 )
 
-Numbers = Sequence[int] | Sequence[float] | Array
 NO_MODEL: Array = np.zeros(0, np.uint32)  # of a user who has learned nothing yet
 
 

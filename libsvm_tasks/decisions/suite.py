@@ -19,8 +19,6 @@ from libsvm_tasks.decisions.players import PLAYERS, Player
 from libsvm_tasks.decisions.rounds import Round, Stream, classes
 from libsvm_tasks.decisions.worlds import News, anonymous, raw, wide, words
 
-JUDGING_SEEDS = (401, 402, 403)  # 11 to 13 and 20 to 22 are for tuning, 301 to 303 judged an earlier form
-
 
 def _one(name: str, rounds: int) -> Stream:
     dim = 64 if name == "digits" else CATALOGUE[name].features

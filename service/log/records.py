@@ -25,7 +25,6 @@ ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record o
 RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind
 
 EMPTY = b"{}"
-CHECKSUM_BYTES = 16  # 8 for all that the learner reads, 8 for the body
 
 
 class Record(NamedTuple):

@@ -70,5 +70,4 @@ class LearnerView(msgspec.Struct, array_like=True):
     trouble: str | None = None
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0
-    unpublished_users: int = 0
     lag: float = 0.0  # seconds behind the end of the log
