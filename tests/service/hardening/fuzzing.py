@@ -8,6 +8,8 @@ from pathlib import Path
 from grammar import Grammar
 from live import run_service
 
+from service.learn.warm_up import warm_up
+
 SECONDS = 30  # for an answer
 
 
@@ -17,6 +19,7 @@ def resident_bytes():
 
 def fuzz(first, n):
     """Return what was wrong with the answers to ``n`` requests of the seed ``first``, and by how much memory grew."""
+    warm_up()  # a learner that compiles keeps callers waiting, who are then told so with 503
     grammar, wrong, before = Grammar(first), [], 0
     with tempfile.TemporaryDirectory(prefix="fedres-fuzz-") as folder, run_service(Path(folder)) as live:
         connection = http.client.HTTPConnection(*live.address, timeout=SECONDS)
