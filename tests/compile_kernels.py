@@ -49,7 +49,7 @@ def quantize():
 
 
 def experiments():
-    for policy in ("epsilon-greedy", "linucb"):
+    for policy in ("epsilon-greedy", "linucb", "optimistic-squarecb"):
         decide_and_learn(policy)
     learn_alone()
     quantize()

@@ -130,7 +130,8 @@ def request_of(actions: Actions) -> Request:
     if stride:
         hashes, fields, starts, ones = _arms(values.shape[1] - 1, n)
         return Request(hashes, np.concatenate([values[0, :-1].astype(np.float32), ones]), fields, starts)
-    hashes = np.broadcast_to(_hashes(actions.dim)[indices], (n, values.shape[1])).ravel()
+    # copies, always: for read-only arrays all would be compiled once more
+    hashes = np.broadcast_to(_hashes(actions.dim)[indices], (n, values.shape[1])).flatten()
     starts = np.arange(n + 1, dtype=np.int64) * values.shape[1]
     return Request(hashes, np.broadcast_to(values, (n, values.shape[1])).ravel().astype(np.float32), hashes, starts)
 

@@ -18,9 +18,9 @@ BATCH, USERS = 500, 20
 
 
 @kernel
-def _predict_often(shared: Any, own: Array, request: Any, parts: Array, n: int) -> None:
+def _predict_often(shared: Any, own: Array, personal: bool, request: Any, parts: Array, n: int) -> None:
     for _ in range(n):
-        predict(shared, own, True, request, parts)
+        predict(shared, own, personal, request, parts)  # for a literal it would be compiled once more
 
 
 def measure(repeats: int = 5) -> dict[str, float]:
@@ -36,13 +36,13 @@ def measure(repeats: int = 5) -> dict[str, float]:
     owns = model.learn(events, [NO_MODEL] * USERS)
     assert model.shared is not None
     learning, deciding, parts = [], [], np.empty((ACTIONS, 3))
-    _predict_often(model.shared, owns[users[0]], requests[0], parts, 1)  # compiles
+    _predict_often(model.shared, owns[users[0]], True, requests[0], parts, 1)  # compiles
     for _ in range(repeats):
         start = time.process_time()
         owns = model.learn(events, owns)
         learning.append((time.process_time() - start) / BATCH)
         start = time.process_time()
-        _predict_often(model.shared, owns[users[0]], requests[0], parts, BATCH)
+        _predict_often(model.shared, owns[users[0]], True, requests[0], parts, BATCH)
         deciding.append((time.process_time() - start) / BATCH)
     largest = float(max(own.nbytes for own in owns))
     return {"decide_us": 1e6 * min(deciding), "learn_us": 1e6 * min(learning), "personal_bytes": largest}

@@ -70,7 +70,7 @@ def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme)
             if t < K:
                 model.join(t)
             made.append(model.decide(t % K, x, z, allowed, EpsilonGreedy(0.1).rule(), (t, 0, 0)))
-            model.play([(t % K, made[0][0], x, z, t % 2)])
+            model.play([(t % K, made[0][0], x, z, float(t % 2))])
         prompt.predict(0, x, z)
         (one, p, scores, _), (two, q, others, _) = made
         assert (one, p, scores.tolist()) == (two, q, others.tolist())
