@@ -154,7 +154,7 @@ async def quiet(service, **options):
     await service.start(**options)
     await service.make_loops()
     async with load(service, ledger, seed=3, n_clients=4):
-        await ledger.grows(by=300)
+        await ledger.grows(by=150)
     await service.settle()
     return ledger
 
