@@ -115,6 +115,7 @@ class VW:
     """Vowpal Wabbit's cb_explore_adf; parsed once, so that a round costs what it must."""
 
     def __init__(self, explore: str, crosses: str) -> None:
+        self.waiting: dict[int, Any] = {}  # examples without a reward, by identity
         vw = import_module("vowpalwabbit")
         self.vw: Any = vw.Workspace(f"--cb_explore_adf {explore} --cb_type mtr {crosses} --quiet")
 
@@ -123,13 +124,19 @@ class VW:
         examples = self.vw.parse("\n".join(lines))
         chances = np.array(self.vw.predict(examples))
         action = pick(chances / chances.sum(), draw)
+        self.waiting[id(examples)] = examples
         return action, (examples, action, chances[action])
 
     def learn(self, token: Any, reward: float) -> None:
         examples, action, chance = token
+        del self.waiting[id(examples)]
         examples[1 + action].set_label_string(f"0:{-reward}:{chance}")
         self.vw.learn(examples)
         self.vw.finish_example(examples)
+
+    def __del__(self) -> None:
+        for examples in self.waiting.values():  # else VW never frees them
+            self.vw.finish_example(examples)
 
 
 def _words(features: Features) -> str:

@@ -22,6 +22,7 @@ from service.log.sqlite_schema import sqlite_file
 ACTIONS = [{"id": f"a{k}", "features": {"topic": f"t{k}"}} for k in range(3)]
 N_EVENTS = 4
 TRIES = 20
+PAUSE = 0.25  # seconds before a call is repeated: a log writer that was silent needs them for its next reply
 
 
 def value_of(k):
@@ -67,6 +68,7 @@ class Desk:
                 await self.ready()
                 if await asyncio.wait_for(self.ask(kind, k), SOON):
                     break
+                await asyncio.sleep(PAUSE)
             else:
                 self.wrong.append(f"{kind} {k} is never acknowledged")
 
