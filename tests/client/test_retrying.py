@@ -11,7 +11,7 @@ REQUEST = Request("POST", "/v1/rank", b"{}", seconds=0.5)
 LOST = Failure("lost")
 
 
-def played(answers, seconds=1.0, took=0.0, **options):
+def played(answers, seconds=1.0, took=0.0, late=0.0, **options):
     """Drive a call through the answers; return the last one, the waits and the tries' seconds."""
     now, waits, tries = 0.0, [], []
     flow = retrying(REQUEST, seconds, clock=lambda: now, rng=random.Random(0), **options)
@@ -19,7 +19,7 @@ def played(answers, seconds=1.0, took=0.0, **options):
     while not isinstance(step, Finished):
         if isinstance(step, Wait):
             waits.append(step.seconds)
-            now += step.seconds
+            now += step.seconds + late
             step = advance(flow, None)
         else:
             tries.append(step.seconds)
@@ -50,6 +50,17 @@ def test_no_try_begins_after_the_deadline_and_none_may_last_beyond_it(took):
     assert now - took < 1.0  # when the last try began
     assert all(seconds <= 0.5 for seconds in tries)
     assert tries[-1] <= 1.0 - (now - took)
+
+
+def test_a_wait_that_took_longer_than_the_call_had_ends_it_with_the_last_failure():
+    last, waits, tries, _ = played([LOST], late=2.0)
+    assert (last, len(waits), tries) == (LOST, 1, [0.5])
+
+
+def test_a_call_that_was_kept_from_its_first_try_until_its_deadline_is_not_tried():
+    times = iter([0.0, 1.5])
+    step = advance(retrying(REQUEST, 1.0, clock=lambda: next(times)), None)
+    assert (isinstance(step, Finished), step.value) == (True, Failure("no answer within 1 s"))
 
 
 def test_a_wait_that_the_service_asks_for_is_kept_if_there_is_time_and_else_the_call_ends_at_once():
