@@ -19,6 +19,7 @@ from fedres.client.global_side import OtherModelError
 from fedres.client.offers import Offer
 from fedres.client.store import Queued
 from fedres.client.wire import (
+    UNREADABLE,
     Answer,
     Failure,
     Flow,
@@ -298,7 +299,7 @@ def _read(answer: Reply, kind: type[T]) -> T:
         raise _Trouble(_said(answer))
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except msgspec.DecodeError as error:  # some networks answer for others
+    except UNREADABLE as error:  # some networks answer for others
         raise _Trouble(f"the service must answer as one of fedres does: {error}") from None
 
 

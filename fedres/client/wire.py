@@ -14,6 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from fedres.client.store import Queued
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # of JSON that is none, or nested too deep
 LONGEST_REST = 86_400.0  # seconds, of those that a service can ask for
 SMALLEST_TO_PACK = 1_000  # bytes: what is shorter gains nothing by gzip
 
@@ -81,7 +82,7 @@ def refusal(answer: Answer) -> _Detail:
     """Return what an answer that is no success says: code, message and target, empty where it does not."""
     try:
         return msgspec.json.decode(answer.body, type=_Error).error
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return _Detail(message=answer.body[:200].decode(errors="replace"))
 
 

@@ -105,3 +105,29 @@ def no_service():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def answering(*replies):
+    """The address of a port that gives these replies, the last one again and again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = list(replies)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+        def serve(client):
+            with contextlib.suppress(OSError, EOFError), client:
+                message(client.makefile("rb"))
+                client.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def reply(body, *, status=200, headers=b""):
+    """Return the bytes of a reply after which the connection is closed."""
+    return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(body), headers, body)

@@ -10,7 +10,7 @@ import textwrap
 import threading
 
 import pytest
-from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, no_service
+from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
 
 from fedres.client import AsyncClient, Client, ServiceError
 from fedres.client.hosted.spool import Spool
@@ -181,6 +181,20 @@ def test_a_reward_that_is_refused_is_counted_and_the_next_one_is_sent(live, loop
         status = client.rewards()
     assert (status.sent, status.refused) == (1, 1)
     assert f"value must be in [0, {N}]" in caplog.text
+
+
+STRANGE = [b"<html>", b"", b"null", b"[]", b"{}", b'{"event_id":"\xff"}', b'{"x":' + b"[" * 100_000]
+
+
+@pytest.mark.parametrize("body", STRANGE, ids=lambda body: repr(body[:10]))
+@pytest.mark.parametrize("status", [200, 400])
+def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_service_error(body, status):
+    with answering(reply(body, status=status)) as url, Client(url, deadline=60) as client:
+        assert client.rank(actions=MENU).fallback
+        calls = [client.settings, client.actions, client.unmatched, lambda: list(client.events())]
+        for call in calls if body or status == 400 else calls[:3]:  # an export may be empty
+            with pytest.raises(ServiceError):
+                call()
 
 
 # the spool

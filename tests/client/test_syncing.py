@@ -202,7 +202,8 @@ def test_without_a_download_a_device_follows_a_service_that_begins_anew(live, lo
 
 
 def test_a_network_that_answers_for_the_service_is_no_service(live, loop, tmp_path):
-    portal = [httpx.Response(200, html="<h1>Log in to the Wi-Fi</h1>") for _ in range(3)]
+    bodies = b"<h1>Log in to the Wi-Fi</h1>", b'{"x":' + b"[" * 10**5, b'{"\xff":1}'
+    portal = [httpx.Response(200, content=body) for body in bodies]
     with Driven(live.url, tmp_path, [portal[0], None, portal[1], None, portal[2]], loop=loop) as device:
         device.play(0, 2)
         for _ in range(3):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from fedres.client.hosted.types import Explanation, Ranked, ServiceError
-from fedres.client.wire import Answer, Failure, refusal
+from fedres.client.wire import UNREADABLE, Answer, Failure, refusal
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def checked(answer: Answer | Failure) -> Answer:
 def decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise unreadable(str(error)) from None
 
 

@@ -186,7 +186,7 @@ class Calls:
 
         def read(answer: Answer | Failure) -> list[Event]:
             lines = checked(answer).body.splitlines()
-            return [msgspec.json.decode(line, type=Event) for line in lines]
+            return [decoded(line, Event) for line in lines]
 
         return Call("events", self._request("GET", path), self._admin_deadline, read)
 
@@ -202,12 +202,12 @@ class Calls:
 
     def status(self) -> Call[dict[str, Any]]:
         request = self._request("GET", "/v1/status")
-        return Call("status", request, self._admin_deadline, lambda answer: _same(_json(answer)))
+        return Call("status", request, self._admin_deadline, lambda answer: _understood(answer, _same))
 
     def create_loop(self, name: str, settings: Mapping[str, Any]) -> Call[dict[str, Any]]:
         body = _encode({"name": name, "settings": dict(settings)})
         request = self._request("POST", "/v1/loops", body)
-        return Call("create_loop", request, self._admin_deadline, lambda answer: _settings(_json(answer)))
+        return Call("create_loop", request, self._admin_deadline, lambda answer: _understood(answer, _settings))
 
     # requests
 
@@ -243,7 +243,7 @@ class Calls:
         read: Callable[[Any], T],
     ) -> Call[T]:
         request = self._request(method, self._base + path, b"" if body is None else _encode(body))
-        return Call(name, request, self._admin_deadline, lambda answer: read(_json(answer)))
+        return Call(name, request, self._admin_deadline, lambda answer: _understood(answer, read))
 
     # answers on the hot path
 
@@ -354,9 +354,14 @@ def _body(request: RankRequest) -> dict[str, Any]:
     }
 
 
-def _json(answer: Answer | Failure) -> Any:
+def _understood(answer: Answer | Failure, read: Callable[[Any], T]) -> T:
+    """Return what a success says; JSON of another shape is that of a proxy, or of another service."""
     body = checked(answer).body
-    return decoded(body, Any) if body else None
+    found = decoded(body, Any) if body else None
+    try:
+        return read(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise unreadable(f"{type(error).__name__}: {error}") from None
 
 
 def _settings(found: Any) -> dict[str, Any]:
