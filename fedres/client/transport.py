@@ -32,7 +32,7 @@ def ask(http: httpx.Client, request: Request) -> Answer | Failure:
                 return OUT_OF_STEP
             reply.read()
         return _answer(reply)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:  # a redirect's, too: httpx reads where it leads
         return _failure(error)
 
 
@@ -44,7 +44,7 @@ async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failu
                 return OUT_OF_STEP
             await reply.aread()
         return _answer(reply)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error)
 
 
@@ -63,5 +63,5 @@ def _answer(reply: httpx.Response) -> Answer:
     return Answer(reply.status_code, reply.content, dict(reply.headers))
 
 
-def _failure(error: httpx.HTTPError) -> Failure:
+def _failure(error: Exception) -> Failure:
     return Failure(f"{type(error).__name__}: {error}")

@@ -239,6 +239,16 @@ def test_a_closed_client_falls_back_and_takes_no_reward(live):
         client.reward("e", 1.0)
 
 
+@pytest.mark.parametrize("event_id", ["", "x" * 70_000])
+def test_a_reward_under_an_id_that_no_event_has_is_refused_before_it_is_queued(event_id):
+    with no_service() as url, Client(url) as client:
+        with pytest.raises(ValueError, match="event_id must have 1 to 200 characters"):
+            client.reward(event_id, 1.0)
+        with pytest.raises(ValueError, match="event_id"):
+            client.activate(event_id)
+        assert client.rewards().queued == 0
+
+
 def run(code, *words):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *words], capture_output=True, text=True, check=False, timeout=120

@@ -197,6 +197,12 @@ def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_
                 call()
 
 
+def test_a_redirect_to_no_address_falls_back():
+    moved = reply(b"", status=302, headers=b"Location: mailto:a\r\n")
+    with answering(moved) as url, Client(url, deadline=0.2) as client:
+        assert client.rank(actions=MENU).error.message.startswith("InvalidURL")
+
+
 # the spool
 
 

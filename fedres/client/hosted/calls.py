@@ -23,7 +23,7 @@ from fedres.client.hosted.types import (
     Slot,
 )
 from fedres.client.wire import Answer, Failure, Request
-from fedres.event_ids import new_event_id
+from fedres.event_ids import LONGEST_ID, new_event_id
 
 log = logging.getLogger("fedres.client")
 
@@ -145,10 +145,10 @@ class Calls:
             raise ValueError("a reward must have a value or outcomes, got neither")
         given = {"value": value, "outcomes": None if outcomes is None else dict(outcomes)}
         body = {name: one for name, one in given.items() if one is not None}
-        return self._post(f"/events/{quote(event_id, safe='')}/reward", _encode({**body, "id": id or new_event_id()}))
+        return self._post(_event(event_id) + "/reward", _encode({**body, "id": id or new_event_id()}))
 
     def activate(self, event_id: str) -> Request:
-        return self._post(f"/events/{quote(event_id, safe='')}/activate", b"")
+        return self._post(_event(event_id) + "/activate", b"")
 
     # everything else
 
@@ -329,6 +329,13 @@ def observed(observe: Callable[[Observed], None] | None, name: str, seconds: flo
         observe(Observed(name, seconds, answer.status if isinstance(answer, Answer) else 0, error))
     except Exception:
         log.exception("the observer of calls failed")
+
+
+def _event(event_id: str) -> str:
+    """Return an event's path; a URL that is too long would never be sent."""
+    if not 1 <= len(event_id) <= LONGEST_ID:
+        raise ValueError(f"event_id must have 1 to {LONGEST_ID} characters, got {len(event_id)}")
+    return f"/events/{quote(event_id, safe='')}"
 
 
 def _named(request: RankRequest) -> RankRequest:
