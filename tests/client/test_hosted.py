@@ -194,6 +194,13 @@ def test_a_refused_request_falls_back_and_is_logged(live, loop, caplog):
     assert [record.levelno for record in caplog.records].count(logging.ERROR) >= 1
 
 
+def test_a_context_that_holds_itself_falls_back():
+    context = {}
+    context["again"] = context
+    with no_service() as url, Client(url) as client:
+        assert "JSON" in client.rank(actions=MENU, context=context).error.message
+
+
 def test_there_is_no_fallback_without_an_action():
     with no_service() as url, Client(url) as client:
         for actions, exclude in (([], ()), (MENU, list(MENU)), ("tea", ())):

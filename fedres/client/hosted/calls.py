@@ -230,7 +230,7 @@ class Calls:
         request: Request | Failure
         try:
             request = self._post(path, body(), seconds / 2)  # so that an answer that was lost leaves time for another
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             request = Failure(f"the request cannot be written as JSON: {error}")
         return Call(name, request, seconds, read, hot=True)
 
