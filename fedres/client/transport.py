@@ -22,6 +22,12 @@ def headers(key: str | None) -> dict[str, str]:
 def check_url(url: str) -> None:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ValueError(f"url must begin with http:// or https://, got {url!r}")
+    try:
+        host = httpx.URL(url).raw_host.decode("ascii").encode("idna")  # as the system looks it up
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"url must have a host that can be looked up, got {url!r}: {error}") from None
+    if not host:
+        raise ValueError(f"url must have a host, got {url!r}")
 
 
 def ask(http: httpx.Client, request: Request) -> Answer | Failure:

@@ -225,8 +225,12 @@ def test_wrong_arguments_are_named(options):
     [name] = options
     with pytest.raises(ValueError, match=name):
         Client("http://127.0.0.1:1", **options)
-    with pytest.raises(ValueError, match="url"):
-        Client("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "http://", "http://a..b", "http://a:port", "http://[::1", "http://a\n"])
+def test_an_address_that_cannot_be_asked_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="url must"):
+        Client(url)
 
 
 def test_every_call_is_observed(live, loop):
