@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import random
 import subprocess
 import sys
@@ -195,6 +196,17 @@ def test_whatever_a_proxy_answers_a_decision_falls_back_and_other_calls_raise_a_
         for call in calls if body or status == 400 else calls[:3]:  # an export may be empty
             with pytest.raises(ServiceError):
                 call()
+
+
+@pytest.mark.parametrize("deadline", [1e10, 1e300, math.inf])
+def test_a_deadline_may_be_as_long_as_one_likes(deadline):
+    refused = reply(b"{}", status=422)
+    with answering(refused) as url, Client(url, admin_deadline=min(deadline, 1e300)) as client:
+        assert client.rank(actions=MENU, deadline=deadline).error.status == 422
+        with pytest.raises(ServiceError):
+            client.settings()
+        client.reward("event", 1.0)
+        assert client.flush(deadline)
 
 
 def test_a_redirect_to_no_address_falls_back():

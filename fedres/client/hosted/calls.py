@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 BATCH = 100  # requests in one call: the service's default limit
 PAGE = 1_000  # events in one call
+LONGEST_DEADLINE = 1e8  # seconds, 3 years: locks and sockets refuse 300
 ERASE_SECONDS = 150.0  # the service itself gives up after 120
 REQUEST_ID = "X-Request-Id"
 JSON = {"Content-Type": "application/json"}
@@ -76,7 +77,7 @@ class Calls:
         if fallback is not None and fallback != "first" and not callable(fallback):
             raise ValueError(f"fallback must be 'first', a function or None, got {fallback!r}")
         self._base = "/v1/loops/" + quote(loop, safe="")
-        self._deadline, self._admin_deadline = deadline, admin_deadline
+        self._deadline, self._admin_deadline = deadline, min(admin_deadline, LONGEST_DEADLINE)
         self._fallback, self._feedback = fallback, feedback
         self.away = False
 
@@ -226,7 +227,7 @@ class Calls:
         read: Callable[[Answer | Failure], T],
         deadline: float | None,
     ) -> Call[T]:
-        seconds = self._deadline if deadline is None else deadline
+        seconds = min(self._deadline if deadline is None else deadline, LONGEST_DEADLINE)
         request: Request | Failure
         try:
             request = self._post(path, body(), seconds / 2)  # so that an answer that was lost leaves time for another

@@ -91,6 +91,7 @@ class Rewards:
     def flush(self, seconds: float) -> bool:
         """Wait until all is sent or refused; return whether it is."""
         with self._changed:
+            seconds = min(seconds, threading.TIMEOUT_MAX)
             return self._changed.wait_for(lambda: not self._waiting and not self._under_way, seconds)
 
     def status(self) -> RewardStatus:
