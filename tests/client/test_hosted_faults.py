@@ -255,3 +255,39 @@ def test_the_file_of_a_client_that_lives_is_left_alone(tmp_path):
     one.close()
     assert [path for _, path, _ in other.take_over()] == ["/v1/events/a/reward"]
     other.close()
+
+
+def test_rewards_that_a_full_disk_has_no_room_for_wait_in_memory(live, loop, tmp_path, caplog):
+    with no_service() as url:
+        client = Client(url, loop=loop, spool=tmp_path)
+        client._rewards._spool._db.execute("PRAGMA max_page_count = 4")
+        for k in range(100):
+            client.reward(f"event-{k}", 1.0)
+        assert client.rewards().queued == 100
+        client.close(0)
+    kept, lost = client.rewards().queued, client.rewards().dropped
+    assert (kept + lost, kept > 0, lost > 0) == (100, True, True)
+    assert caplog.text.count("database or disk is full") == 1
+    with Client(live.url, loop=loop, spool=tmp_path) as client:
+        assert client.flush(60)
+        assert client.rewards().sent == kept
+
+
+def test_a_reward_that_was_sent_and_cannot_be_forgotten_does_not_stop_the_next(live, loop, tmp_path):
+    with Client(live.url, loop=loop, spool=tmp_path) as client:
+        with client._rewards._changed:  # none is sent before all are on disk
+            for k in range(3):
+                client.reward(f"event-{k}", 1.0)
+            client._rewards._spool._db.execute("PRAGMA query_only = ON")
+        assert client.flush(60)
+        assert client.rewards().sent == 3
+
+
+def test_a_damaged_file_in_the_folder_is_left_where_it_is(live, loop, tmp_path, caplog):
+    damaged = tmp_path / "rewards-A.db"
+    damaged.write_bytes(b"no database" * 1000)
+    with Client(live.url, loop=loop, spool=tmp_path) as client:
+        client.reward("event", 1.0)
+        assert client.flush(60)
+    assert damaged.read_bytes() == b"no database" * 1000
+    assert "cannot be taken over" in caplog.text

@@ -33,7 +33,7 @@ Ask = Callable[[Request], Answer | Failure]
 
 
 class _Queued(NamedTuple):
-    number: int  # in the spool
+    number: int  # in the spool, 0 where it is in none
     request: Request
 
 
@@ -125,6 +125,9 @@ class Rewards:
             self._dropped += left
             self._waiting.clear()
         else:
+            kept = deque(queued for queued in self._waiting if queued.number)
+            self._dropped += len(self._waiting) - len(kept)
+            self._waiting = kept
             self._spool.close()
             self._spool = None
 

@@ -7,12 +7,15 @@ locked as long as its process lives; a client that starts takes over the files o
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
 from fedres.event_ids import new_event_id
+
+log = logging.getLogger("fedres.client")
 
 SUFFIXES = ("", "-wal", "-shm", "-lock")
 
@@ -26,30 +29,61 @@ class Spool:
         self._path = self._folder / f"rewards-{new_event_id()}.db"
         self._lock = _lock(self._path)
         self._db = _opened(self._path)
+        self._works = True
 
     def add(self, path: str, body: bytes) -> int:
-        """Keep a request, and return its number; it survives the end of the process, however that ends."""
+        """Keep a request, and return its number; it survives the end of the process, however that ends.
+
+        Where it cannot be kept, as the disk is full, the number is 0.
+        """
+        try:
+            number = self._insert(path, body)
+        except sqlite3.Error as error:
+            self._failed(error)
+            return 0
+        self._works = True
+        return number
+
+    def _insert(self, path: str, body: bytes) -> int:
         number = self._db.execute("INSERT INTO waiting (path, body) VALUES (?, ?)", (path, body)).lastrowid
         assert number is not None
         return number
 
     def remove(self, number: int) -> None:
-        self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
+        """Forget a request that was sent; one that cannot be forgotten is sent twice, which counts once."""
+        try:
+            self._db.execute("DELETE FROM waiting WHERE number = ?", (number,))
+        except sqlite3.Error as error:
+            self._failed(error)
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        if self._works:
+            log.error("the spool %s does not keep rewards, which wait in memory only: %s", self._path, error)
+        self._works = False
 
     def take_over(self) -> list[tuple[int, str, bytes]]:
         """Return what processes that have ended left in the folder, oldest first; it is ours from here on."""
         found = []
         for path in sorted(self._folder.glob("rewards-*.db")):
             lock = _lock(path)
-            if lock is not None:
-                found += [(self.add(*row), *row) for row in _left_in(path)]
+            if lock is None:
+                continue
+            try:
+                found += [(self._insert(*row), *row) for row in _left_in(path)]
                 _unlink(path)  # a crash before this lets them be sent twice, which counts once
+            except sqlite3.Error as error:
+                log.error("the rewards in %s cannot be taken over, and stay there: %s", path, error)
+            finally:
                 os.close(lock)
         return found
 
     def close(self) -> None:
         """Let the next client have what is left."""
-        [n_left] = self._db.execute("SELECT count(*) FROM waiting").fetchone()
+        try:
+            [n_left] = self._db.execute("SELECT count(*) FROM waiting").fetchone()
+        except sqlite3.Error as error:
+            self._failed(error)
+            n_left = None
         self._db.close()
         if n_left == 0:
             _unlink(self._path)
