@@ -307,6 +307,61 @@ def test_a_forked_process_has_connections_and_rewards_of_its_own(live, loop):
         assert [event.reward for event in client.events()] == [1.0] * 8
 
 
+def test_a_forked_process_waits_for_none_of_its_parents_rewards_and_a_closed_client_stays_closed():
+    code = """
+        import os
+        from fedres.client import Client
+        client = Client("http://127.0.0.1:1")
+        client.reward("event", 1.0)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if client.flush(0) and client.rewards().queued == 0 else 1)
+        print(os.waitpid(child, 0)[1])
+        client.close(0)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.reward("event", 1.0)
+            except RuntimeError:
+                os._exit(0)
+            os._exit(1)
+        print(os.waitpid(child, 0)[1])
+    """
+    assert run(code) == ["0", "0"]
+
+
+def test_a_fork_while_other_threads_send_rewards_leaves_the_child_no_lock(tmp_path):
+    code = """
+        import os, signal, sys, threading
+        from fedres.client import Client
+        client = Client("http://127.0.0.1:1", spool=sys.argv[1], queue_limit=100)
+        ended = threading.Event()
+
+        def send():
+            while not ended.is_set():
+                client.reward("event", 1.0)
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        children = 0
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                sent = client.flush(0)
+                client.reward("event", 1.0)
+                os._exit(0 if sent else 1)
+            children += os.waitpid(child, 0)[1]
+        ended.set()
+        for thread in threads:
+            thread.join()
+        client.close(0)
+        print(children)
+    """
+    assert run(code, str(tmp_path)) == ["0"]
+
+
 def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
     code = """
         import sys

@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -56,7 +57,9 @@ class Rewards:
             raise ValueError(f"queue_limit must be at least 1, got {limit}")
         self._connect, self._limit, self._open_spool, self._observe = connect, limit, spool, observe
         self._spool: Spool | None = None
+        self._closed = self._stopping = False
         self._begin()
+        _all.add(self)
         if spool is not None:
             with self._changed:
                 self._start()
@@ -66,20 +69,16 @@ class Rewards:
         """Begin with nothing queued: at first, and in a forked child, as the parent sends what it has."""
         if self._spool is not None:
             self._spool.let_go()
-        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: deque[_Queued] = deque()
         self._under_way = 0
         self._sent = self._refused = self._dropped = 0
-        self._closed = self._stopping = False
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
         self._spool = None
 
     def put(self, request: Request) -> None:
         """Send a request in the background; this returns at once."""
-        if self._pid != os.getpid():
-            self._begin()
         with self._changed:
             if self._closed:
                 raise RuntimeError("the client is closed")
@@ -101,7 +100,7 @@ class Rewards:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what is left for so long; what then remains stays in the spool, or is lost. Closing twice is allowed."""
         atexit.unregister(self.close)
-        if self._pid != os.getpid() or self._closed:
+        if self._closed:
             return
         with self._changed:
             self._closed = True
@@ -206,3 +205,28 @@ class Rewards:
             return
         self._refused += 1
         log.error("the service refused %s: %d %s", queued.request.path, answer.status, refusal(answer).message)
+
+
+_all: weakref.WeakSet[Rewards] = weakref.WeakSet()
+_held: list[Rewards] = []  # by the thread that forks
+
+
+def _hold() -> None:
+    """Wait until no thread changes a queue or a spool: a fork would copy what is half done, and locks for ever."""
+    for rewards in list(_all):
+        rewards._changed.acquire()
+        _held.append(rewards)
+
+
+def _release() -> None:
+    while _held:
+        _held.pop()._changed.release()
+
+
+def _begin_all() -> None:
+    _held.clear()
+    for rewards in list(_all):
+        rewards._begin()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_begin_all)
