@@ -209,6 +209,20 @@ def test_a_deadline_may_be_as_long_as_one_likes(deadline):
         assert client.flush(deadline)
 
 
+def test_an_async_call_whose_client_is_closed_between_two_tries_falls_back():
+    async def run(url):
+        client = AsyncClient(url, deadline=60)
+
+        async def close(_):
+            await client.close()
+
+        client._connected().event_hooks["response"].append(close)
+        return await client.rank(actions=MENU)
+
+    with answering(reply(b"", status=503)) as url:
+        assert asyncio.run(run(url)).error.message == "the client is closed"
+
+
 def test_a_redirect_to_no_address_falls_back():
     moved = reply(b"", status=302, headers=b"Location: mailto:a\r\n")
     with answering(moved) as url, Client(url, deadline=0.2) as client:

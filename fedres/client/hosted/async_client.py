@@ -158,6 +158,10 @@ class AsyncClient(Base):
                 return await self._tried(request, call.seconds, again=not (call.hot and self._calls.away))
         except TimeoutError:
             return Failure(f"no answer within {call.seconds:g} s")
+        except RuntimeError:  # of httpx, which was closed between two tries
+            if not self._closed:
+                raise
+            return Failure("the client is closed")
 
     async def _tried(self, request: Request, seconds: float, *, again: bool) -> Answer | Failure:
         flow = retrying(request, seconds, again=again, clock=time.monotonic)
