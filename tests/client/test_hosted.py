@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from faulty_proxy import no_service
@@ -258,6 +259,26 @@ def test_a_reward_under_an_id_that_no_event_has_is_refused_before_it_is_queued(e
         with pytest.raises(ValueError, match="event_id"):
             client.activate(event_id)
         assert client.rewards().queued == 0
+
+
+def test_two_threads_that_call_first_share_connections_and_leave_none_open(monkeypatch):
+    made, both = [], threading.Barrier(2)
+
+    def slow(client):
+        http = connect(client)
+        made.append(http)
+        both.wait(60)
+        return http
+
+    connect = Client._new_http
+    with no_service() as url, Client(url, deadline=0.2) as client:
+        monkeypatch.setattr(Client, "_new_http", slow)
+        threads = [threading.Thread(target=client.rank, kwargs={"actions": MENU}) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(http.is_closed for http in made) == [False, True]
 
 
 def run(code, *words):

@@ -44,6 +44,7 @@ class Base:
         check_url(url)
         self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _verified(url, verify)}
         self._observe = observe
+        self._engines: dict[int, Any] = {}  # of ``Client``, by process
         self._calls = Calls(loop, deadline=deadline, admin_deadline=admin_deadline, fallback=fallback, feedback=self)
         opened = None if spool is None else _spool_in(spool)
         self._rewards = Rewards(self._ask_for_rewards, limit=queue_limit, spool=opened, observe=observe)

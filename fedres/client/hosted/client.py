@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 class _Engine(NamedTuple):
-    pid: int
     http: httpx.Client
     workers: Workers
 
@@ -43,7 +42,6 @@ class Client(Base):
     A client may be shared by threads, and used after a fork.
     """
 
-    _engine: _Engine | None = None
     _closed = False
 
     def __enter__(self) -> Self:
@@ -157,8 +155,8 @@ class Client(Base):
         """Send what is left of the rewards for at most so long; closing twice is allowed."""
         self._closed = True
         self._rewards.close(seconds)
-        engine, self._engine = self._engine, None
-        if engine is not None and engine.pid == os.getpid():
+        engine = self._engines.pop(os.getpid(), None)
+        if engine is not None:
             engine.workers.stop(then=engine.http.close)
 
     def _do(self, call: Call[T]) -> T:
@@ -179,9 +177,15 @@ class Client(Base):
 
     def _connected(self) -> _Engine:
         """Return the connections and threads of this process: a forked child cannot use those of its parent."""
-        engine = self._engine
-        if engine is None or engine.pid != os.getpid():
-            engine = self._engine = _Engine(os.getpid(), self._new_http(), Workers(CONNECTIONS))
+        pid = os.getpid()
+        engine: _Engine | None = self._engines.get(pid)
+        if engine is None:
+            made = _Engine(self._new_http(), Workers(CONNECTIONS))
+            engine = self._engines.setdefault(pid, made)
+            if engine is not made:  # another thread was first
+                made.http.close()
+            for parent in self._engines.keys() - {pid}:
+                self._engines.pop(parent, None)
         return engine
 
 
