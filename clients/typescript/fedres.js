@@ -213,14 +213,14 @@ export class Client {
       this.#queue.splice(this.#sending ? 1 : 0, 1); // the first one may be under way
       this.#counts.dropped += 1;
     }
-    this.#sending ??= this.#send().finally(() => (this.#sending = null));
+    this.#sending ??= this.#send();
   }
 
   async #send() {
     for (let failures = 0; this.#queue.length > 0 && !this.#closed;) {
       const [{ path, sent }] = this.#queue;
       const answer = await this.#try("POST", this.#loop + path, sent, 10_000);
-      if (this.#closed) return;
+      if (this.#closed) break;
       if (passes(answer)) {
         await this.#wait(this.#backOff(failures++, answer));
         continue;
@@ -229,6 +229,7 @@ export class Client {
       this.#queue.shift();
       this.#counts[answer.status < 300 ? "sent" : "refused"] += 1;
     }
+    this.#sending = null; // here: what is put a moment later begins anew
   }
 
   #decide(path, sent, deadline = this.#deadline) {

@@ -149,3 +149,19 @@ test("settings, catalogue, export and the rest", async () => {
   await assert.rejects(client.settings(), (error) => error instanceof ServiceError && error.status === 404);
   await Promise.all([client.close(), shop.close()]);
 });
+
+test("a reward that comes just as the last one was sent is sent too", async () => {
+  for (let ticks = 0; ticks < 12; ticks++) {
+    let sent = 0, late;
+    const text = async () => {
+      if (++sent === 1) late = (async () => { for (let k = 0; k < ticks; k++) await null; client.reward("late", 1); })();
+      return "";
+    };
+    const client = new Client(nobody, { fetch: async () => ({ ok: true, status: 204, headers: new Headers(), text }) });
+    client.reward("first", 1);
+    await client.flush();
+    await late;
+    assert.ok(await client.flush(), `${ticks} ticks later`);
+    assert.equal(client.rewards().sent, 2);
+  }
+});
