@@ -208,7 +208,7 @@ export class Client {
 
   #put(path, sent) {
     if (this.#closed) throw new Error("the client is closed");
-    this.#queue.push({ path, sent });
+    this.#queue.push({ path, content: written(sent) });
     if (this.#queue.length > this.#limit) {
       this.#queue.splice(this.#sending ? 1 : 0, 1); // the first one may be under way
       this.#counts.dropped += 1;
@@ -218,8 +218,8 @@ export class Client {
 
   async #send() {
     for (let failures = 0; this.#queue.length > 0 && !this.#closed;) {
-      const [{ path, sent }] = this.#queue;
-      const answer = await this.#try("POST", this.#loop + path, sent, 10_000);
+      const [{ path, content }] = this.#queue;
+      const answer = await this.#try("POST", this.#loop + path, content, 10_000);
       if (this.#closed) break;
       if (passes(answer)) {
         await this.#wait(this.#backOff(failures++, answer));
@@ -242,9 +242,9 @@ export class Client {
   }
 
   async #retry(method, path, sent, deadline, each, lines = false) {
-    const end = Date.now() + deadline;
+    const end = Date.now() + deadline, content = written(sent);
     for (let failures = 0; ; failures++) {
-      const answer = await this.#try(method, path, sent, Math.min(each, end - Date.now()), lines);
+      const answer = await this.#try(method, path, content, Math.min(each, end - Date.now()), lines);
       if (answer.status >= 200 && answer.status < 300) return answer.content;
       const wait = this.#backOff(failures, answer);
       if (!passes(answer) || Date.now() + wait >= end) throw answer.error;
@@ -253,14 +253,13 @@ export class Client {
   }
 
   /** Return the status and the content of an answer, or the error it is; this never throws. */
-  async #try(method, path, sent, milliseconds, lines = false) {
+  async #try(method, path, body, milliseconds, lines = false) {
     const control = new AbortController(), requestId = newEventId();
     const timer = setTimeout(() => control.abort(), Math.max(1, milliseconds));
     try {
       const headers = { ...this.#headers, "X-Request-Id": requestId };
-      if (sent !== undefined) headers["Content-Type"] = "application/json";
-      const content = sent === undefined ? undefined : JSON.stringify(sent);
-      const reply = await this.#fetch(this.#url + path, { method, headers, body: content, signal: control.signal });
+      if (body !== undefined) headers["Content-Type"] = "application/json";
+      const reply = await this.#fetch(this.#url + path, { method, headers, body, signal: control.signal });
       if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Error("a reply to another request");
       const text = await reply.text();
       if (reply.ok) return { status: reply.status, content: lines ? text : text === "" ? null : JSON.parse(text) };
@@ -314,6 +313,11 @@ export class Client {
     }
     return taken;
   }
+}
+
+/** Return JSON, written once: what cannot be is no trouble of the network, and repeats are the same. */
+function written(sent) {
+  return sent === undefined ? undefined : JSON.stringify(sent);
 }
 
 function named(request) {

@@ -165,3 +165,16 @@ test("a reward that comes just as the last one was sent is sent too", async () =
     assert.equal(client.rewards().sent, 2);
   }
 });
+
+test("a reward that is no JSON is refused at once and holds up no other, and one that changes later is sent as it was", async () => {
+  const bodies = [];
+  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(body), new Response(null, { status: 204 })) });
+  assert.throws(() => client.reward("a", 10n), TypeError);
+  const outcomes = { click: 1 };
+  client.reward("b", 1, { id: "b" });
+  client.reward("c", outcomes, { id: "c" });
+  outcomes.click = 2;
+  assert.ok(await client.flush());
+  assert.deepEqual(bodies.map((body) => JSON.parse(body)), [{ value: 1, id: "b" }, { outcomes: { click: 1 }, id: "c" }]);
+  assert.ok((await client.rank({ context: { n: 1n }, actions: MENU, deadline: 60_000 })).fallback);
+});
