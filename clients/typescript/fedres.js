@@ -4,6 +4,8 @@
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
 const LONGEST_WAIT = 30_000;
+const LONGEST_REST = 86_400_000; // milliseconds, of those that a service can ask for
+const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds: timers that are set to more go off at once
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
@@ -190,7 +192,7 @@ export class Client {
   /** Wait until the service has all rewards, at most so many milliseconds; return whether it has. */
   async flush(milliseconds = 5000) {
     let timer;
-    const late = new Promise((resolve) => (timer = setTimeout(resolve, milliseconds)));
+    const late = new Promise((resolve) => (timer = setTimeout(resolve, Math.min(milliseconds, LONGEST_TIMER))));
     await Promise.race([this.#sending ?? Promise.resolve(), late]);
     clearTimeout(timer);
     return this.#queue.length === 0;
@@ -255,7 +257,7 @@ export class Client {
   /** Return the status and the content of an answer, or the error it is; this never throws. */
   async #try(method, path, body, milliseconds, lines = false) {
     const control = new AbortController(), requestId = newEventId();
-    const timer = setTimeout(() => control.abort(), Math.max(1, milliseconds));
+    const timer = setTimeout(() => control.abort(), Math.min(Math.max(1, milliseconds), LONGEST_TIMER));
     try {
       const headers = { ...this.#headers, "X-Request-Id": requestId };
       if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -263,7 +265,7 @@ export class Client {
       if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Error("a reply to another request");
       const text = await reply.text();
       if (reply.ok) return { status: reply.status, content: lines ? text : text === "" ? null : JSON.parse(text) };
-      const after = Number(reply.headers.get("retry-after")) * 1000 || 0;
+      const after = Math.min(Number(reply.headers.get("retry-after")) * 1000 || 0, LONGEST_REST);
       return { status: reply.status, after, error: refusal(reply.status, text) };
     } catch (error) {
       return { status: 0, after: 0, error: new ServiceError(0, "no_answer", String(error.message ?? error)) };

@@ -178,3 +178,15 @@ test("a reward that is no JSON is refused at once and holds up no other, and one
   assert.deepEqual(bodies.map((body) => JSON.parse(body)), [{ value: 1, id: "b" }, { outcomes: { click: 1 }, id: "c" }]);
   assert.ok((await client.rank({ context: { n: 1n }, actions: MENU, deadline: 60_000 })).fallback);
 });
+
+test("timers that are too long for setTimeout do not go off at once", async (context) => {
+  const set = context.mock.method(globalThis, "setTimeout", () => 0).mock;
+  const longest = () => Math.max(...set.calls.map(({ arguments: [, milliseconds] }) => milliseconds));
+  const busy = async () => new Response("{}", { status: 503, headers: { "Retry-After": "9999999" } });
+  const client = new Client(nobody, { fetch: busy, adminDeadline: Infinity });
+  client.reward("a", 1);
+  void client.flush(Infinity);
+  void client.settings();
+  while (set.callCount() < 5) await null; // flush, two tries, two waits
+  assert.ok(longest() < 2 ** 31);
+});
