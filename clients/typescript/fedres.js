@@ -244,12 +244,12 @@ export class Client {
   }
 
   async #retry(method, path, sent, deadline, each, lines = false) {
-    const end = Date.now() + deadline, content = written(sent);
+    const end = performance.now() + deadline, content = written(sent);
     for (let failures = 0; ; failures++) {
-      const answer = await this.#try(method, path, content, Math.min(each, end - Date.now()), lines);
+      const answer = await this.#try(method, path, content, Math.min(each, end - performance.now()), lines);
       if (answer.status >= 200 && answer.status < 300) return answer.content;
       const wait = this.#backOff(failures, answer);
-      if (!passes(answer) || Date.now() + wait >= end) throw answer.error;
+      if (!passes(answer) || performance.now() + wait >= end) throw answer.error;
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }

@@ -190,3 +190,14 @@ test("timers that are too long for setTimeout do not go off at once", async (con
   while (set.callCount() < 5) await null; // flush, two tries, two waits
   assert.ok(longest() < 2 ** 31);
 });
+
+test("a clock that is set back does not move the deadline", async (context) => {
+  let tries = 0;
+  const busy = async () => {
+    tries += 1;
+    context.mock.method(Date, "now", () => 0);
+    return new Response("{}", { status: 503 });
+  };
+  const client = new Client(nobody, { fetch: async () => (tries > 99 ? new Response("{}", { status: 422 }) : busy()), random: () => 0.001 });
+  assert.equal((await client.rank({ actions: MENU, deadline: 20 })).error.status, 503);
+});
