@@ -74,18 +74,17 @@ export class Client {
   async rankMany(requests, { deadline } = {}) {
     const asked = requests.map(named);
     asked.forEach(allowed);
-    let results;
     try {
-      ({ results } = await this.#decide("/rank/batch", { requests: asked.map(body) }, deadline));
-      if (results.length !== asked.length) throw new ServiceError(0, "unreadable_answer", "results are missing");
+      const { results } = await this.#decide("/rank/batch", { requests: asked.map(body) }, deadline);
+      if (results.length !== asked.length) throw unreadable("results are missing");
+      return results.map((result, k) => {
+        if (!result.error) return this.#decision(result);
+        const { code, message, target } = result.error;
+        return this.#fallBack(asked[k], new ServiceError(422, code, message, target));
+      });
     } catch (error) {
       return asked.map((one) => this.#fallBack(one, error));
     }
-    return results.map((result, k) => {
-      if (!result.error) return this.#decision(result);
-      const { code, message, target } = result.error;
-      return this.#fallBack(asked[k], new ServiceError(422, code, message, target));
-    });
   }
 
   /** Return a decision for each slot of a page, no action twice. */
@@ -96,6 +95,7 @@ export class Client {
     const { exclude: _, explain: __, ...fields } = body(asked);
     try {
       const page = await this.#decide("/rank/slots", { ...fields, slots: places }, request.deadline);
+      if (page.slots.some(({ id }, k) => id !== places[k]?.id) || page.slots.length !== places.length) throw unreadable("other slots");
       return page.slots.map(({ id, ...slot }) =>
         this.#decision({ ...slot, model_version: page.model_version }, { slot: id }));
     } catch (error) {
@@ -118,22 +118,22 @@ export class Client {
 
   /** The loop's settings. */
   async settings() {
-    return (await this.#call("GET", "/settings")).settings;
+    return this.#field("settings", "GET", "/settings");
   }
 
   /** Change some settings, and leave the others; returns all. */
   async changeSettings(changes) {
-    return (await this.#call("PATCH", "/settings", changes)).settings;
+    return this.#field("settings", "PATCH", "/settings", changes);
   }
 
   /** Replace all settings: those that are missing return to their defaults. */
   async replaceSettings(settings) {
-    return (await this.#call("PUT", "/settings", settings)).settings;
+    return this.#field("settings", "PUT", "/settings", settings);
   }
 
   /** The catalogue: features by id. */
   async actions() {
-    const { actions } = await this.#call("GET", "/actions");
+    const actions = await this.#field("actions", "GET", "/actions");
     return Object.fromEntries(actions.map(({ id, features }) => [id, features]));
   }
 
@@ -147,7 +147,7 @@ export class Client {
   async *events({ after = 0, pageSize = 1000 } = {}) {
     for (let last = after; ;) {
       const text = await this.#call("GET", `/events?after=${last}&limit=${pageSize}`, undefined, { lines: true });
-      const page = text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+      const page = text.split("\n").filter(Boolean).map(parsed);
       yield* page;
       if (page.length < pageSize) return;
       last = page.at(-1).position;
@@ -166,7 +166,7 @@ export class Client {
 
   /** Rewards that do not count. */
   async unmatched() {
-    return (await this.#call("GET", "/rewards/unmatched")).rewards;
+    return this.#field("rewards", "GET", "/rewards/unmatched");
   }
 
   /** Erase a user in all loops; resolves when nothing of the user is left. */
@@ -176,7 +176,7 @@ export class Client {
 
   /** Make a loop; returns its settings. */
   async createLoop(name, settings = {}) {
-    return (await this.#call("POST", "/v1/loops", { name, settings })).settings;
+    return this.#field("settings", "POST", "/v1/loops", { name, settings });
   }
 
   /** The status of the service. */
@@ -243,6 +243,12 @@ export class Client {
     return this.#retry(method, where, sent, Math.max(deadline, this.#adminDeadline), deadline, lines);
   }
 
+  async #field(name, ...call) {
+    const found = await this.#call(...call);
+    if (found?.[name] === undefined) throw unreadable(`it has no ${name}`);
+    return found[name];
+  }
+
   async #retry(method, path, sent, deadline, each, lines = false) {
     const end = performance.now() + deadline, content = written(sent);
     for (let failures = 0; ; failures++) {
@@ -287,6 +293,7 @@ export class Client {
 
   #decision(result, more = {}) {
     const { event_id: eventId, model_version: modelVersion, ...rest } = result;
+    if (typeof eventId !== "string" || typeof rest.action !== "string") throw unreadable("it is no decision");
     return {
       ...rest, ...more, eventId, modelVersion, fallback: false, error: null,
       reward: (reward, options) => this.reward(eventId, reward, options),
@@ -353,6 +360,15 @@ function choose(request, fallback) {
 const passes = ({ status }) => status === 0 || PASSING.has(status);
 const failure = (error) =>
   error instanceof ServiceError ? error : new ServiceError(0, "unreadable_answer", String(error));
+const unreadable = (why) => new ServiceError(0, "unreadable_answer", `the service's answer cannot be read: ${why}`);
+
+function parsed(line) {
+  try {
+    return JSON.parse(line);
+  } catch (error) {
+    throw unreadable(error.message);
+  }
+}
 
 function refusal(status, text) {
   try {

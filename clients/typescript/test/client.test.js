@@ -201,3 +201,14 @@ test("a clock that is set back does not move the deadline", async (context) => {
   const client = new Client(nobody, { fetch: async () => (tries > 99 ? new Response("{}", { status: 422 }) : busy()), random: () => 0.001 });
   assert.equal((await client.rank({ actions: MENU, deadline: 20 })).error.status, 503);
 });
+
+test("whatever a proxy answers, decisions fall back and other calls throw a ServiceError", async () => {
+  for (const said of ["{}", "null", "[]", '{"results": [null]}', '{"results": [{}]}', '{"slots": []}', '{"slots": [{"id": "top"}]}']) {
+    const client = new Client(nobody, { fetch: async () => new Response(said) });
+    const decisions = [await client.rank({ actions: MENU }), ...await client.rankMany([{ actions: MENU }]), ...await client.slots(["top"], { actions: MENU })];
+    assert.deepEqual(decisions.map(({ action, error }) => [action, error.code]), Array(3).fill(["tea", "unreadable_answer"]), said);
+    for (const call of ["settings", "actions", "unmatched"]) await assert.rejects(client[call](), ServiceError);
+  }
+  const client = new Client(nobody, { fetch: async () => new Response("<html>") });
+  await assert.rejects(client.events().next(), ServiceError);
+});
