@@ -28,7 +28,7 @@ export class FedresDevice {
   #url; #client; #loop; #headers; #fetch; #clock; #limit; #store; #unlock;
   #learner; #privacy; #meta; #waiting; #queue; #round; #half; #seq;
   #roundUntil = -Infinity; #turn = Promise.resolve(); #syncing = null; #timer; #closed = false; #trouble = null;
-  #random; #failures = 0; #restUntil = -Infinity;
+  #syncSeconds; #random; #failures = 0; #restUntil = -Infinity;
 
   /** Open a device; in a browser, one tab at a time may. */
   static async open(url, options) {
@@ -49,14 +49,24 @@ export class FedresDevice {
     this.#clock = inner.clock ?? Date.now;
     this.#random = inner.random ?? Math.random;
     this.#store = store ?? (globalThis.indexedDB ? new IndexedDBStore(`fedres ${loop} ${client}`) : new MemoryStore());
-    if (syncSeconds !== null) {
-      this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.sync(), syncSeconds * 1000);
-      this.#timer.unref?.(); // Node: does not keep the process alive
-    }
+    this.#syncSeconds = syncSeconds;
   }
 
   async #open() {
     this.#unlock = await lock(`fedres ${this.#loop} ${this.#client}`);
+    try {
+      await this.#restore();
+    } catch (error) {
+      this.#store.close();
+      this.#unlock();
+      throw error;
+    }
+    if (this.#syncSeconds === null) return;
+    this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.sync(), this.#syncSeconds * 1000);
+    this.#timer.unref?.(); // Node: does not keep the process alive
+  }
+
+  async #restore() {
     const kept = await this.#store.open();
     [this.#meta, this.#waiting, this.#queue] = [kept.meta, kept.waiting, kept.queue];
     const known = this.#meta.get("learner");

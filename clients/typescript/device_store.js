@@ -57,7 +57,7 @@ export class IndexedDBStore {
   }
 
   close() {
-    this.#db.close();
+    this.#db?.close();
   }
 }
 

@@ -57,3 +57,11 @@ test("numbers are sent with the fewest digits that are the same in 32 bits", () 
     assert.equal(short(Math.fround(part)), wanted);
   }
 });
+
+test("a device that could not be opened syncs no more, and lets go of its store", async (context) => {
+  const set = context.mock.method(globalThis, "setInterval").mock, store = new MemoryStore();
+  const closed = context.mock.method(store, "close").mock;
+  await (await open({ store, learner: "linear", syncSeconds: null })).close();
+  await assert.rejects(open({ store }), /learner must be linear/);
+  assert.deepEqual([set.callCount(), closed.callCount()], [0, 2]);
+});
