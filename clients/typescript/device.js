@@ -94,7 +94,7 @@ export class FedresDevice {
       const chances = probabilities(scores, widths, allowed, this.#round, nLearned);
       const k = pick(chances, uniform);
       const [action, features] = named[k];
-      await this.#wait(eventId, { context, action, features, ...taken(k) });
+      await this.#wait(eventId, structuredClone({ context, action, features, ...taken(k) })); // callers may change theirs
       const byName = Object.fromEntries(named.map(([id], j) => [id, scores[j]]));
       return { eventId, action, probability: chances[k], scores: byName, modelVersion: this.#half.version };
     });

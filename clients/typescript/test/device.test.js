@@ -65,3 +65,15 @@ test("a device that could not be opened syncs no more, and lets go of its store"
   await assert.rejects(open({ store }), /learner must be linear/);
   assert.deepEqual([set.callCount(), closed.callCount()], [0, 2]);
 });
+
+test("a context that the caller changes after the decision is uploaded as it was", async () => {
+  for (const learner of ["linear", "residual-kalman"]) {
+    const store = new MemoryStore(), device = await open({ learner, store, syncSeconds: null });
+    const context = { day: 1 }, actions = { a: { hot: true } };
+    const { eventId } = await device.decide({ context, actions });
+    [context.day, actions.a.hot] = [2, false];
+    await device.reward(eventId, 1);
+    const [upload] = store.content.queue.values();
+    assert.deepEqual([upload.context, upload.action.features], [{ day: 1 }, { hot: true }]);
+  }
+});
