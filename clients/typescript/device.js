@@ -62,7 +62,7 @@ export class FedresDevice {
       throw error;
     }
     if (this.#syncSeconds === null) return;
-    this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.sync(), this.#syncSeconds * 1000);
+    this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.#syncQuietly(), this.#syncSeconds * 1000);
     this.#timer.unref?.(); // Node: does not keep the process alive
   }
 
@@ -195,17 +195,28 @@ export class FedresDevice {
       [this.#trouble, this.#failures, this.#restUntil] = [null, 0, -Infinity];
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
-      if (this.#trouble !== error.message) console.warn(`${this.#client} works on its own: ${error.message}`);
-      this.#trouble = error.message;
-      const longest = Math.min(LONGEST_REST, 1000 * 2 ** this.#failures++);
-      this.#restUntil = this.#clock() + Math.max(error.after, longest * (0.5 + this.#random() / 2));
+      this.#rest(error.message, error.after);
     }
     return { sent, dropped: this.dropped - dropped, version: this.#half.version, trouble: this.#trouble };
+  }
+
+  /** Sync on a timer that nobody watches: what fails there is said and tried again. */
+  #syncQuietly() {
+    return this.sync().catch((error) => this.#rest(`the sync failed: ${error.message}`));
+  }
+
+  #rest(trouble, after = 0) {
+    if (this.#trouble !== trouble) console.warn(`${this.#client} works on its own: ${trouble}`);
+    this.#trouble = trouble;
+    const longest = Math.min(LONGEST_REST, 1000 * 2 ** this.#failures++);
+    this.#restUntil = this.#clock() + Math.max(after, longest * (0.5 + this.#random() / 2));
   }
 
   async #fetchRound() {
     const asked = `/round?client=${encodeURIComponent(this.#client)}${LEARNERS[this.#learner].query}`;
     const found = await this.#json(await this.#ask("GET", asked));
+    const odd = Object.entries(LEARNERS[this.#learner].round).filter(([name, value]) => typeof found?.[name] !== typeof value);
+    if (odd.length > 0) throw new Trouble(`the service must answer as one of fedres does, which has ${odd[0][0]}`);
     if (this.#learner === "linear" && !RESIDUALS.includes(found.global_learner)) {
       throw new Trouble(`the loop must have one of ${RESIDUALS.join(", ")}, has ${found.global_learner}`);
     }
@@ -222,7 +233,8 @@ export class FedresDevice {
     const reply = await this.#ask("GET", `/model?since=${since}`, undefined, since ? { "If-None-Match": `"${tag}"` } : {});
     if (reply.status === 304) return;
     if (reply.status !== 200) throw new Trouble(await said(reply));
-    const model = this.#read(new Uint8Array(await reply.arrayBuffer()));
+    const bytes = new Uint8Array(await reply.arrayBuffer());
+    const model = usable("a model", () => this.#half.read(bytes));
     const fits = await this.#inTurn(async () => {
       const found = this.#half.received(model, this.#queue), { changes, apply } = found ?? this.#half.forget();
       await this.#write(changes, apply);
@@ -232,21 +244,13 @@ export class FedresDevice {
     else if (!fits) throw new Trouble("the service sent a model that cannot be used");
   }
 
-  #read(bytes) {
-    try {
-      return this.#half.read(bytes);
-    } catch (error) {
-      throw new Trouble(`the service sent a model that cannot be used: ${error.message}`);
-    }
-  }
-
   /** Send uploads; return how many the service has, null if it refuses some. */
   async #upload(batch) {
     const version = this.#half.version || this.#round.version;
     const residuals = batch.map((one) => ({ ...one, version: one.version || version }));
     const reply = await this.#ask("POST", "/residuals", { client: this.#client, residuals });
     if (reply.ok) {
-      const { positions } = await this.#json(reply);
+      const positions = (await this.#json(reply))?.positions;
       if (positions?.length !== batch.length) throw new Trouble(`the service must answer with ${batch.length} positions`);
       await this.#inTurn(() => this.#write(batch.map(({ seq }) => ["queue", seq])));
       return batch.length;
@@ -301,6 +305,15 @@ export class FedresDevice {
   }
 }
 
+/** Return what was made of something that the service sent. */
+function usable(what, make) {
+  try {
+    return make();
+  } catch (error) {
+    throw new Trouble(`the service sent ${what} that cannot be used: ${error.message}`);
+  }
+}
+
 function checkName(name, value) {
   if (typeof value !== "string" || value.length < 1 || [...value].length > 200) {
     throw new TypeError(`${name} must be text of 1 to 200 characters, got ${value}`);
@@ -321,8 +334,8 @@ function lock(name) {
 }
 
 async function refusal(reply) {
-  const { error } = await reply.json().catch(() => ({})); // some networks answer for others
-  return error ?? { code: "unknown", message: reply.statusText, target: null };
+  const said = await reply.json().catch(() => null); // some networks answer for others
+  return said?.error ?? { code: "unknown", message: reply.statusText, target: null };
 }
 
 async function said(reply) {

@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { short } from "../choosing.js";
 import { FedresDevice, MemoryStore } from "../device.js";
+import { KalmanHalf } from "../halves.js";
 
 const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, ...options });
 
@@ -76,4 +77,20 @@ test("a context that the caller changes after the decision is uploaded as it was
     const [upload] = store.content.queue.values();
     assert.deepEqual([upload.context, upload.action.features], [{ day: 1 }, { hot: true }]);
   }
+});
+
+test("a network that answers for the service is trouble, and a sync on the timer that fails otherwise too", async () => {
+  for (const learner of ["linear", "residual-kalman"]) {
+    for (const [said, status] of [["null", 200], ["{}", 200], ["[]", 200], ["<html>", 200], ["null", 400]]) {
+      const store = new MemoryStore(), options = { learner, store, syncSeconds: null };
+      const device = await open({ ...options, fetch: async () => new Response(said, { status }) });
+      assert.match((await device.sync()).trouble, /^the service /, said);
+      await open(options); // nothing of it is on disk
+    }
+  }
+  const full = async () => { throw new Error("the disk is full"); };
+  const round = { ...KalmanHalf.round, version: 1 }, store = new MemoryStore();
+  const device = await open({ store, fetch: async () => ((store.write = full), Response.json(round)) });
+  while (!device.status().trouble) await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.match(device.status().trouble, /the disk is full/);
 });
