@@ -269,9 +269,10 @@ export class FedresDevice {
       if (this.#half.version === version) throw new Trouble(`the service does not know its own version ${version}`);
       return null;
     }
-    const item = /residuals\[(\d+)\]/.exec(target ?? "");
-    const wrong = item ? [batch[Number(item[1])]] : batch.length === 1 ? batch : [];
-    if (![400, 413, 422].includes(reply.status) || target === "client") throw new Trouble(`the service answers ${reply.status} ${code}: ${message}`);
+    const named = batch[/residuals\[(\d+)\]/.exec(target ?? "")?.[1]];
+    const wrong = named ? [named] : batch.length === 1 ? batch : [];
+    const spoiled = reply.status === 413 || ([400, 422].includes(reply.status) && code !== "unknown" && target !== "client");
+    if (!spoiled) throw new Trouble(`the service answers ${reply.status} ${code}: ${message}`);
     const gone = wrong.map(({ seq }) => ["queue", seq]);
     await this.#inTurn(() => this.#write([...gone, ["meta", "dropped", this.dropped + gone.length]]));
     return null;

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { short } from "../choosing.js";
 import { FedresDevice, MemoryStore } from "../device.js";
-import { KalmanHalf } from "../halves.js";
+import { KalmanHalf, LinearHalf } from "../halves.js";
 
 const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, ...options });
 
@@ -93,4 +93,20 @@ test("a network that answers for the service is trouble, and a sync on the timer
   const device = await open({ store, fetch: async () => ((store.write = full), Response.json(round)) });
   while (!device.status().trouble) await new Promise((resolve) => setTimeout(resolve, 1));
   assert.match(device.status().trouble, /the disk is full/);
+});
+
+test("uploads that a proxy refuses, and not the service, are kept", async () => {
+  const round = { ...LinearHalf.round, version: 1 }, store = new MemoryStore();
+  store.content.meta.set("learner", "linear").set("round", round);
+  let refused = () => new Response("<html>", { status: 400 });
+  const fetch = async (url) => {
+    if (url.includes("/round")) return Response.json(round);
+    return url.includes("/model") ? new Response(null, { status: 304 }) : refused();
+  };
+  const device = await open({ learner: "linear", store, syncSeconds: null, fetch });
+  for (let k = 0; k < 3; k++) await device.reward((await device.decide({ actions: ["a"] })).eventId, 1);
+  const { trouble, dropped } = await device.sync();
+  assert.deepEqual([trouble.slice(0, 23), dropped], ["the service answers 400", 0]);
+  refused = () => Response.json({ error: { code: "invalid", message: "no", target: "residuals[0]" } }, { status: 422 });
+  assert.equal((await device.sync()).dropped, 3);
 });
