@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,16 +33,26 @@ def check_url(url: str) -> None:
         raise ValueError(f"url must have a host, got {url!r}")
 
 
-def ask(http: httpx.Client, request: Request) -> Answer | Failure:
-    """Send a request; return its answer, or why none came."""
+def ask(http: httpx.Client, request: Request, *, whole: bool = False) -> Answer | Failure:
+    """Send a request; return its answer, or why none came.
+
+    ``request.seconds`` are for each read; with ``whole``, a reply that is read for longer is given up too.
+    """
+    end = time.monotonic() + request.seconds if whole else math.inf
     try:
         with http.stream(request.method, request.path, **_options(request)) as reply:
             if not _belongs(reply, request):
                 return OUT_OF_STEP
-            reply.read()
-        return _answer(reply)
+            return Answer(reply.status_code, b"".join(_until(end, reply)), dict(reply.headers))
     except (httpx.HTTPError, httpx.InvalidURL) as error:  # a redirect's, too: httpx reads where it leads
         return _failure(error)
+
+
+def _until(end: float, reply: httpx.Response) -> Iterator[bytes]:
+    for part in reply.iter_bytes():
+        if time.monotonic() > end:
+            raise httpx.ReadTimeout("the reply does not end")
+        yield part
 
 
 async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failure:
@@ -48,8 +61,7 @@ async def ask_async(http: httpx.AsyncClient, request: Request) -> Answer | Failu
         async with http.stream(request.method, request.path, **_options(request)) as reply:
             if not _belongs(reply, request):
                 return OUT_OF_STEP
-            await reply.aread()
-        return _answer(reply)
+            return Answer(reply.status_code, await reply.aread(), dict(reply.headers))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error)
 
@@ -63,10 +75,6 @@ def _belongs(reply: httpx.Response, request: Request) -> bool:
 def _options(request: Request) -> dict[str, Any]:
     content = request.body if request.method in ("POST", "PUT", "PATCH") else None
     return {"content": content, "headers": dict(request.headers), "timeout": request.seconds}
-
-
-def _answer(reply: httpx.Response) -> Answer:
-    return Answer(reply.status_code, reply.content, dict(reply.headers))
 
 
 def _failure(error: Exception) -> Failure:

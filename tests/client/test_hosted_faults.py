@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 
+import httpx
 import pytest
 from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
 
@@ -221,6 +222,32 @@ def test_an_async_call_whose_client_is_closed_between_two_tries_falls_back():
 
     with answering(reply(b"", status=503)) as url:
         assert asyncio.run(run(url)).error.message == "the client is closed"
+
+
+def test_a_reply_without_end_is_given_up_and_keeps_no_thread(monkeypatch):
+    ended = threading.Event()
+
+    def endless(request):
+        return httpx.Response(200, content=iter(lambda: b"" if ended.wait(0.01) else b"a", b""))
+
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name in ("fedres call", "fedres rewards")]
+
+    monkeypatch.setattr(
+        Client, "_new_http", lambda _: httpx.Client(transport=httpx.MockTransport(endless), base_url="http://a")
+    )
+    monkeypatch.setattr("fedres.client.hosted.rewards.TRY_SECONDS", 0.1)
+    others = threads()
+    client = Client(deadline=0.2)
+    assert client.rank(actions=MENU).fallback
+    client.reward("event", 1.0)
+    client.close(0)
+    ours = [thread for thread in threads() if thread not in others]
+    for thread in ours:
+        thread.join(20)
+    alive = [thread.name for thread in ours if thread.is_alive()]
+    ended.set()
+    assert alive == []
 
 
 def test_a_redirect_to_no_address_falls_back():

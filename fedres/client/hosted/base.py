@@ -84,7 +84,7 @@ class Base:
         from fedres.client.transport import ask
 
         with self._new_http() as http:
-            yield lambda request: ask(http, request)
+            yield lambda request: ask(http, request, whole=True)
 
 
 def _verified(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext | bool:

@@ -198,6 +198,6 @@ def _drive(flow: Flow[Answer | Failure], http: httpx.Client) -> Answer | Failure
             time.sleep(step.seconds)
             step = advance(flow, None)
         else:
-            step = advance(flow, ask(http, step))
+            step = advance(flow, ask(http, step, whole=True))
     answer: Answer | Failure = step.value
     return answer
