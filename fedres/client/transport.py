@@ -17,8 +17,8 @@ OUT_OF_STEP = Failure("the reply belongs to another request")
 
 def headers(key: str | None) -> dict[str, str]:
     """Return what every request says."""
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise ValueError("key must be printable ASCII, got other characters")
+    if key is not None and not (key.isascii() and key.isprintable() and key and key == key.strip()):
+        raise ValueError("key must be printable ASCII without spaces around it, got none or other characters")
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 

@@ -197,7 +197,7 @@ def test_a_url_or_a_key_that_cannot_be_one_is_refused(tmp_path, kind):
     for url in ("127.0.0.1:8000", "ftp://here", "", None):
         with pytest.raises(ValueError, match="url must begin with http:// or https://, got"):
             kind(url, "phone", tmp_path)
-    with pytest.raises(ValueError, match="key must be printable ASCII, got other characters"):
+    with pytest.raises(ValueError, match="key must be printable ASCII without spaces around it, got none or other"):
         kind("http://127.0.0.1:1", "phone", tmp_path, key="schlüssel")
     with DeviceClient("http://127.0.0.1:1", "phone", tmp_path, sync_seconds=None):  # nothing holds the folder
         pass

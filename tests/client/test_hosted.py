@@ -220,6 +220,8 @@ def test_there_is_no_fallback_without_an_action():
         {"queue_limit": 0},
         {"loop": ""},
         {"key": "ä"},
+        {"key": ""},
+        {"key": "secret "},
     ],
 )
 def test_wrong_arguments_are_named(options):
