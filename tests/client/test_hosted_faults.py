@@ -16,6 +16,8 @@ from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyP
 
 from fedres.client import AsyncClient, Client, ServiceError
 from fedres.client.hosted.spool import Spool
+from fedres.client.transport import ask
+from fedres.client.wire import Request
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}}
 N = 60
@@ -250,10 +252,10 @@ def test_a_reply_without_end_is_given_up_and_keeps_no_thread(monkeypatch):
     assert alive == []
 
 
-def test_a_redirect_to_no_address_falls_back():
+def test_a_redirect_to_no_address_is_a_failure():
     moved = reply(b"", status=302, headers=b"Location: mailto:a\r\n")
-    with answering(moved) as url, Client(url, deadline=0.2) as client:
-        assert client.rank(actions=MENU).error.message.startswith("InvalidURL")
+    with answering(moved) as url, httpx.Client(base_url=url) as http:
+        assert ask(http, Request("GET", "/")).reason.startswith("InvalidURL")
 
 
 # the spool
