@@ -17,7 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,15 @@ def memory_mb(roles: Mapping[int, str]) -> dict[str, float]:
         if found := memory_kb(pid):
             used[role] += found.get("Pss", found.get("Rss", 0)) / 1024
     return dict(used)
+
+
+def open_files(roles: Mapping[int, str]) -> int:
+    """Return how many files and sockets processes have open."""
+    found = 0
+    for pid in roles:
+        with suppress(OSError):  # it ended
+            found += len(os.listdir(f"/proc/{pid}/fd"))
+    return found
 
 
 def memory_kb(pid: int) -> dict[str, int]:

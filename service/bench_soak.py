@@ -1,4 +1,4 @@
-"""``fedres bench service --soak``: hours of load below the limit, to see whether memory, learner lag and p99 stay flat.
+"""``fedres bench service --soak``: hours of load below the limit, to see whether anything grows.
 
 The limit is the throughput of a closed loop, with the learner's catch-up counted as part of the time. The soak then
 sends rank and reward pairs at a share of that limit on a fixed schedule and takes a sample every ten seconds.
@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 
 from service.bench import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, windows
-from service.bench_processes import cpu_seconds, memory_mb, service
+from service.bench_processes import cpu_seconds, memory_mb, open_files, service
 
 SHARE = 0.7
 SAMPLE_SECONDS = 10.0
@@ -26,6 +26,7 @@ FEWEST_SAMPLES = 6  # a shorter soak samples more often
 # Growth from the first third to the last third that still counts as flat: a factor, and an allowance for small values.
 TOLERANCES: dict[str, tuple[float, float]] = {
     "memory_mb": (1.02, 2.0),
+    "open_files": (1.0, 10.0),
     "lag_records": (1.5, 1_000.0),
     "p99": (1.5, 1.0),
 }
@@ -41,7 +42,7 @@ def soak(
     n_keys: int = 1,
     progress: Progress | None = None,
 ) -> Row:
-    """Return the limit, the samples, and whether memory, learner lag and p99 are flat."""
+    """Return the limit, the samples, and whether memory, files, learner lag and p99 are flat."""
     with (
         tempfile.TemporaryDirectory(prefix="fedres-bench-") as folder,
         service(Path(folder) / "soak", rankers=rankers, n_keys=n_keys) as target,
@@ -66,7 +67,7 @@ def soak(
             row = measured.summary()
             row |= {"at": (len(samples) + 1) * window, "lag_records": target.lag_records()}
             row |= {"memory": memory_mb(roles), "cpu": per_request(before, cpu, max(1, row["requests"]))}
-            samples.append(row | {"memory_mb": sum(row["memory"].values())})
+            samples.append(row | {"memory_mb": sum(row["memory"].values()), "open_files": open_files(roles)})
             if progress is not None:
                 progress(round(row["at"]), round(seconds))
     return {"rankers": rankers, "share": share, "limit": limit, "scheduled_per_second": per_second, **judge(samples)}
@@ -124,7 +125,12 @@ def _verdict_table(result: Row) -> Table:
     table.add_column("")
     for heading in ("first", "last", "growth per hour", "flat"):
         table.add_column(heading, justify="right")
-    names = {"memory_mb": "memory, MB", "lag_records": "learner lag, records", "p99": "p99, ms"}
+    names = {
+        "memory_mb": "memory, MB",
+        "open_files": "open files and sockets",
+        "lag_records": "learner lag, records",
+        "p99": "p99, ms",
+    }
     for name, found in result["flat"].items():
         values = [_shown(found[part], ",.1f") for part in ("first", "last", "per_hour")]
         table.add_row(names[name], *values, "yes" if found["flat"] else "NO")

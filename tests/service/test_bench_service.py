@@ -156,6 +156,7 @@ def test_cpu_and_memory_of_this_process_are_found_by_role():
     roles = {os.getpid(): "test", 2**30: "ended"}
     assert bench_processes.cpu_seconds(roles).keys() == bench_processes.memory_mb(roles).keys() == {"test"}
     assert bench_processes.memory_mb(roles)["test"] > 1
+    assert bench_processes.open_files(roles) >= 3 > bench_processes.open_files({2**30: "ended"}) == 0
     assert os.getpid() in bench_processes.process_tree(os.getppid())
     assert bench.per_request({"a": 1.0}, {"a": 1.5, "b": 0.1}, 1_000) == pytest.approx({"a": 500, "b": 100})
 
@@ -199,11 +200,11 @@ def test_failures_of_all_rounds_are_added_and_shown():
 def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
     samples = [
         {"memory_mb": 200.0 + grows * k, "lag_records": grows * k, "p99": 5.0 + grows * k, "failures": 0}
-        | {"first_failure": None, "at": 10.0 * (k + 1)}
+        | {"open_files": 50 + grows * k, "first_failure": None, "at": 10.0 * (k + 1)}
         for k in range(9)
     ]
     found = bench_soak.judge(samples)["flat"]
-    assert [verdict["flat"] for verdict in found.values()] == [flat] * 3
+    assert [verdict["flat"] for verdict in found.values()] == [flat] * 4
     assert found["memory_mb"]["first"] == 200.0 + grows
     assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
 
@@ -241,7 +242,7 @@ def test_a_soak_samples_the_real_service_below_its_limit():
     result = bench_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
     assert len(result["samples"]) == bench_soak.FEWEST_SAMPLES
     assert result["failures"] == 0
-    assert set(result["flat"]) == {"memory_mb", "lag_records", "p99"}
+    assert set(result["flat"]) == {"memory_mb", "open_files", "lag_records", "p99"}
     scheduled = result["scheduled_per_second"] * 1.5
     assert 0 < sum(row["requests"] for row in result["samples"]) <= scheduled + 8
     assert len(bench_soak.table(json.loads(json.dumps(result))).renderables) == 2
