@@ -233,8 +233,7 @@ export class FedresDevice {
     const reply = await this.#ask("GET", `/model?since=${since}`, undefined, since ? { "If-None-Match": `"${tag}"` } : {});
     if (reply.status === 304) return;
     if (reply.status !== 200) throw new Trouble(await said(reply));
-    const bytes = new Uint8Array(await reply.arrayBuffer());
-    const model = usable("a model", () => this.#half.read(bytes));
+    const model = this.#read(new Uint8Array(await reply.arrayBuffer()));
     const fits = await this.#inTurn(async () => {
       const found = this.#half.received(model, this.#queue), { changes, apply } = found ?? this.#half.forget();
       await this.#write(changes, apply);
@@ -242,6 +241,14 @@ export class FedresDevice {
     });
     if (!fits && since) await this.#fetchModel(); // another service's, or one that began anew
     else if (!fits) throw new Trouble("the service sent a model that cannot be used");
+  }
+
+  #read(bytes) {
+    try {
+      return this.#half.read(bytes);
+    } catch (error) {
+      throw new Trouble(`the service sent a model that cannot be used: ${error.message}`);
+    }
   }
 
   /** Send uploads; return how many the service has, null if it refuses some. */
@@ -303,15 +310,6 @@ export class FedresDevice {
     } catch (error) {
       throw new Trouble(`the service must answer as one of fedres does: ${error.message}`);
     }
-  }
-}
-
-/** Return what was made of something that the service sent. */
-function usable(what, make) {
-  try {
-    return make();
-  } catch (error) {
-    throw new Trouble(`the service sent ${what} that cannot be used: ${error.message}`);
   }
 }
 

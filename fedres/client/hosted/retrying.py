@@ -37,15 +37,15 @@ def retrying(
     """
     end = clock() + seconds
     backoff = Backoff(rng, first=FIRST_WAIT, longest=LONGEST_WAIT)
-    answer: Answer | Failure | None = Failure(f"no answer within {seconds:g} s")
+    answer: Answer | Failure = Failure(f"no answer within {seconds:g} s")
     while (left := end - clock()) > 0:  # a wait may take longer than asked: sockets refuse a timeout below 0
-        answer = yield replace(request, seconds=min(request.seconds, left))
-        assert answer is not None
+        told = yield replace(request, seconds=min(request.seconds, left))
+        assert told is not None
+        answer = told
         if not passes(answer) or not again:
             return answer
         wait = backoff.failed(answer.retry_after if isinstance(answer, Answer) else 0.0)
         if clock() + wait >= end:
             break
         yield Wait(wait)
-    assert answer is not None
     return answer
