@@ -260,6 +260,18 @@ def open_files(roles: Mapping[int, str]) -> int:
     return found
 
 
+def file_mb(store: Path) -> dict[str, float]:
+    """Return the size of a store's files in MB: the log, the snapshot of models, and the write-ahead logs of both."""
+    parts = {"log": ("",), "models": ("-models",), "wal": ("-wal", "-models-wal")}
+    return {part: sum(_size(Path(f"{store}{suffix}")) for suffix in suffixes) / 1e6 for part, suffixes in parts.items()}
+
+
+def _size(file: Path) -> int:
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
 def memory_kb(pid: int) -> dict[str, int]:
     """Return ``Rss`` and, where the kernel offers it, ``Pss`` of a process in KB; nothing if it ended."""
     for name, pattern in (("smaps_rollup", r"^(Rss|Pss):\s+(\d+) kB"), ("status", r"^Vm(RSS):\s+(\d+) kB")):

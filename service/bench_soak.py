@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 
 from service.bench import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, windows
-from service.bench_processes import cpu_seconds, memory_mb, open_files, service
+from service.bench_processes import cpu_seconds, file_mb, memory_mb, open_files, service
 
 SHARE = 0.7
 SAMPLE_SECONDS = 10.0
@@ -27,6 +27,9 @@ FEWEST_SAMPLES = 6  # a shorter soak samples more often
 TOLERANCES: dict[str, tuple[float, float]] = {
     "memory_mb": (1.02, 2.0),
     "open_files": (1.0, 10.0),
+    "wal_mb": (1.5, 8.0),
+    "models_mb": (1.5, 8.0),
+    "log_bytes_per_request": (1.2, 100.0),
     "lag_records": (1.5, 1_000.0),
     "p99": (1.5, 1.0),
 }
@@ -57,6 +60,8 @@ def soak(
         samples: list[Row] = []
         roles = target.roles()
         cpu = cpu_seconds(roles)
+        store, n_requests = Path(folder) / "soak" / "bench.db", 0
+        log_mb = file_mb(store)["log"]
 
         for measured in windows(load):
             if measured.last:
@@ -67,7 +72,11 @@ def soak(
             row = measured.summary()
             row |= {"at": (len(samples) + 1) * window, "lag_records": target.lag_records()}
             row |= {"memory": memory_mb(roles), "cpu": per_request(before, cpu, max(1, row["requests"]))}
-            samples.append(row | {"memory_mb": sum(row["memory"].values()), "open_files": open_files(roles)})
+            row |= {"memory_mb": sum(row["memory"].values()), "open_files": open_files(roles), "files": file_mb(store)}
+            n_requests += row["requests"]
+            row |= {f"{part}_mb": row["files"][part] for part in ("wal", "models")}
+            row["log_bytes_per_request"] = (row["files"]["log"] - log_mb) * 1e6 / max(1, n_requests)
+            samples.append(row)
             if progress is not None:
                 progress(round(row["at"]), round(seconds))
     return {"rankers": rankers, "share": share, "limit": limit, "scheduled_per_second": per_second, **judge(samples)}
@@ -109,12 +118,14 @@ def _samples_table(result: Row) -> Table:
     )
     roles = list(samples[0]["memory"])
     headings = ("seconds", "requests/s", "p50 ms", "p99 ms", "lag records", *(f"{role} MB" for role in roles))
-    for heading in (*headings, "CPU µs", "failures"):
+    files = list(samples[0]["files"])
+    for heading in (*headings, *(f"{part} file MB" for part in files), "CPU µs", "failures"):
         table.add_column(heading, justify="right")
     for row in samples[:: max(1, len(samples) // 12)]:
         latency = [_shown(row[name], ".1f") for name in ("p50", "p99")]
         memory = [_shown(row["memory"].get(role), ",.0f") for role in roles]
         cells = [f"{row['at']:.0f}", f"{row['per_second']:,.0f}", *latency, f"{row['lag_records']:,}", *memory]
+        cells += [f"{row['files'][part]:,.1f}" for part in files]
         table.add_row(*cells, f"{sum(row['cpu'].values()):.0f}", str(row["failures"]))
     return table
 
@@ -128,6 +139,9 @@ def _verdict_table(result: Row) -> Table:
     names = {
         "memory_mb": "memory, MB",
         "open_files": "open files and sockets",
+        "wal_mb": "write-ahead logs, MB",
+        "models_mb": "snapshot of models, MB",
+        "log_bytes_per_request": "log, bytes per request",
         "lag_records": "learner lag, records",
         "p99": "p99, ms",
     }

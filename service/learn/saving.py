@@ -163,14 +163,14 @@ def _saved_loop(state: LoopState) -> SavedLoop:
 
 
 def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
-    """Write in a forked child, on a connection of its own."""
+    """Write in a forked child, on a connection of its own; closing that empties the write-ahead log."""
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        own = Snapshots(snapshots.path, exist=True)
-        own.epoch = snapshots.epoch
-        own.write(pending.changes())
+        with contextlib.closing(Snapshots(snapshots.path, exist=True)) as own:
+            own.epoch = snapshots.epoch
+            own.write(pending.changes())
         code = 0
     finally:
         os._exit(code)

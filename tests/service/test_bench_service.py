@@ -200,11 +200,12 @@ def test_failures_of_all_rounds_are_added_and_shown():
 def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
     samples = [
         {"memory_mb": 200.0 + grows * k, "lag_records": grows * k, "p99": 5.0 + grows * k, "failures": 0}
-        | {"open_files": 50 + grows * k, "first_failure": None, "at": 10.0 * (k + 1)}
+        | dict.fromkeys(("open_files", "wal_mb", "models_mb", "log_bytes_per_request"), 50 + grows * k)
+        | {"first_failure": None, "at": 10.0 * (k + 1)}
         for k in range(9)
     ]
     found = bench_soak.judge(samples)["flat"]
-    assert [verdict["flat"] for verdict in found.values()] == [flat] * 4
+    assert [verdict["flat"] for verdict in found.values()] == [flat] * 7
     assert found["memory_mb"]["first"] == 200.0 + grows
     assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
 
@@ -242,7 +243,9 @@ def test_a_soak_samples_the_real_service_below_its_limit():
     result = bench_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
     assert len(result["samples"]) == bench_soak.FEWEST_SAMPLES
     assert result["failures"] == 0
-    assert set(result["flat"]) == {"memory_mb", "open_files", "lag_records", "p99"}
+    files = {"wal_mb", "models_mb", "log_bytes_per_request"}
+    assert set(result["flat"]) == {"memory_mb", "open_files", "lag_records", "p99"} | files
+    assert all(row["files"]["log"] > 0 for row in result["samples"])
     scheduled = result["scheduled_per_second"] * 1.5
     assert 0 < sum(row["requests"] for row in result["samples"]) <= scheduled + 8
     assert len(bench_soak.table(json.loads(json.dumps(result))).renderables) == 2

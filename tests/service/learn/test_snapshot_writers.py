@@ -125,3 +125,21 @@ async def test_no_process_is_forked_while_the_snapshot_is_open(tmp_path, monkeyp
         assert open_files
         assert not [name for name in open_files if name.startswith(snapshots.path.name)]
         assert engine.digest() == engine.rebuilt()
+
+
+@pytest.mark.anyio
+async def test_the_files_of_the_snapshot_stay_as_large_as_what_is_in_them(tmp_path):
+    """Nobody else has the file open, so a writer that leaves its write-ahead log leaves it for ever."""
+    async with running(tmp_path) as engine:
+        saver = saving.Saver(engine.snapshots, engine.learner.personal, 0.0, fork=True)
+        sizes = []
+        for k in range(12):
+            await engine.rank("default", request(f"e{k}", "u"))
+            await engine.reward("default", f"e{k}", 1.0)
+            await engine.settle()
+            saver.save_if_due(engine.learner.loops)
+            saver.finish()
+            sizes.append(sum(file.stat().st_size for file in tmp_path.glob("store.db-models*")))
+        assert saver.n_written == 12
+        assert max(sizes[6:]) <= max(sizes[:6]) + 16_384  # a page
+        assert not [file for file in tmp_path.glob("store.db-models-wal") if file.stat().st_size]
