@@ -56,6 +56,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     auto_optimization_start_date: str | None = None
     is_inference_explainability_enabled: bool = False
     logs_after: int = 0  # position of the log up to which events were deleted
+    native: bool = False  # the loop's settings are not Azure's: no admin has changed its configuration or policy
 
 
 @lru_cache(maxsize=1_000)
@@ -69,9 +70,14 @@ def _read_arguments(text: str) -> PolicyArguments:
 
 
 def kept_of(settings: Settings) -> Kept:
-    """Return what is kept with a loop's settings."""
+    """Return what is kept with a loop's settings; of a native loop, what its settings mean in Azure's words."""
     text = settings.annotations.get(ANNOTATION)
-    return Kept() if text is None else _read_kept(text)
+    if text is not None:
+        return _read_kept(text)
+    kept = Kept(learning_mode="Apprentice" if settings.apprentice else "Online", native=True)
+    if settings.policy == "epsilon-greedy":
+        kept.arguments = with_epsilon(kept.arguments, settings.epsilon)
+    return kept
 
 
 def arguments_of(settings: Settings) -> PolicyArguments:
@@ -84,11 +90,9 @@ def azure_settings(settings: Settings | None = None) -> Settings:
     given = settings or Settings()
     low, high = given.reward_range
     changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
-    kept = Kept(learning_mode="Apprentice" if given.apprentice else "Online")
     if given == Settings():
         changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
-    elif given.policy == "epsilon-greedy":
-        kept.arguments = with_epsilon(kept.arguments, given.epsilon)
+    kept = msgspec.structs.replace(kept_of(given), native=False)
     return msgspec.structs.replace(given, **changes, annotations=_annotated(given, kept))
 
 
@@ -103,19 +107,21 @@ class Configurations:
         self._admin, self._retrainer = admin, retrainer
         self._changing = asyncio.Lock()
 
-    async def settings(self, loop: str) -> Settings:
-        """Return the settings of a loop. Its first use by these paths gives it Azure's defaults.
+    def settings(self, loop: str) -> Settings:
+        """Return the settings of a loop as they are: only ``adopted`` gives it Azure's."""
+        return self._admin.settings(loop)[1]
 
-        A loop whose owner has chosen settings keeps them, but for rewards, which are in [−1, 1] here.
+    async def adopted(self, loop: str) -> Settings:
+        """Return the settings of a loop, and give a native one Azure's first: for changes by admins, which are audited.
+
+        A loop whose owner has chosen settings keeps them, but for rewards, which are in [−1, 1] then, and for wait
+        times, which count from the rank call.
         """
-        settings = self._admin.settings(loop)[1]
-        if ANNOTATION in settings.annotations:
-            return settings
         async with self._changing:
-            settings = self._admin.settings(loop)[1]
-            if ANNOTATION not in settings.annotations:
+            settings = self.settings(loop)
+            if kept_of(settings).native:
                 await self._adopt(loop, settings)
-            return self._admin.settings(loop)[1]
+            return self.settings(loop)
 
     async def _adopt(self, loop: str, settings: Settings) -> None:
         await self._admin.put_settings(loop, msgspec.to_builtins(azure_settings(settings)))
@@ -129,13 +135,13 @@ class Configurations:
 
     async def keep(self, loop: str, **changes: Any) -> None:
         """Change only what is kept."""
-        settings = await self.settings(loop)
+        settings = self.settings(loop)
         await self._put(loop, settings, msgspec.structs.replace(kept_of(settings), **changes))
 
     # the service configuration
 
     async def configuration(self, loop: str) -> ServiceConfiguration:
-        settings = await self.settings(loop)
+        settings = self.settings(loop)
         kept = kept_of(settings)
         return ServiceConfiguration(
             reward_wait_time=show_duration(settings.wait_time),
@@ -147,7 +153,7 @@ class Configurations:
 
     async def put_configuration(self, loop: str, wanted: ServiceConfiguration) -> ServiceConfiguration:
         """Change the configuration; optional fields that are missing stay as they are."""
-        settings = await self.settings(loop)
+        settings = await self.adopted(loop)
         kept = kept_of(settings)
         wait = _checked_wait(wanted)
         _check_rest(wanted, wait)
@@ -185,12 +191,12 @@ class Configurations:
     # the policy
 
     async def policy(self, loop: str) -> PolicyContract:
-        kept = kept_of(await self.settings(loop))
+        kept = kept_of(self.settings(loop))
         return PolicyContract(kept.policy_name, kept.arguments)
 
     async def put_policy(self, loop: str, wanted: PolicyContract) -> PolicyContract:
         """Learn and explore by a policy from now on."""
-        settings = await self.settings(loop)
+        settings = await self.adopted(loop)
         meaning = read_arguments(wanted.arguments)
         changes: dict[str, Any] = {}
         if meaning.epsilon is not None:

@@ -11,7 +11,7 @@ import msgspec
 from fedres.event_ids import LONGEST_ID, new_event_id
 from service.errors import ApiError
 from service.log.records import Entry, LoggedRank
-from service.personalizer.configuration import Configurations, arguments_of
+from service.personalizer.configuration import Configurations, arguments_of, kept_of
 from service.personalizer.errors import Refusal
 from service.personalizer.features import merged, native_id
 from service.personalizer.messages import (
@@ -32,6 +32,7 @@ from service.ranking.exporting import Exporter
 from service.ranking.ranker import Machine, Ranker
 from service.ranking.requests import Action, RankRequest, RankResult
 from service.ranking.slots import LONGEST_CALL_ID, Slot, SlotsRequest, SlotsResult, check_slots, events_of, fill
+from service.settings import Settings
 
 INVALID = "InvalidRankRequest"
 
@@ -46,7 +47,7 @@ class Decisions:
 
     async def rank(self, loop: str, asked: PersonalizerRankRequest) -> PersonalizerRankResponse:
         """Choose an action. An id that was used for another request is decided again, and not learned from."""
-        policy = arguments_of(await self._configurations.settings(loop))
+        policy = arguments_of(self._configurations.settings(loop))
         if policy.multi_slot:
             raise Refusal("InvalidApiAccess", "the loop's policy is for multi-slot calls (--ccb_explore_adf)")
         event_id = asked.event_id or new_event_id()
@@ -71,12 +72,11 @@ class Decisions:
 
     async def reward(self, loop: str, event_id: str, reward: PersonalizerReward) -> None:
         """Store a reward; that of an event which nobody knows comes to nothing."""
-        await self._configurations.settings(loop)
+        _check_value(self._configurations.settings(loop), reward.value)
         with _unless_unknown():
             await self._ranker.reward(loop, native_id(event_id), reward.value, new_event_id())
 
     async def activate(self, loop: str, event_id: str) -> None:
-        await self._configurations.settings(loop)
         with _unless_unknown():
             await self._ranker.activate(loop, native_id(event_id))
 
@@ -84,7 +84,7 @@ class Decisions:
 
     async def rank_slots(self, loop: str, asked: MultiSlotRankRequest) -> MultiSlotRankResponse:
         """Choose an action for each slot; ids that are used again are treated as by ``rank``."""
-        policy = arguments_of(await self._configurations.settings(loop))
+        policy = arguments_of(self._configurations.settings(loop))
         if not policy.multi_slot:
             message = "multi-slot calls need a policy with --ccb_explore_adf: change the loop's arguments first"
             raise Refusal("InvalidMultiSlotApiAccess", message)
@@ -129,7 +129,7 @@ class Decisions:
 
     async def _slot_events(self, loop: str, event_id: str) -> dict[str, str]:
         """Return the native events of a multi-slot call by slot."""
-        await self._configurations.settings(loop)
+        self._configurations.settings(loop)  # of a loop that there is
         events = events_of(native_id(event_id, LONGEST_CALL_ID), MOST_ACTIONS)
         known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
         return {_slot_of(*found): event for event, found in known.items()}
@@ -156,6 +156,17 @@ def _unless_unknown() -> Iterator[None]:
     except ApiError as error:
         if error.code != "too_many_early_events":
             raise
+
+
+def _check_value(settings: Settings, value: float) -> None:
+    """Say who can widen the range of a native loop, for which Azure's clients may send what it does not take."""
+    low, high = settings.reward_range
+    if kept_of(settings).native and not low <= value <= high:
+        message = (
+            f"value must be in [{low:g}, {high:g}], got {value:g}: the loop has native settings, and an admin gives it"
+            " Azure's, with rewards in [-1, 1], by PUT configurations/service or DELETE configurations/policy"
+        )
+        raise Refusal("InvalidRewardRequest", message, "value")
 
 
 def ranked(ids: list[str], excluded: set[str], result: RankResult) -> list[RankedAction]:

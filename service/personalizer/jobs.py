@@ -86,7 +86,7 @@ class Jobs:
         if len(set(names)) < len(names):
             raise Refusal("DuplicateCustomPolicyNames", f"policies must have different names, got {names}", "policies")
         code = "InvalidEvaluationContract"
-        settings = await self._configurations.settings(loop)
+        settings = self._configurations.settings(loop)
         policies = [{"name": policy.name, "arguments": policy.arguments} for policy in wanted.policies]
         job = await self._new(loop, EVALUATION, name, wanted, code, "EvaluationAlreadyExists")
         job.policies = policies

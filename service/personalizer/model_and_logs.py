@@ -30,7 +30,7 @@ class ModelAndLogs:
 
     async def reset_model(self, loop: str) -> None:
         """Go on with a model that has learned nothing."""
-        await self._admin.put_model(loop, new_model(await self._configurations.settings(loop)).to_bytes())
+        await self._admin.put_model(loop, new_model(self._configurations.settings(loop)).to_bytes())
 
     async def model_properties(self, loop: str) -> dict[str, Any]:
         view = self._machine.loop(loop).view

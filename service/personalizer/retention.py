@@ -14,7 +14,7 @@ DAY = 86_400_000_000  # microseconds
 
 async def retained_after(machine: Machine, configurations: Configurations, loop: str) -> int:
     """Return the position behind which events count."""
-    kept = kept_of(await configurations.settings(loop))
+    kept = kept_of(configurations.settings(loop))
     after = max(machine.loop(loop).view.since, kept.logs_after)
     if kept.log_retention_days < 0:
         return after

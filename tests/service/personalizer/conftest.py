@@ -33,3 +33,10 @@ def loop(http, live, request):
     made = http.post("/v1/loops", json={"name": name}, headers={"Authorization": f"Bearer {live.key}"})
     assert made.status_code == 201, made.text
     return f"/loops/{name}"
+
+
+@pytest.fixture
+def azure_loop(http, loop):
+    """Return the path of a loop that an admin has given Azure's settings."""
+    assert http.delete(f"{loop}/personalizer/v1.0/configurations/policy").status_code == 200
+    return loop

@@ -205,10 +205,50 @@ def test_a_loop_whose_owner_chose_settings_keeps_them(http, live):
     key = {"Authorization": f"Bearer {live.key}"}
     settings = {"wait_time": 30, "policy": "squarecb", "reward_range": [0, 5]}
     assert http.post("/v1/loops", json={"name": "chosen", "settings": settings}, headers=key).status_code == 201
-    found = http.get("/loops/chosen/personalizer/v1.0/configurations/service").json()
+    path = "/loops/chosen/personalizer/v1.0/configurations/service"
+    found = http.get(path).json()
     assert found["rewardWaitTime"] == "PT30S"
+    assert native(live, "/loops/chosen").reward_range == (0.0, 5.0)
+    assert http.put(path, json=found).status_code == 200
     chosen = native(live, "/loops/chosen")
-    assert (chosen.policy, chosen.reward_range) == ("squarecb", (-1.0, 5.0))
+    assert (chosen.policy, chosen.wait_time, chosen.reward_range) == ("squarecb", 30, (-1.0, 5.0))
+
+
+@pytest.mark.parametrize("role", ["rank", "admin"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_no_call_but_a_change_of_the_configuration_changes_a_native_loop(live, loop, role, learned):
+    name, actions = loop.removeprefix("/loops/"), [{"id": "a", "features": [{"x": 1}]}, {"id": "b", "features": []}]
+    before = live.run(live.engine.view, name)
+    with live.client() as http:
+        http.headers["Ocp-Apim-Subscription-Key"] = live.keys.add(role, name)
+        path = f"{loop}/personalizer/v1.0"
+        for event in ("e", "f") * learned:
+            assert http.post(f"{path}/rank", json={"actions": actions, "eventId": event}).status_code == 201
+            assert http.post(f"{path}/events/{event}/reward", json={"value": 1}).status_code == 204
+        live.settle(name)
+        assert http.post(f"{path}/rank", json={"actions": actions, "deferActivation": True}).status_code == 201
+        assert http.post(f"{path}/events/e/activate").status_code == 204
+        assert http.post(f"{path}/events/e/reward", json={"value": 0.5}).status_code == 204
+        reply = http.post(f"{path}/events/e/reward", json={"value": -1})
+        refused(reply, "InvalidRewardRequest")
+        assert "PUT configurations/service" in reply.json()["error"]["message"]
+        refused(http.post(f"{path}/multislot/rank", json={"actions": actions, "slots": []}), "InvalidRankRequest")
+        assert http.post(f"{path}/multislot/events/e/activate").status_code == 204
+        for what in ("configurations/service", "configurations/policy", "model/properties", "logs/properties"):
+            assert http.get(f"{path}/{what}").status_code == (200 if role == "admin" else 403)
+        assert http.delete(f"{path}/model").status_code == (204 if role == "admin" else 403)
+    live.settle(name)
+    after = live.run(live.engine.view, name)
+    assert (after.settings, after.settings_version) == (before.settings, before.settings_version)
+
+
+def test_clearing_the_log_leaves_native_settings_alone(http, live, loop):
+    before = native(live, loop)
+    assert http.delete(f"{loop}/personalizer/v1.0/logs").status_code == 204
+    after = native(live, loop)
+    assert (after.policy, after.reward_range, after.wait_from) == (before.policy, before.reward_range, before.wait_from)
+    assert http.delete(f"{loop}/personalizer/v1.0/configurations/policy").status_code == 200
+    assert native(live, loop).reward_range == (-1.0, 1.0)
 
 
 def test_an_unknown_loop_is_not_found(http):

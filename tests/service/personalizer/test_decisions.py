@@ -168,6 +168,7 @@ def test_a_wrong_reward_is_refused(http, value):
 
 
 def test_rewards_and_activations_of_unknown_events_come_to_nothing(http):
+    assert http.delete("/personalizer/v1.0/configurations/policy").status_code == 200  # rewards in [-1, 1]
     for event in ("nobody", "x" * 256, "a%2Fb", "%E6%BC%A2"):
         for value in (-1, 0, 1, 0.25):
             reply = http.post(f"/personalizer/v1.0/events/{event}/reward", json={"value": value, "unknown": 1})
@@ -186,7 +187,8 @@ def events(http, live, loop):
     return {one["event_id"]: one for one in map(json.loads, text.splitlines())}
 
 
-def test_rewards_reach_their_events(http, live, loop):
+def test_rewards_reach_their_events(http, live, azure_loop):
+    loop = azure_loop
     for name in ("plain", "a/b 漢", "x" * 256, "deferred", "activated"):
         assert rank(http, loop, eventId=name, deferActivation=name in ("deferred", "activated")).status_code == 201
     for name in ("plain", "a/b%20%E6%BC%A2", "x" * 256, "deferred", "activated"):

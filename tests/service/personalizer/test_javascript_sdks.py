@@ -31,7 +31,8 @@ def packages():
     return CACHE
 
 
-def test_both_sdks_run_unchanged(live, packages, loop, http):
+def test_both_sdks_run_unchanged(live, packages, azure_loop):
+    loop = azure_loop
     key = live.keys.add("admin", loop.removeprefix("/loops/"))
     command = ["node", str(SCRIPT), live.url, f"{live.url}{loop}", key]
     ended = subprocess.run(command, cwd=packages, capture_output=True, text=True, check=False, timeout=120)
