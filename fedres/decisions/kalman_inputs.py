@@ -52,13 +52,15 @@ def _first_slot(key: Key, n_slots: int) -> Any:
 
 @bare_kernel
 def find_scale(keys: Array, key: Key) -> Any:
-    """Return the slot of a key, or −1 − the empty slot it would have."""
+    """Return the slot of a key, or −1 − the empty slot it would have; that is −1 − the size of a table that is full."""
     slot = _first_slot(key, keys.size)
-    while keys[at(slot)] != 0:
+    for _ in range(keys.size):
         if keys[at(slot)] == key:
             return slot
+        if keys[at(slot)] == 0:
+            return -1 - slot
         slot = (slot + 1) & (keys.size - 1)
-    return -1 - slot
+    return -1 - keys.size
 
 
 @bare_kernel
@@ -104,7 +106,7 @@ def scale_of(shared: Any, key: Key, value: float, new: bool, medians: float) -> 
     if not new:
         return max(slot, -1)
     if slot < 0:
-        if shared.counts[SCALES] == MAX_SCALES:
+        if shared.counts[SCALES] >= MAX_SCALES or slot == -1 - shared.scale_keys.size:
             return -1
         slot = -1 - slot
         shared.scale_keys[slot] = key
@@ -224,7 +226,9 @@ def find_block(shared: Any, key: Key) -> Any:
     """Return the place of a block, −1 if there is none."""
     table = shared.block_table
     slot = _first_slot(key, table.size)
-    while table[at(slot)] != 0:
+    for _ in range(table.size):
+        if table[at(slot)] == 0:
+            return -1
         if shared.block_keys[at(table[at(slot)] - 1)] == key:
             return np.int64(table[at(slot)] - 1)
         slot = (slot + 1) & (table.size - 1)
@@ -233,10 +237,13 @@ def find_block(shared: Any, key: Key) -> Any:
 
 @bare_kernel
 def put_block(table: Array, key: Key, place: int) -> None:
+    """Put a key into the table, which has at least twice as many slots as there are blocks."""
     slot = _first_slot(key, table.size)
-    while table[at(slot)] != 0:
+    for _ in range(table.size):
+        if table[at(slot)] == 0:
+            table[slot] = place + 1
+            return
         slot = (slot + 1) & (table.size - 1)
-    table[slot] = place + 1
 
 
 @bare_kernel

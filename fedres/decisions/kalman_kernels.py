@@ -130,7 +130,9 @@ def predict_in(
         n_blocks = action_blocks(shared, hashes[mine], values[mine], fields[mine], False, keys, xs, names)
         for f in range(1, n_blocks):
             slot = np.int64(keys[f]) & (n_slots - 1)
-            while known[slot] != 0 and known[slot] != keys[f]:
+            for _ in range(n_slots):
+                if known[slot] == 0 or known[slot] == keys[f]:
+                    break
                 slot = (slot + 1) & (n_slots - 1)
             if known[slot] == 0:
                 known[slot] = keys[f]

@@ -102,7 +102,7 @@ def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
 def _adopt(shared: Any, other: Any, key: Any) -> None:
     slot = find_scale(shared.scale_keys, key)
     known = find_scale(other.scale_keys, key)
-    if slot < 0 and known >= 0 and shared.counts[SCALES] < MAX_SCALES:
+    if -1 - shared.scale_keys.size < slot < 0 and known >= 0 and shared.counts[SCALES] < MAX_SCALES:
         slot = -1 - slot
         shared.scale_keys[slot] = key
         shared.scale_seen[slot] = FIRST_VALUES

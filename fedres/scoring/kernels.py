@@ -54,15 +54,17 @@ def expanded(prepared: Any, action: int) -> Any:
 
 @kernel
 def find(table: Array, key: Key) -> Any:
-    """Return the slot that holds ``key``, or else −1 less the free slot where it would go."""
+    """Return the slot that holds ``key``, or else −1 less the free slot where it would go: the size if none is free."""
     mask = table.size - 1
     wanted = key if key != 0 else np.uint32(1)
     slot = np.int64(wanted) & mask
-    while table[at(slot)] != wanted:
+    for _ in range(table.size):
+        if table[at(slot)] == wanted:
+            return slot
         if table[at(slot)] == 0:
             return -1 - slot
         slot = (slot + 1) & mask
-    return slot
+    return -1 - table.size
 
 
 @kernel
@@ -143,7 +145,7 @@ def put(table: Array, keys: Array, count: int) -> Any:
     for k in range(keys.size):
         if slots[k] < 0:
             slot = find(table, keys[k])  # once more: the key may come twice
-            if slot < 0 and 5 * (count + 1) <= 4 * table.size:
+            if -1 - table.size < slot < 0 and 5 * (count + 1) <= 4 * table.size:
                 slot = -1 - slot
                 table[slot] = keys[k] if keys[k] != 0 else np.uint32(1)
                 count += 1

@@ -147,11 +147,11 @@ def end_change(words: Array, offset: int) -> None:
 
 @kernel
 def _insert(words: Array, index: int, first: int, second: int, offset: int) -> bool:
-    """Put a key into the index; return whether it is new there."""
+    """Put a key into the index, which has room for it; return whether it is new there."""
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
     slot = np.int64(key0 >> np.uint64(1)) & mask
-    while True:
+    for _ in range(mask + 1):
         at = index + HEAD + ENTRY * slot
         if words[at] == 0:
             words[at + 1], words[at + 2] = key1, np.uint64(offset)
@@ -162,6 +162,7 @@ def _insert(words: Array, index: int, first: int, second: int, offset: int) -> b
             words[at + 2] = np.uint64(offset)
             return False
         slot = (slot + 1) & mask
+    return False
 
 
 @kernel

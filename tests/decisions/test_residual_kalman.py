@@ -13,8 +13,8 @@ from fedres.decisions.constants import (
     START_EVENTS,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import eigenvectors, find_scale, rebase
-from fedres.decisions.kalman_state import CORE, LOG_DRIFT, UNIT, new_shared
+from fedres.decisions.kalman_inputs import eigenvectors, find_block, find_scale, put_block, rebase, scale_of
+from fedres.decisions.kalman_state import CORE, LOG_DRIFT, SCALES, UNIT, new_shared
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -402,3 +402,17 @@ def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewar
     found = model.predict(request_of(context, actions), owns[0])
     assert found.means[0] == pytest.approx(1.0, abs=0.02)
     assert 0 <= found.widths[0] < 0.02
+
+
+def test_looking_for_a_key_in_a_full_table_ends():
+    """As a crafted model could fill one: without a bound, every process that reads it would look for ever."""
+    shared, key = new_shared(3, 1.0, 4, 4), np.uint32(9_999)
+    shared.scale_keys[:] = np.arange(1, 1 + shared.scale_keys.size)
+    assert find_scale(shared.scale_keys, np.uint32(7)) == 6
+    assert find_scale(shared.scale_keys, key) == -1 - shared.scale_keys.size
+    assert scale_of(shared, key, 1.0, True, 1.0) == -1
+    assert shared.counts[SCALES] == 0
+    shared.block_table[:] = 1
+    assert find_block(shared, key) == -1
+    put_block(shared.block_table, key, 1)
+    assert (shared.block_table == 1).all()
