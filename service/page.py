@@ -11,7 +11,13 @@ from importlib.resources import files
 import msgspec
 
 SCRIPT = "text/javascript"
-ASSETS = {"dashboard.js": SCRIPT, "parts.js": SCRIPT, "demo.js": SCRIPT, "dashboard.css": "text/css"}
+ASSETS = {
+    "dashboard.js": SCRIPT,
+    "manage.js": SCRIPT,
+    "parts.js": SCRIPT,
+    "demo.js": SCRIPT,
+    "dashboard.css": "text/css",
+}
 PAGES = {"/": "dashboard.html", "/demo": "demo.html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -62,8 +68,8 @@ def report_page(loop: str, report: bytes) -> bytes:
 
 def _bundled() -> str:
     """Return the dashboard's scripts as one module."""
-    pages = [line for line in asset("dashboard.js").decode().splitlines() if not line.startswith("import ")]
-    return asset("parts.js").decode() + "\n".join(pages) + "\n"
+    lines = "".join(asset(name).decode() for name in ("parts.js", "manage.js", "dashboard.js")).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("import ")) + "\n"
 
 
 def _hash(text: str) -> str:

@@ -152,7 +152,7 @@ def sentence(found: Lift) -> str:
     if found.relative is not None:
         share, least, most = (f"{100 * bound:+.3g}%" for bound in found.relative)
         text += f"; {share} ({least} to {most})"
-    return f"{text}. It may be looked at at any time."
+    return f"{text}. The interval is valid at any time."
 
 
 def _arm_report(arm: Arm, mean: float) -> ArmReport:

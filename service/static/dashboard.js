@@ -1,7 +1,9 @@
 // The dashboard: its pages, and which one is shown.
-import { $, BOX, ROOT, ask, asTable, bars, bounds, count, curves, el, figures, iso, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, table, timeTicks, wide } from "./parts.js";
+import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, table, timeTicks, when, wide } from "./parts.js";
+import { cataloguePage, controlGroupButton, newestEventsPage, newLoop, settingsPage } from "./manage.js";
 
 const REFRESH = { status: 5000, report: 30000 };
+const LOADING = "Loading…";
 let shown = 0; // counts pages, so that late answers of an older one are dropped
 let filter = ""; // of loops
 const told = new Set(); // alarms that were read out
@@ -10,13 +12,16 @@ const PAGES = [
   [/^$/, overview, REFRESH.status],
   [/^operations$/, operations, REFRESH.status],
   [/^loops\/([^/]+)$/, loopPage, REFRESH.report],
+  [/^loops\/([^/]+)\/settings$/, settingsPage, 0],
+  [/^loops\/([^/]+)\/actions$/, cataloguePage, 0],
+  [/^loops\/([^/]+)\/events$/, newestEventsPage, 0],
   [/^loops\/([^/]+)\/events\/([^/]+)$/, eventPage, 0],
   [/^loops\/([^/]+)\/users\/([^/]+)$/, userPage, 0],
 ];
 
 async function overview() {
   const { loops } = await json("v1/status");
-  const all = Object.entries(loops), holder = el("div"), input = el("input", { id: "filter", type: "search", value: filter, autocomplete: "off", oninput: fill });
+  const all = Object.entries(loops).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })), holder = el("div"), input = el("input", { id: "filter", type: "search", value: filter, autocomplete: "off", oninput: fill });
   function fill() {
     filter = input.value;
     const found = all.filter(([name]) => name.toLowerCase().includes(filter.trim().toLowerCase()));
@@ -27,15 +32,16 @@ async function overview() {
   }
   fill();
   return [el("h1", {}, "Loops"), section(null,
-    all.length > 10 && el("p", {}, el("label", { for: "filter" }, "Name has "), input), holder),
-    all.every(([, g]) => !g.ranks) && first()];
+    all.length > 10 && el("p", {}, el("label", { for: "filter" }, "Name has "), input), holder, newLoop()),
+    all.every(([, g]) => !g.ranks) && firstDecision("v1")];
 }
 
-function first() {
-  const url = location.origin + ROOT, post = "-H 'Content-Type: application/json' -d";
+function firstDecision(path) {
+  const url = location.origin + ROOT + path, post = "-H 'Content-Type: application/json' -d";
   return section("Nothing to show yet", el("p", {}, "A first decision and its reward:"), el("pre", {},
-    `curl -s ${url}v1/rank ${post} '{"event_id": "first", "actions": [{"id": "tea"}, {"id": "juice"}]}'\n` +
-    `curl -s ${url}v1/events/first/reward ${post} '{"value": 1}'`));
+    `curl -s '${url}/rank' ${post} '{"event_id": "first", "actions": [{"id": "tea"}, {"id": "juice"}]}'\n` +
+    `curl -s '${url}/events/first/reward' ${post} '{"value": 1}'`),
+    el("p", { class: "note" }, "Where the service has keys, add -H 'Authorization: Bearer KEY'."));
 }
 
 async function operations() {
@@ -57,12 +63,22 @@ function alarm(title, text) { // read out once, and not again whenever the page 
   return el("section", { class: "alarm", role }, el("strong", {}, title), " ", text);
 }
 
-async function loopPage(loop) {
+async function loopPage(loop, preview) {
   const gauges = json("v1/status").then(status => status.loops[loop], () => undefined); // not for a key of one loop
   const personal = json(`${loopPath(loop)}/personal`).catch(() => undefined);
-  const report = await json(`${loopPath(loop)}/report`);
-  return loopParts(loop, await gauges, report, await personal);
+  const report = json(`${loopPath(loop)}/report`);
+  report.catch(() => undefined); // awaited below
+  const g = await gauges;
+  if (g) preview([el("h1", {}, "Loop ", loop), section(null, numbers(g, g.ranks), el("p", { class: "note" }, "The report is being computed…"))]);
+  return loopParts(loop, g, await report, await personal);
 }
+
+const numbers = (g, ranks, r) => figures([["decisions", count(ranks)], ["mean reward", number(g ? g.policy_reward : mean(r.policy))],
+  ["control group", number(g ? g.control_reward : mean(r.control))],
+  ...(g ? [["users with a model", count(g.users)], ["learner lag", number(g.learner_lag_seconds, 2) + " s"]] : [])]);
+
+const pagesOf = loop => el("nav", { class: "pages", "aria-label": "Pages of the loop" },
+  [["Settings", "settings"], ["Catalogue", "actions"], ["Newest events", "events"]].map(([name, page]) => link(name, "loops", loop, page)));
 
 const mean = line => line.reward.reduce((sum, v, k) => sum + (v ?? 0) * line.events[k], 0) / line.events.reduce((a, b) => a + b, 0);
 
@@ -70,27 +86,30 @@ function loopParts(loop, g, r, personal) {
   const live = $("access") !== null; // else it is a file
   return [el("h1", {}, "Loop ", loop),
     r.alarms.map(one => alarm("Alarm:", one.message)),
-    section(null, figures([["decisions", count(r.funnel.ranked)], ["mean reward", number(g ? g.policy_reward : mean(r.policy))],
-      ["control group", number(g ? g.control_reward : mean(r.control))],
-      ...(g ? [["users with a model", count(g.users)], ["learner lag", number(g.learner_lag_seconds, 2) + " s"]] : [])]),
+    live && pagesOf(loop),
+    section(null, numbers(g, r.funnel.ranked, r),
       g && g.waiting_events > (g.learned_events + g.waiting_events) / 20 && el("p", { class: "note" }, "The figures are provisional: events count " +
         `once they are rewarded or their wait time is over. If no reward follows, the mean of all is ${number(g.provisional_reward)}.`)),
-    doesItPay(r),
-    live && whatIf(loop),
+    live && !r.funnel.ranked ? firstDecision(loopPath(loop)) : [doesItPay(loop, r, live), live && whatIf(loop)],
     r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), traffic(r), funnel(r), drift(r.drift), howPersonal(personal), devices(loop, r.devices, g, live), features(r)) : null,
     live && search(loop),
-    el("p", { class: "note" }, `As of position ${count(r.position)}, ${r.time}; series are about the newest ${count(r.events)} finished events.`)];
+    el("p", { class: "note" }, `As of position ${count(r.position)}, ${when(r.time)}; charts show the newest ${several(r.events, "finished event")}.`)];
 }
 
-const doesItPay = r => section("Does it pay?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
-  "There is no control group, so this is estimated from the policy's own decisions."),
-  r.lift && el("p", { class: "note" }, `Experiment “${r.lift.experiment}” since ${r.lift.began}: ${count(r.lift.treatment.users)} users with the ` +
-    `policy, ${count(r.lift.control.users)} in the control group (${r.lift.baseline}).`),
-  r.lift?.outcomes.length > 0 && table(["outcome per event", "control group", "policy", "difference"], r.lift.outcomes.map(o =>
-    [o.outcome, number(o.control), number(o.treatment), bounds(o.absolute)])),
-  r.values.length ? table(["policy", "reward per event", "difference to the logged policy", "note"], r.values.map(v =>
-    [v.policy, bounds(v.reward), v.difference ? bounds(v.difference) : "", v.warning])) : el("p", { class: "note" },
-    "Policies are valued from 100 decisions on in which every action had a chance."));
+function doesItPay(loop, r, live) {
+  const values = r.values.filter(v => v.policy != r.lift?.baseline); // the control group measures that one
+  return section("Does it pay?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
+    "This loop has no control group. What other policies would have earned is estimated from the policy's own decisions."),
+    r.lift ? el("p", { class: "note" }, `Experiment “${r.lift.experiment}” since ${when(r.lift.began)}: ${several(r.lift.treatment.users, "user")} with the ` +
+      `policy, ${several(r.lift.control.users, "user")} in the control group (${r.lift.baseline}).`) : live && controlGroupButton(loop),
+    r.lift?.outcomes.length > 0 && table(["outcome per event", "control group", "policy", "difference"], r.lift.outcomes.map(o =>
+      [o.outcome, number(o.control), number(o.treatment), bounds(o.absolute)])),
+    values.length ? [table(["policy", "reward per event", "difference to logged", "note"], values.map(v =>
+      [v.policy, bounds(v.reward), v.difference ? bounds(v.difference) : "", v.warning])),
+      el("p", { class: "note" }, "logged: what the policy earned. first: always the first action of the request. uniform: any action with the same probability. " +
+        "greedy: always the action that the policy prefers. All but logged are estimates.")] : el("p", { class: "note" },
+      "Other policies are estimated once 100 decisions are finished in which every action had a chance."));
+}
 
 function rewards(r) {
   const ends = r.bucket_ends, lines = [["policy", r.policy], ["control group", r.control], ["uniform, estimated, all until then", r.uniform]]
@@ -129,7 +148,7 @@ function drift(d) {
 
 const howPersonal = p => p && section("How personal", figures([["personal part of scores", percent(p.share)], ["users with a model", count(p.users_with_model)],
   ...(p.trust === null ? [] : [["trust in users' own data", percent(p.trust)]])]),
-  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${count(p.looked_at)} users, ${count(p.with_model)} of whom have a model of their own.` +
+  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${several(p.looked_at, "user")}, ${count(p.with_model)} of whom have a model of their own.` +
     (p.trust === null ? "" : " Trust is how much of the uncertainty about what is special about a user the user's own data has taken away: 0% for a new user.")));
 
 function devices(loop, d, g, live) {
@@ -148,29 +167,20 @@ const NOTES = { constant: "constant: says nothing", gone: "gone: earlier events 
 const features = r => wide(section("Features of the newest events", table(["of", "feature", "importance", "coverage", "values", ""], r.features.map(f =>
   [f.kind, f.name, number(f.importance, 2), percent(f.coverage), count(f.values), NOTES[f.note] ?? f.note]), [2, 3, 4])));
 
-function act(job) { // for buttons: one click at a time, and what goes wrong is said
-  return async event => {
-    const button = event.currentTarget;
-    button.disabled = true;
-    try { await job(); } catch (error) { if (error.name != "AbortError") say(error.message, true); }
-    button.disabled = false;
-  };
-}
-
 const described = changes => Object.entries(changes).map(([name, value]) => `${name} = ${value ?? "default"}`).join(", ");
 const valued = new Map(); // by loop: what was asked for stays while the page is renewed
 
 function whatIf(loop) {
   const holder = el("div"), fill = found => holder.replaceChildren(
-    el("p", { class: "note" }, `Told from the newest ${count(found.events)} decisions of the policy, by the models that made them. They earned ${bounds(found.logged)} per event.`),
+    el("p", { class: "note" }, `Estimated from the newest ${count(found.events)} decisions of the policy, with the models that made them. They earned ${bounds(found.logged)} per event.`),
     table(["settings", "reward per event", "difference", "note", ""], found.valued.map(one => [described(one.settings), bounds(one.reward), bounds(one.difference), one.warning,
       one.reward && el("button", { onclick: () => apply(loop, one) }, "Apply…")])));
   const button = el("button", { onclick: act(async () => {
     valued.set(loop, await (await send(`${loopPath(loop)}/what-if`, "POST", {})).json());
     fill(valued.get(loop));
-  }) }, "Value other settings");
+  }) }, "Estimate other settings");
   if (valued.has(loop)) fill(valued.get(loop));
-  return section("What if it explored otherwise?", el("p", {}, button), holder);
+  return section("What if it explored differently?", el("p", {}, button), holder);
 }
 
 const apply = (loop, one) => confirm("Change these settings?", [el("p", {}, described(one.settings)),
@@ -222,10 +232,11 @@ async function userPage(loop, user) {
   const parts = found.decisions.flatMap(s => s.explanations.filter(one => one.id == s.event.action));
   const own = parts.reduce((sum, one) => sum + Math.abs(one.personal), 0), all = own + parts.reduce((sum, one) => sum + Math.abs(one.shared), 0);
   return [el("h1", {}, "User ", user), el("p", {}, "in ", link(loop, "loops", loop)),
-    section(null, figures([["newest decisions", count(found.decisions.length)], ["personal part of their scores", percent(all ? own / all : null)]]),
+    section(null, !found.decisions.length && el("p", {}, "The log has no decision for this user in this loop."),
+      figures([["newest decisions", count(found.decisions.length)], ["personal part of their scores", percent(all ? own / all : null)]]),
       el("p", {}, el("button", { onclick: act(() => exportUser(loop, user)) }, "Export events"), " ",
         el("button", { class: "danger", onclick: () => erase(loop, user) }, "Erase…"))),
-    found.decisions.map(s => section(null, el("h2", {}, link(s.event.event_id, "loops", loop, "events", s.event.event_id), ` at ${s.event.time}`), story(loop, s, false)))];
+    found.decisions.map(s => section(null, el("h2", {}, link(s.event.event_id, "loops", loop, "events", s.event.event_id), ` at ${when(s.event.time)}`), story(loop, s, false)))];
 }
 
 async function exportUser(loop, user) {
@@ -248,18 +259,6 @@ function erase(loop, user) {
   button.disabled = true;
 }
 
-function confirm(title, parts, word, job) { // returns the button that does it
-  const button = el("button", { class: "danger", onclick: () => {
-    dialog.close();
-    job().catch(error => say(error.message, true));
-  } }, word);
-  const dialog = el("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() }, el("h2", { id: "dialog-title" }, title), parts,
-    el("p", {}, button, " ", el("button", { onclick: () => dialog.close() }, "Cancel")));
-  document.body.append(dialog);
-  dialog.showModal();
-  return button;
-}
-
 // Which page
 
 const FOCUSABLE = "a, button, input, summary, [tabindex]";
@@ -269,18 +268,16 @@ async function show(isNew, moved = false) {
   const path = parsed(location.hash), turn = ++shown;
   const found = PAGES.map(([form, page, every]) => [path.match(form), page, every]).find(([match]) => match);
   leave();
-  if (isNew) { $("main").replaceChildren(); say("Loading…"); told.clear(); }
+  if (isNew) { $("main").replaceChildren(); say(LOADING); told.clear(); }
   for (const one of document.querySelectorAll("nav a"))
     one.hash && one.hash == (location.hash || "#/") ? one.setAttribute("aria-current", "page") : one.removeAttribute("aria-current");
   try {
     if (!found) throw Error("There is no such page.");
-    const parts = await found[1](...found[0].slice(1).map(decodeURIComponent));
+    const preview = parts => isNew && turn == shown && replace(parts, true); // what is known before the slow part
+    const parts = await found[1](...found[0].slice(1).map(decodeURIComponent), preview);
     if (turn != shown) return;
     replace(parts.flat(9).filter(Boolean), isNew);
-    const title = $("main").querySelector("h1")?.textContent;
-    document.title = title ? `${title} – fedres` : "fedres";
-    $("main").setAttribute("aria-label", title ?? "");
-    if (isNew || $("status").classList.contains("error")) say("");
+    if ($("status").textContent == LOADING || $("status").classList.contains("error")) say(""); // not what an action has just said
     if (moved) $("main").focus();
   } catch (error) {
     if (turn != shown || error.name == "AbortError") return;
@@ -295,6 +292,9 @@ function replace(parts, isNew) { // a renewed page keeps what is open, the focus
   const main = $("main"), all = what => [...main.querySelectorAll(what)];
   const open = all("details").map(one => one.open), moved = all(".scroll").map(one => one.scrollLeft), at = all(FOCUSABLE).indexOf(document.activeElement);
   main.replaceChildren(...parts);
+  const title = main.querySelector("h1")?.textContent;
+  document.title = title ? `${title} – fedres` : "fedres";
+  main.setAttribute("aria-label", title ?? "");
   if (isNew) return;
   all("details").forEach((one, k) => one.open = open[k] ?? one.open);
   all(".scroll").forEach((one, k) => one.scrollLeft = moved[k] ?? 0);

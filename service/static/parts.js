@@ -54,7 +54,14 @@ export const count = n => n === null || n === undefined ? "–" : n.toLocaleStri
 export const number = (n, digits = 3) => n === null || n === undefined || !isFinite(n) ? "–" : String(+n.toPrecision(digits));
 export const percent = n => n === null || n === undefined ? "–" : (100 * n).toFixed(n < 0.1 ? 1 : 0) + "%";
 export const seconds = s => s < 60 ? `${number(s)} s` : s < 3600 ? `${number(s / 60)} min` : s < 86400 ? `${number(s / 3600)} h` : `${number(s / 86400)} d`;
-export const bounds = b => b ? `${number(b.value)} (${number(b.low)} to ${number(b.high)})` : "–";
+const fixed = (n, places) => n.toFixed(places).replace(/^-(0(\.0*)?)$/, "$1"); // no "-0.00"
+export function bounds(b) { // as many decimals as the width of the interval deserves
+  if (!b) return "–";
+  const places = Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(b.high - b.low || 1))));
+  return `${fixed(b.value, places)} (${fixed(b.low, places)} to ${fixed(b.high, places)})`;
+}
+export const several = (n, noun) => `${count(n)} ${noun}${n == 1 ? "" : "s"}`;
+export const when = time => new Date(time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 const clock = (t, span) => new Date(t * 1000).toLocaleString("en-GB", span > 172800
   ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" });
 
@@ -90,11 +97,17 @@ function setWidth(columns) {
   const room = Math.min(innerWidth, 1152) - 70;
   BOX.right = Math.max(260, columns == 1 || innerWidth < 980 ? room : room / 2) - 8;
 }
+function roundSteps(low, high) { // steps of 1, 2 or 5 times a power of ten
+  const rough = (high - low) / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, k) => +((first + k) * step).toPrecision(12));
+}
 function frame(label, high, low, ticks) {
   const y = v => BOX.bottom - (BOX.bottom - BOX.top) * (v - low) / (high - low || 1);
-  const grid = [0, 1, 2, 3, 4].map(k => low + (high - low) * k / 4).map(v => [
+  const grid = roundSteps(low, high).map(v => [
     el("line", { class: "axis", x1: BOX.left, x2: BOX.right, y1: y(v), y2: y(v) }),
-    el("text", { x: BOX.left - 6, y: y(v) + 4, "text-anchor": "end" }, number(v, 2))]);
+    el("text", { x: BOX.left - 6, y: y(v) + 4, "text-anchor": "end" }, String(v))]);
   const names = ticks.map(([x, text, anchor = "middle"]) => el("text", { x, y: 230, "text-anchor": anchor }, text));
   return { y, svg: el("svg", { viewBox: `0 0 ${BOX.right + 8} 240`, role: "img", "aria-label": label }, el("title", {}, label), grid, names) };
 }
@@ -136,4 +149,29 @@ export function bars(label, names, stacks, makeTicks) { // stacks: for each plac
     });
   });
   return svg;
+}
+
+// Buttons and questions
+
+export function act(job) { // for buttons: one click at a time, and what goes wrong is said
+  return async event => {
+    const button = event.currentTarget, { textContent } = button;
+    button.disabled = true;
+    button.textContent = "Working…";
+    try { await job(); } catch (error) { if (error.name != "AbortError") say(error.message, true); }
+    button.textContent = textContent;
+    button.disabled = false;
+  };
+}
+
+export function confirm(title, parts, word, job) { // returns the button that does it
+  const button = el("button", { class: "danger", onclick: () => {
+    dialog.close();
+    job().catch(error => say(error.message, true));
+  } }, word);
+  const dialog = el("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() }, el("h2", { id: "dialog-title" }, title), parts,
+    el("p", {}, button, " ", el("button", { onclick: () => dialog.close() }, "Cancel")));
+  document.body.append(dialog);
+  dialog.showModal();
+  return button;
 }

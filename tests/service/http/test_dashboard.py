@@ -24,6 +24,9 @@ PAGES = {
     "Loops": "#/",
     "Operations": "#/operations",
     "Loop default": "#/loops/default",
+    "Settings of default": "#/loops/default/settings",
+    "Catalogue of default": "#/loops/default/actions",
+    "Newest events of default": "#/loops/default/events",
     "Event e-7": "#/loops/default/events/e-7",
     "User u1": "#/loops/default/users/u1",
 }
@@ -94,6 +97,7 @@ def opened(browser):
 def show(page, url, title, path):
     page.goto(f"{url}/{path}")
     page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
+    playwright.expect(page.locator("#status")).not_to_have_text("Loading…", timeout=30_000)
 
 
 @pytest.mark.parametrize(("theme", "size"), [("light", DESK), ("dark", PHONE)])
@@ -221,16 +225,84 @@ def test_other_settings_are_valued_and_applied_after_a_confirmation(live, opened
     text = page.locator("main").inner_text()
     assert "From 500 finished events of the policy on" in text
     assert "40 users" in text.partition("How personal")[2] or "41 users" in text.partition("How personal")[2]
-    page.get_by_role("button", name="Value other settings").click()
+    page.get_by_role("button", name="Estimate other settings").click()
     apply = page.get_by_role("button", name="Apply…").first
     apply.wait_for()
-    shown = page.locator("section", has_text="explored otherwise").locator("tbody tr td").first.inner_text()
+    shown = page.locator("section", has_text="explored differently").locator("tbody tr td").first.inner_text()
     assert shown == "gamma = 75"
     apply.click()
     page.get_by_role("dialog").get_by_role("button", name="Apply").click()
     page.get_by_text("The settings are changed.").wait_for()
     with live.client() as http:
         assert http.get("/v1/settings").json()["settings"]["gamma"] == 75.0
+
+
+def test_an_admin_makes_a_loop_changes_its_settings_and_catalogue_and_starts_a_control_group(tmp_path, opened):
+    with run_service(tmp_path) as live, live.client() as http:
+        page = opened(live.url, expect=("422",))
+        show(page, live.url, "Loops", "")
+        page.get_by_text("New loop").click()
+        page.get_by_label("Name", exact=True).fill("shop")
+        page.get_by_role("button", name="Create").click()
+        page.get_by_role("heading", name="Settings of shop").wait_for()
+        page.get_by_label("policy", exact=True).select_option(label="squarecb")
+        page.get_by_label("wait_time").fill("60")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("Changed: policy, wait_time.").wait_for()
+        settings = http.get("/v1/loops/shop/settings").json()["settings"]
+        assert (settings["policy"], settings["wait_time"], settings["epsilon"]) == ("squarecb", 60.0, 0.1)
+        page.get_by_label("wait_time").fill("a minute")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("wait_time must be JSON").wait_for()
+        page.get_by_label("wait_time").fill("-1")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("wait_time must be in [0.001,").wait_for()
+
+        page.goto(f"{live.url}/#/loops/shop/actions")
+        page.get_by_label("id", exact=True).fill("tea")
+        page.get_by_label("features").fill('{"price": 2}')
+        page.get_by_role("button", name="Store").click()
+        page.get_by_role("cell", name='{"price":2}').wait_for()
+        assert http.get("/v1/loops/shop/actions").json() == {"actions": [{"id": "tea", "features": {"price": 2}}]}
+        page.get_by_role("button", name="Retire…").click()
+        page.get_by_role("dialog").get_by_role("button", name="Retire").click()
+        page.get_by_text("Empty.").wait_for()
+
+        page.goto(f"{live.url}/#/loops/shop")
+        page.get_by_text("v1/loops/shop/rank").wait_for()  # an empty loop says how to begin
+        request = {"event_id": "first", "user": "anna", "actions": [{"id": "tea"}, {"id": "juice"}]}
+        http.post("/v1/loops/shop/rank", json=request).raise_for_status()
+        live.settle("shop")
+        page.goto(f"{live.url}/#/loops/shop/events")
+        page.get_by_role("link", name="first").wait_for()
+        page.goto(f"{live.url}/#/loops/shop")
+        page.get_by_role("button", name="Start a control group…").click()
+        page.get_by_role("dialog").get_by_role("button", name="Start").click()
+        page.get_by_text("in the control group (first)").wait_for()
+        assert http.get("/v1/loops/shop/settings").json()["settings"]["control"]["share"] == 0.1
+
+
+def test_the_page_of_a_loop_shows_its_numbers_before_the_report_is_computed(live, opened):
+    page = opened(live.url)
+    held = []
+    page.route("**/v1/loops/default/report", lambda route: held.append(route))
+    page.goto(f"{live.url}/#/loops/default")
+    page.get_by_text("The report is being computed").wait_for()
+    assert page.locator("dd").first.inner_text() != "–"
+    held[0].continue_()
+    page.get_by_role("heading", name="Does it pay?").wait_for()
+
+
+def test_a_policy_that_the_control_group_measures_is_not_estimated_as_well(live, opened):
+    page = opened(live.url)
+    with live.client() as http:
+        report = http.get("/v1/report").json()
+    assert report["lift"]["baseline"] in [value["policy"] for value in report["values"]]
+    show(page, live.url, "Loop default", "#/loops/default")
+    page.get_by_role("heading", name="Does it pay?").wait_for()
+    shown = page.locator("section", has_text="Does it pay?").locator("tbody tr td:first-child").all_inner_texts()
+    assert shown
+    assert report["lift"]["baseline"] not in shown
 
 
 def test_the_keyboard_is_enough_to_look_up_an_event(live, opened):
