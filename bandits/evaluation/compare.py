@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bandits.evaluation.columns import Columns
 from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
 from bandits.evaluation.intervals import Interval, Kind, interval, widest
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
+from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.table import Log, load_log
 from bandits.evaluation.terms import Cut, difference_terms, plain_rewards, seen_and_possible, value_terms, without_model
 from bandits.evaluation.weights import effective_sample_size, possible_weights, user_warning, weight_cap, weight_warning
@@ -53,6 +55,16 @@ class Evaluation:
     n_users: int  # that intervals take to be independent; n where events are
     reward_range: tuple[float, float]  # given, or taken from the log
 
+    def notes(self) -> list[str]:
+        """Return what to know beside the numbers, a line each: decisions that were left out, and warnings."""
+        found = []
+        if self.n_without_reward:
+            fate = "are left out: default_reward counts them" if self.default_reward is None else "count as"
+            end = "" if self.default_reward is None else f" {self.default_reward:g}"
+            found.append(f"{self.n_without_reward:,} decisions without a reward {fate}{end}")
+        warnings = {row.policy: row.warning for row in self.rows if row.warning}
+        return [*found, *[f"{policy}: {warning}" for policy, warning in warnings.items()]]
+
     def to_json(self) -> dict[str, object]:
         """Return plain values for a JSON file; null where there is no number."""
         document = asdict(self)
@@ -61,9 +73,18 @@ class Evaluation:
 
 
 def evaluate(
-    log: Log | str | Path,
-    policies: Sequence[str | Policy],
+    log: Any,
+    policies: Sequence[str | Policy] = ("uniform", "greedy"),
     *,
+    action: str | None = None,
+    reward: str | None = None,
+    probability: str | None = None,
+    user: str | None = None,
+    context: Sequence[str] = (),
+    actions: str | Sequence[str] | None = None,
+    probabilities: str | None = None,
+    time: str | None = None,
+    event_id: str | None = None,
     estimators: Sequence[str] = ("snips", "dr"),
     default_reward: float | None = None,
     level: float = 0.95,
@@ -71,13 +92,19 @@ def evaluate(
     time_uniform: bool = False,
     by_user: bool = True,
     reward_range: tuple[float, float] | None = None,
+    progress: Progress = ignore_progress,
 ) -> Evaluation:
     """Return a row for the logging policy, then one for every policy and estimator.
 
-    A policy is a name (``POLICY_FORMS``) or a function from a ``LoggedEvent`` to the probabilities of its actions;
-    ``log`` is a file or a ``Log``, ``default_reward`` is for the events of a file that have none. Names that learn
-    (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model: what is
-    valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see.
+    ``log`` is a file (JSON lines, dsjson, .csv, .tsv, .parquet), a DataFrame or another mapping of columns, or a
+    ``Log``; ``default_reward`` is for its events that have no reward. Of a table, the words from ``action`` to
+    ``event_id`` name the columns; ``context`` are its features, and ``actions`` the ids that could be taken or a column
+    that lists them (those that were taken unless given). Names such as action, reward, probability and user are found
+    without being given. Rows are sorted by ``time`` if there is such a column.
+
+    A policy is a name (``POLICY_FORMS``) or a function from a ``LoggedEvent`` to the probabilities of its actions.
+    Names that learn (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model:
+    what is valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see.
 
     Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together; those
     hold the ones for a single look. They take users to be independent, or with ``by_user=False`` events.
@@ -89,11 +116,24 @@ def evaluate(
         one_of("estimator", estimator, ESTIMATORS)
     if isinstance(log, Log) and default_reward is not None:
         raise ValueError(f"default_reward must be None for a log that is loaded, got {default_reward}")
-    data = log if isinstance(log, Log) else load_log(log, default_reward)
+    columns = Columns(
+        action=action,
+        reward=reward,
+        probability=probability,
+        user=user,
+        context=context,
+        actions=actions,
+        probabilities=probabilities,
+        time=time,
+        event_id=event_id,
+    )
+    if isinstance(log, Log) and columns.given:
+        raise ValueError(f"{columns.given[0]} must come with a table, got a log that is loaded")
+    data = log if isinstance(log, Log) else load_log(log, default_reward, columns, progress)
     if len(data) < LEAST_EVENTS:
         raise ValueError(f"log must have at least {LEAST_EVENTS} events with a reward, got {len(data)}")
-    user = data.users() if by_user else np.arange(len(data))
-    kind = Kind(level, time_uniform, _reward_range(data.reward, reward_range), user)
+    users = data.users() if by_user else np.arange(len(data))
+    kind = Kind(level, time_uniform, _reward_range(data.reward, reward_range), users)
     rewards = cache(lambda: crossfit_rewards(data, n_folds))
     rows = [_logging_row(data, kind)]
     for policy in policies:

@@ -1,4 +1,4 @@
-"""Logged decisions, read a line at a time: our JSON lines, or Vowpal Wabbit's dsjson.
+"""Logged decisions, read one at a time: our JSON lines, Vowpal Wabbit's dsjson, or a table (``columns``).
 
 One JSON object a line: ``event_id``, ``time``, ``user``, ``context``, ``actions`` (each ``{"id", "features"}``),
 ``action`` (the id taken), ``probability`` (of taking it), ``model_version``, ``reward`` (a number or null), ``status``
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
+from bandits.evaluation.columns import Columns, read_records
+from bandits.evaluation.sources import TABLE_ENDINGS, Progress, Source, ignore_progress, is_table, open_source
 from bandits.evaluation.values import (
     action_features,
     as_object,
@@ -29,6 +32,8 @@ from bandits.evaluation.values import (
     text,
 )
 
+NO_COLUMNS = Columns()
+LINES = 1_000  # between two looks at how far a file is read
 DSJSON_KEYS = {"_label_cost", "_label_probability", "_label_Action", "_labelIndex"}
 
 
@@ -50,25 +55,51 @@ class LoggedEvent:
     status: str | None = None
 
 
-def read_events(path: str | Path) -> Iterator[LoggedEvent]:
-    """Yield the events of a log, plain or ``.gz``, in its order; blank lines are passed over."""
+def read_events(log: Any, columns: Columns = NO_COLUMNS, progress: Progress = ignore_progress) -> Iterator[LoggedEvent]:
+    """Yield the events of a log, plain or ``.gz``, in its order; blank lines are passed over.
+
+    ``columns`` are those of a table: a CSV or Parquet file, or a DataFrame.
+    """
+    if is_table(log):
+        yield from _table_events(open_source(log), columns, progress)
+        return
+    if not isinstance(log, str | Path):
+        raise ValueError(f"log must be a path, a DataFrame or a mapping of columns, got {type(log).__name__}")
+    if columns.given:
+        endings = ", ".join(TABLE_ENDINGS)
+        raise ValueError(f"{columns.given[0]} must come with a DataFrame or a file that ends in {endings}, got {log}")
+    yield from _line_events(log, progress)
+
+
+def _table_events(source: Source, columns: Columns, progress: Progress) -> Iterator[LoggedEvent]:
+    for where, record in read_records(source, columns, progress):
+        try:
+            yield from_record(record)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{source.name}, {where}: {error}") from None
+
+
+def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
     parse: Callable[[dict[str, Any]], LoggedEvent] | None = None
-    for line, record in read_objects(path):
+    for line, record in read_objects(path, progress):
         try:
             if parse is None:
-                parse = _from_dsjson if DSJSON_KEYS & record.keys() else _from_ours
+                parse = _from_dsjson if DSJSON_KEYS & record.keys() else from_record
             yield parse(record)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}, line {line}: {error}") from None
 
 
-def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: str | Path, progress: Progress = ignore_progress) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, JSON object) for every line that is not blank."""
     decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
     at = 0
     try:
-        with _open(path) as lines:
+        with open(path, "rb") as file, _plain(path, file) as lines:
+            size = os.fstat(file.fileno()).st_size
             for at, line in enumerate(lines, 1):
+                if at % LINES == 0:
+                    progress(min(file.tell(), size), size)
                 if not line.isspace():
                     yield at, as_object("the line", decode(line.decode()))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -77,17 +108,16 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"{path}, line {at}: {error}") from None
 
 
-def _open(path: str | Path) -> BinaryIO:
-    if str(path).endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return open(path, "rb")
+def _plain(path: str | Path, file: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file)) if str(path).endswith(".gz") else file
 
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"numbers must be finite, got {constant}")
 
 
-def _from_ours(record: dict[str, Any]) -> LoggedEvent:
+def from_record(record: dict[str, Any]) -> LoggedEvent:
+    """Return the event of an object of our JSON lines."""
     actions = nonempty_list("actions", record.get("actions"))
     ids = _different([_action_id(action) for action in actions])
     taken = record.get("action")

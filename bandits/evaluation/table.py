@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bandits.evaluation.logs import LoggedEvent, read_events
+from bandits.evaluation.columns import Columns
+from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, read_events
+from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.values import number
 from fedres.checks import Array
 
@@ -86,11 +89,20 @@ class Log:
         return total
 
 
-def load_log(path: str | Path, default_reward: float | None = None) -> Log:
-    """Read a log; events without a reward take ``default_reward``, or are counted and left out."""
-    log = table(read_events(path), default_reward)
+def load_log(
+    source: Any,
+    default_reward: float | None = None,
+    columns: Columns = NO_COLUMNS,
+    progress: Progress = ignore_progress,
+) -> Log:
+    """Read a log; events without a reward take ``default_reward``, or are counted and left out.
+
+    ``source`` is a file, a DataFrame or a mapping of columns; ``columns`` says which column of a table is what.
+    """
+    log = table(read_events(source, columns, progress), default_reward)
     if len(log) == 0:
-        raise ValueError(f"{path} must hold events with a reward, got {log.n_without_reward} events, none with one")
+        name = source if isinstance(source, str | Path) else "the table"
+        raise ValueError(f"{name} must hold events with a reward, got {log.n_without_reward} events, none with one")
     return log
 
 

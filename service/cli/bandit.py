@@ -1,4 +1,4 @@
-"""``fedres bandit`` and ``fedres evaluate``."""
+"""``fedres bandit``."""
 
 from __future__ import annotations
 
@@ -115,80 +115,3 @@ def bandit(
         stream = setup.stream(0)
         write_log(log, stream, rows[-1].play(stream, seed))
     journal.unlink(missing_ok=True)
-
-
-@app.command()
-@one_line_errors
-def evaluate(
-    log: Annotated[Path, typer.Argument(help="Logged decisions: JSON lines (also .gz), ours or VW's dsjson.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What to value; may be given several times: uniform, constant:ACTION, greedy, epsilon-greedy:0.1,"
-            " squarecb:10, softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and"
-            " probabilities), logging."
-        ),
-    ] = None,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="ips, snips, dm, dr, sndr, switch-dr or dros; may be given several times. [default: snips, dr]"
-        ),
-    ] = None,
-    default_reward: Annotated[
-        float | None, typer.Option(help="Reward of decisions that have none; they are left out unless given.")
-    ] = None,
-    level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
-    time_uniform: Annotated[
-        bool,
-        typer.Option("--time-uniform", help="Intervals that hold at all looks at a growing log together; wider."),
-    ] = False,
-    by_event: Annotated[
-        bool,
-        typer.Option("--by-event", help="Take events to be independent, and not only users."),
-    ] = False,
-    reward_range: Annotated[
-        tuple[float, float] | None,
-        typer.Option(help="Least and largest reward there can be. [default: 0 1 if it holds all, or from the log]"),
-    ] = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Estimate from logged decisions what other policies would have earned, with confidence intervals."""
-    from rich.table import Table
-
-    from bandits.evaluation import evaluate as value
-
-    chosen = tuple(estimator or ("snips", "dr"))
-    result = value(
-        log,
-        policy or ["uniform", "greedy"],
-        estimators=chosen,
-        default_reward=default_reward,
-        level=level,
-        time_uniform=time_uniform,
-        by_user=not by_event,
-        reward_range=reward_range,
-    )
-    independent = "" if result.n_users == result.n else f" of {result.n_users:,} users"
-    span = "{:g} to {:g}".format(*result.reward_range)
-    table = Table(
-        title=f"{log.name}: {result.n:,} decisions{independent} with a reward, {result.n_without_reward:,} without;"
-        f" rewards in {span}",
-        title_justify="left",
-    )
-    for column in ("policy", "estimator"):
-        table.add_column(column)
-    for column in (
-        "value",
-        f"{level:.0%} {'time-uniform' if time_uniform else 'interval'}",
-        "vs logging",
-        "effective n",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("warning")
-    for row in result.rows:
-        against = "" if row.estimator == "mean" else f"{row.difference_low:+.4f} .. {row.difference_high:+.4f}"
-        span = f"{row.low:.4f} .. {row.high:.4f}"
-        table.add_row(row.policy, row.estimator, f"{row.value:.4f}", span, against, f"{row.ess:,.0f}", row.warning)
-    console().print(table)
-    write_json(json_file, result.to_json())

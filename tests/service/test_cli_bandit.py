@@ -93,3 +93,32 @@ def test_a_log_without_probabilities_is_refused_with_its_line(tmp_path):
     assert "log.jsonl" in result.stderr
     assert "2" in result.stderr
     assert "probability" in result.stderr
+
+
+def write_table(path):
+    rows = ["who,country,banner,chance,bought"]
+    rows += [f"u{i % 40},{['de', 'fr'][i % 2]},{'abc'[i % 3]},0.3333333,{int(i % 6 == 0)}" for i in range(300)]
+    path.write_text("\n".join(rows))
+    return path
+
+
+COLUMNS = ["--action", "banner", "--reward", "bought", "--probability", "chance", "--user", "who"]
+
+
+def test_a_table_is_evaluated_by_the_names_of_its_columns(tmp_path):
+    log, out = write_table(tmp_path / "log.csv"), tmp_path / "out.json"
+    result = fedres("evaluate", log, *COLUMNS, "--context", "country", "--actions", "a,b,c", "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "300 decisions of 40 users" in result.output
+    assert "read as action=banner, reward=bought, probability=chance, user=who, context=country" in result.output
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    rows = {row["policy"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["greedy"]["value"] > 0.45  # `a` for those from de pays every time; a uniform choice a sixth
+    assert rows["uniform"]["low"] < 1 / 6 < rows["uniform"]["high"]
+
+
+def test_a_column_that_a_table_lacks_is_one_line(tmp_path):
+    result = fedres("evaluate", write_table(tmp_path / "log.csv"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("fedres: action must name the column of ")
+    assert result.stderr.endswith("with the action taken, one of who, country, banner, chance, bought\n")

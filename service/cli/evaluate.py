@@ -1,0 +1,171 @@
+"""``fedres evaluate``, and which column of a table is what, for ``fedres log import`` too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.base import JsonFile, app, check_writable, console, one_line_errors, progress_bar, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bandits.evaluation import Columns, Evaluation
+
+TABLES = "Tables (.csv, .tsv, .parquet)"
+ActionColumn = Annotated[
+    str | None, typer.Option("--action", help="Column of the action taken.", rich_help_panel=TABLES)
+]
+RewardColumn = Annotated[str | None, typer.Option("--reward", help="Column of the reward.", rich_help_panel=TABLES)]
+ProbabilityColumn = Annotated[
+    str | None,
+    typer.Option("--probability", help="Column of the probability it was taken with.", rich_help_panel=TABLES),
+]
+UserColumn = Annotated[str | None, typer.Option("--user", help="Column of the user.", rich_help_panel=TABLES)]
+ContextColumns = Annotated[
+    list[str] | None,
+    typer.Option("--context", help="Columns of features, separated by commas. Repeatable.", rich_help_panel=TABLES),
+]
+ActionIds = Annotated[
+    str | None,
+    typer.Option(
+        "--actions",
+        help="Ids that could be taken, separated by commas, or the column that lists them. [default: those taken]",
+        rich_help_panel=TABLES,
+    ),
+]
+ProbabilitiesColumn = Annotated[
+    str | None,
+    typer.Option("--probabilities", help="Column that lists those of all actions.", rich_help_panel=TABLES),
+]
+TimeColumn = Annotated[
+    str | None, typer.Option("--time", help="Column by which rows are sorted.", rich_help_panel=TABLES)
+]
+EventColumn = Annotated[
+    str | None, typer.Option("--event-id", help="Column of the decision's id.", rich_help_panel=TABLES)
+]
+
+
+@app.command()
+@one_line_errors
+def evaluate(
+    log: Annotated[
+        Path, typer.Argument(help="Logged decisions: JSON lines (also .gz), ours or VW's dsjson; .csv, .tsv, .parquet.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to value; may be given several times: uniform, constant:ACTION, greedy, epsilon-greedy:0.1,"
+            " squarecb:10, softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and"
+            " probabilities), logging."
+        ),
+    ] = None,
+    action: ActionColumn = None,
+    reward: RewardColumn = None,
+    probability: ProbabilityColumn = None,
+    user: UserColumn = None,
+    context: ContextColumns = None,
+    actions: ActionIds = None,
+    probabilities: ProbabilitiesColumn = None,
+    time: TimeColumn = None,
+    event_id: EventColumn = None,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ips, snips, dm, dr, sndr, switch-dr or dros; may be given several times. [default: snips, dr]"
+        ),
+    ] = None,
+    default_reward: Annotated[
+        float | None, typer.Option(help="Reward of decisions that have none; they are left out unless given.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
+    time_uniform: Annotated[
+        bool,
+        typer.Option("--time-uniform", help="Intervals that hold at all looks at a growing log together; wider."),
+    ] = False,
+    by_event: Annotated[
+        bool,
+        typer.Option("--by-event", help="Take events to be independent, and not only users."),
+    ] = False,
+    reward_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Least and largest reward there can be. [default: 0 1 if it holds all, or from the log]"),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Estimate from logged decisions what other policies would have earned, with confidence intervals.
+
+    Columns named action, reward, probability, propensity, click, user, time and the like are found by themselves.
+    """
+    from bandits.evaluation import Columns
+    from bandits.evaluation import evaluate as value
+
+    check_writable(json_file)
+    columns = Columns(
+        action=action,
+        reward=reward,
+        probability=probability,
+        user=user,
+        context=column_names(context),
+        actions=actions,
+        probabilities=probabilities,
+        time=time,
+        event_id=event_id,
+    )
+    read_as(log, columns)
+    with progress_bar(f"reading {log.name}") as progress:
+        result = value(
+            log,
+            policy or ["uniform", "greedy"],
+            **{word: getattr(columns, word) for word in columns.given},
+            estimators=tuple(estimator or ("snips", "dr")),
+            default_reward=default_reward,
+            level=level,
+            time_uniform=time_uniform,
+            by_user=not by_event,
+            reward_range=reward_range,
+            progress=progress,
+        )
+    console().print(_table(log.name, result))
+    for line in result.notes():
+        typer.echo(line)
+    write_json(json_file, result.to_json())
+
+
+def column_names(words: list[str] | None) -> tuple[str, ...]:
+    """Return the names of an option that is repeated, or has several names separated by commas."""
+    return tuple([name.strip() for word in words or () for name in word.split(",")])
+
+
+def read_as(log: Path, columns: Columns) -> None:
+    """Say which columns of a table are read; what a table lacks is an error."""
+    from bandits.evaluation.sources import is_table, open_source
+
+    if is_table(log):
+        source = open_source(log)
+        found = columns.within(source)
+        unused = [name for name in source.names if name not in found.used]
+        rest = f"; not read: {', '.join(unused)}" if unused else ""
+        typer.echo(f"read as {found}{rest}", err=True)
+
+
+def _table(name: str, result: Evaluation) -> Table:
+    from rich.table import Table
+
+    independent = "" if result.n_users == result.n else f" of {result.n_users:,} users"
+    low, high = result.reward_range
+    table = Table(
+        title=f"{name}: {result.n:,} decisions{independent} with a reward in {low:g} to {high:g}", title_justify="left"
+    )
+    table.add_column("policy", overflow="fold")
+    table.add_column("estimator", no_wrap=True)
+    kind = f"{result.level:.0%} {'time-uniform' if result.time_uniform else 'interval'}"
+    for column in ("value", kind, "vs logging", "effective n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in result.rows:
+        against = "" if row.estimator == "mean" else f"{row.difference_low:+.4f} .. {row.difference_high:+.4f}"
+        span = f"{row.low:.4f} .. {row.high:.4f}"
+        table.add_row(row.policy, row.estimator, f"{row.value:.4f}", span, against, f"{row.ess:,.0f}")
+    return table
