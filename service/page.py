@@ -26,7 +26,6 @@ POLICY = (
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
@@ -43,7 +42,7 @@ def report_page(loop: str, report: bytes) -> bytes:
     style, script = asset("dashboard.css").decode(), _bundled()
     data = '{"loop":' + msgspec.json.encode(loop).decode() + ',"report":' + report.decode() + "}"
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        f"default-src 'none'; img-src data:; style-src {source_hash(style)}; script-src {source_hash(script)}; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     return f"""<!doctype html>
@@ -72,7 +71,8 @@ def _bundled() -> str:
     return "\n".join(line for line in lines if not line.startswith("import ")) + "\n"
 
 
-def _hash(text: str) -> str:
+def source_hash(text: str) -> str:
+    """Return what a content security policy names an inline script or style by."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

@@ -63,6 +63,11 @@ def one_line_errors(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
+def private_files() -> None:
+    """Let only the user who runs the command read what it writes."""
+    os.umask(0o077)
+
+
 def console() -> Console:
     """Return where tables are printed: as wide as the terminal, or wide enough for a file."""
     return Console(width=None if os.isatty(1) else 200)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import JsonFile, app, console, one_line_errors, progress_bar, write_json
+from service.cli.base import JsonFile, app, console, one_line_errors, private_files, progress_bar, write_json
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = typer.Typer(
     no_args_is_help=True,
+    callback=private_files,
     help="Verify, back up, restore, export and import the log of a service, from which all models are made.",
 )
 app.add_typer(log, name="log")

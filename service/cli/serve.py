@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.base import JsonFile, app, console, one_line_errors, write_json
+from service.cli.base import JsonFile, app, console, one_line_errors, private_files, write_json
 
 if TYPE_CHECKING:
     from service.http.keys import Keys
 
-keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke the keys of a service.")
+keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
 
 Store = Annotated[
@@ -209,12 +209,16 @@ def add_key(
     loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
     client: Annotated[str | None, typer.Option(help="Restrict the key to this device; default any device.")] = None,
     days: Days = None,
+    explain: Annotated[
+        bool, typer.Option("--explain/--no-explain", help="Whether a rank key may ask for explanations.")
+    ] = True,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
     with one_line_store_errors():
-        text = _keys(store, folder).add(role, loop, client, seconds=None if days is None else days * DAY)
+        seconds = None if days is None else days * DAY
+        text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)
         _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
     typer.echo(text)
 
@@ -246,12 +250,13 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
 
     with one_line_store_errors():
         found = _keys(store, folder).list()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": key.id,
             "role": key.role,
             "loop": key.loop,
             "client": key.client,
+            "explain": key.explain,
             "created": _day(key.created),
             "expires": None if key.expires is None else _day(key.expires),
             "revoked": None if key.revoked is None else _day(key.revoked),
@@ -262,7 +267,8 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
     for row in rows:
         whose = row["client"] or ("any" if row["role"] == "device" else "")
         dates = row["created"], row["expires"] or "", row["revoked"] or ""
-        table.add_row(row["id"], row["role"], row["loop"] or "all", whose, *dates)
+        role = row["role"] if row["explain"] else f"{row['role']}, no explain"
+        table.add_row(row["id"], role, row["loop"] or "all", whose, *dates)
     console().print(table)
     write_json(json_file, rows)
 

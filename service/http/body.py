@@ -25,21 +25,29 @@ class Head(NamedTuple):
     origin: bytes | None = None
     subscription_key: bytes | None = None  # of Azure's clients
     request_id: bytes | None = None  # repeated in the reply
+    site: bytes | None = None  # where a browser says that the request comes from
 
 
 _HEADERS = (
     *(b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin"),
-    *(b"ocp-apim-subscription-key", b"x-request-id"),
+    *(b"ocp-apim-subscription-key", b"x-request-id", b"sec-fetch-site"),
 )
+_CREDENTIALS = (b"authorization", b"ocp-apim-subscription-key")
 _NAMES = {name: place for place, name in enumerate(_HEADERS)}
 
 
 def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
-    """Return the headers of interest; of one that comes twice, the last."""
+    """Return the headers of interest; of one that comes twice, the last. Credentials must come once.
+
+    A proxy in front that looks at the first of two would let in what it should not.
+    """
     found: list[bytes | None] = [None] * len(_HEADERS)
     for name, value in headers:
         place = _NAMES.get(name)
         if place is not None:
+            if found[place] is not None and name in _CREDENTIALS:
+                shown = name.decode().title()
+                raise ApiError(400, "repeated_header", f"{shown} must come once, got it twice", shown)
             found[place] = value
     return Head(*found)
 

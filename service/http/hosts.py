@@ -1,8 +1,12 @@
-"""Which Host and Origin headers are served: against web pages that reach a service without keys through a browser.
+"""Which Host, Origin and Sec-Fetch-Site headers are served: against web pages that reach a service without keys through
+a browser.
 
 A page can let its own name resolve to 127.0.0.1 (DNS rebinding). Its browser then asks this service, but under the name
 of the page. So a service that asks for no key answers only under names that are known to be its own. An address in
 digits is always one: nobody can make it resolve to something else.
+
+A page of another origin is refused. Another port of the same host is another origin. What a page embeds (an image, a
+script) comes without ``Origin``; browsers say where it comes from in ``Sec-Fetch-Site``.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from service.errors import ApiError
 
 ANY = "*"
 MOST_REMEMBERED = 1_000
+OWN_SITES = (None, b"same-origin", b"none")  # none: the user typed the address
 
 
 class Hosts:
@@ -28,12 +33,13 @@ class Hosts:
             if not name or "/" in name or (":" in name and not _is_address(name)):
                 raise ValueError(f"allowed-host must be a host's name without a port, got {name!r}")
         self.always = bool(given)
+        self._given = set(given)
         self._names = {"localhost", own.lower(), *given}
-        self._good: set[tuple[bytes | None, bytes | None]] = set()  # pairs that were found good
+        self._good: set[tuple[bytes | None, ...]] = set()  # what was found good
 
-    def check(self, host: bytes | None, origin: bytes | None) -> None:
+    def check(self, host: bytes | None, origin: bytes | None, site: bytes | None = None) -> None:
         """Refuse a request that was meant for another host, or that a page of another origin makes."""
-        if (host, origin) in self._good:
+        if (host, origin, site) in self._good:
             return
         name = _name_of(host or b"localhost")  # without one it comes from no browser
         if not self._is_known(name):
@@ -42,21 +48,24 @@ class Hosts:
         if origin is not None and not self._is_own(origin, host):
             message = f"Origin must be this service or one of --allowed-host, got {origin[:100].decode('latin-1')!a}"
             raise ApiError(403, "foreign_origin", message, "Origin")
+        if origin is None and site not in OWN_SITES and ANY not in self._given:
+            message = f"Sec-Fetch-Site must be same-origin or none, got {(site or b'')[:100].decode('latin-1')!a}"
+            raise ApiError(403, "foreign_origin", message, "Sec-Fetch-Site")
         if len(self._good) >= MOST_REMEMBERED:
             self._good.clear()
-        self._good.add((host, origin))
+        self._good.add((host, origin, site))
 
     def _is_known(self, name: str) -> bool:
         return name in self._names or ANY in self._names or name.endswith(".localhost") or _is_address(name)
 
     def _is_own(self, origin: bytes, host: bytes | None) -> bool:
-        """Return whether a page comes from here, or from a host that was named."""
+        """Return whether a page comes from here, port included, or from a host that was named, at no other port."""
         _, scheme, place = origin.lower().partition(b"://")
         if not scheme:  # null: a file, or a page that hides where it comes from
             return False
-        name = _name_of(place)
-        named = self._names - {"localhost"}
-        return place == (host or b"").lower() or name in named or ANY in named
+        has_port = place.rpartition(b":")[2].isdigit()
+        is_named = ANY in self._given or (_name_of(place) in self._given and not has_port)
+        return is_named or place == (host or b"").lower()
 
 
 def _name_of(host: bytes) -> str:

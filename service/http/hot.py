@@ -63,7 +63,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
                 await asyncio.to_thread(refuse_repeats, call.body)
             else:
                 refuse_repeats(call.body)
-        _check(request, limits)
+        _check(request, limits, call)
         answer = ranker.rank_large if is_large else ranker.rank
         return json_reply(_encode(await answer(call.loop, request)))
 
@@ -80,7 +80,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         requests = (await decode_aside(_batch, call.body)).requests
         at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
         for request in requests:
-            _check(request, limits)
+            _check(request, limits, call)
         results = await ranker.rank_many(call.loop, requests)
         return json_reply(_encode(Decisions([_answer(result) for result in results])))
 
@@ -125,7 +125,10 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
     return routes
 
 
-def _check(request: RankRequest, limits: Limits) -> None:
+def _check(request: RankRequest, limits: Limits, call: Call) -> None:
+    if request.explain and not call.may_explain:
+        message = "explain must be false with this key, which was made with --no-explain"
+        raise ApiError(403, "forbidden", message, "explain")
     at_most("actions", "too_many_actions", len(request.actions), limits.actions)
     at_most("exclude", "too_many_excluded", len(request.exclude), limits.actions)
 

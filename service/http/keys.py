@@ -46,6 +46,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     revoked: float | None = None
     client: str | None = None  # the one device it is for; None is any
     expires: float | None = None  # seconds since 1970
+    explain: bool = True  # it may ask why: explanations tell what the model knows of a user
 
 
 ANYONE = Key(id="", role="admin", loop=None, hash="", created=0.0)  # who calls a service that has no keys
@@ -159,17 +160,26 @@ class Keys:
         return [*self._keys.values()]
 
     def add(
-        self, role: str, loop: str | None = None, client: str | None = None, *, seconds: float | None = None
+        self,
+        role: str,
+        loop: str | None = None,
+        client: str | None = None,
+        *,
+        seconds: float | None = None,
+        explain: bool = True,
     ) -> str:
         """Return a new key, which is not kept and cannot be shown again.
 
-        ``client`` binds a device's key to its id. The key expires after ``seconds``; None is never.
+        ``client`` binds a device's key to its id. The key expires after ``seconds``; None is never. Without
+        ``explain``, a rank key gets no explanations.
         """
         one_of("role", role, ROLES)
         if seconds is not None:
             positive("seconds", seconds)
         if client is not None:
             _check_client(client, role)
+        if not explain and role != "rank":
+            raise ValueError(f"no-explain must come with the role rank, got {role}")
         name = secrets.token_hex(6)
         text = f"fedres_{name}_{secrets.token_urlsafe(32)}"
         hashed = hashlib.sha256(text.encode()).hexdigest()
@@ -177,7 +187,16 @@ class Keys:
             self._refresh()
             now = self._now()
             expires = None if seconds is None else now + seconds
-            key = Key(id=name, role=role, loop=loop, hash=hashed, created=now, client=client, expires=expires)
+            key = Key(
+                id=name,
+                role=role,
+                loop=loop,
+                hash=hashed,
+                created=now,
+                client=client,
+                expires=expires,
+                explain=explain,
+            )
             self.store.write([*self._keys.values(), key])
         self._refresh()
         return text
@@ -198,7 +217,7 @@ class Keys:
         old = self._keys.get(name)
         if old is None or old.revoked is not None:
             raise ValueError(f"id must be that of a key that is not revoked, got {name!r}")
-        text = self.add(old.role, old.loop, old.client, seconds=seconds)
+        text = self.add(old.role, old.loop, old.client, seconds=seconds, explain=old.explain)
         end = self._now() + grace_seconds
         with self.store.changing():
             self._refresh()

@@ -17,7 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError
-from service.http.replies import refusal
+from service.http.replies import refusal, safe
 
 HEAD_BYTES = 65_536
 SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
@@ -220,6 +220,6 @@ def protocol(request_seconds: float, most_connections: int) -> type[Protocol]:
 
 def _raw(error: ApiError) -> bytes:
     reply = refusal(error)
-    headers = (*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close"))
+    headers = (*safe(reply.headers), (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close"))
     head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body

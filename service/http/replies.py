@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON = (b"content-type", b"application/json")
+NO_FRAMES = (b"content-security-policy", b"frame-ancestors 'none'")
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
 
 LONGEST_REQUEST_ID = 200  # bytes; a longer one is not repeated
@@ -105,8 +107,15 @@ def echoing(send: Send, request_id: bytes | None) -> Send:
     return echoed
 
 
+def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers with what no reply is without: no page may frame it, and no browser guess its type."""
+    given = tuple(headers)
+    policy = () if any(name == NO_FRAMES[0] for name, _ in given) else (NO_FRAMES,)
+    return (*given, *policy, NO_SNIFFING)
+
+
 async def send_reply(send: Send, reply: Reply) -> None:
-    headers = reply.headers
+    headers = safe(reply.headers)
     if reply.status != 204:
         headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

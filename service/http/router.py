@@ -30,6 +30,7 @@ from service.http.replies import (
     echoing,
     failure,
     log,
+    safe,
     send_reply,
     too_many_requests,
     wrong_method,
@@ -209,7 +210,9 @@ class Router:
                         self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
                     return path, status
                 query = scope.get("query_string", b"")
-                call = Call(route.loop(parameters, key.loop) or "", parameters, body, key.client, query, scope)
+                call = Call(
+                    route.loop(parameters, key.loop) or "", parameters, body, key.client, query, scope, key.explain
+                )
                 endpoint = partial(self._audited, route, key) if route.audited else route.endpoint
                 reply = await self._lane.in_turn(len(body), endpoint, call)
         except Disconnected:
@@ -241,7 +244,7 @@ class Router:
             authorization = b"Bearer " + head.subscription_key
         key = self.keys.identify(authorization)
         if key is ANYONE or self._hosts.always:
-            self._hosts.check(head.host, head.origin)
+            self._hosts.check(head.host, head.origin, head.site)
         seconds = self._buckets.take(key.id)
         if seconds:
             metrics.refusals.labels(key.id).inc()
@@ -300,6 +303,7 @@ class _Passed:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message = {**message, "headers": safe(message["headers"])}
         else:
             self.complete = not message.get("more_body", False)
         await self._send(message)

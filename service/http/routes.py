@@ -42,6 +42,7 @@ class Call(NamedTuple):
     client: str | None  # the only device that it may speak for, None if any
     query: bytes = b""
     scope: Mapping[str, Any] = {}  # of ASGI
+    may_explain: bool = True
 
 
 Handler = Callable[[Call], Awaitable[Reply]]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+log = logging.getLogger("fedres.service")
 
 
 @contextlib.contextmanager
@@ -34,6 +37,21 @@ def sync(path: Path) -> None:
 def with_companions(path: Path) -> list[Path]:
     """Return a SQLite file and what SQLite may put beside it."""
     return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+
+
+OWN_SUFFIXES = ("", "-wal", "-shm", "-journal", "-lease", "-keys", "-keys-lease", "-audit", "-audit.1", "-run")
+
+
+def make_private(store: Path) -> None:
+    """Let only their owner read and write the files of a store; files of somebody else stay as they are."""
+    for suffix in (*OWN_SUFFIXES, *(f"-models{one}" for one in ("", "-wal", "-shm", "-journal"))):
+        file = store.with_name(store.name + suffix)
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_mode & 0o077:
+                try:
+                    file.chmod(0o600)
+                except OSError as error:
+                    log.warning("%s can be read by other users: %s", file, error)
 
 
 def _remove(part: Path) -> None:

@@ -242,7 +242,9 @@ class SqliteLog:
                 yield self._db
             except sqlite3.Error as error:
                 self._drop()
-                raise StoreUnavailable(CODES.get(_code(error) & 0xFF, "failed"), str(error)) from error
+                code = CODES.get(_code(error) & 0xFF, "failed")
+                hint = "; another process holds a lock on the store's files" if code == "busy" else ""
+                raise StoreUnavailable(code, f"{error}{hint}") from error
             except BaseException:
                 self._drop()
                 raise

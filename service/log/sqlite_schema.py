@@ -123,7 +123,9 @@ def check_kind(db: Connection) -> None:
     found = dict(db.execute("SELECT name, value FROM meta"))
     if found.get("schema") != str(SCHEMA_VERSION):
         got = found.get("schema", "none")
-        raise StoreUnavailable("version", f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}")
+        message = f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}"
+        advice = "fedres log export its records, and fedres log import them into a new store"
+        raise StoreUnavailable("version", f"{message}: {advice}")
     if "architecture" in found and found["architecture"] != platform.machine():
         message = (
             f"{name_of(db)} was made on {found['architecture']}, and models on {platform.machine()} differ in bits"

@@ -7,6 +7,7 @@ Each request is answered once its records are durable. The process ends when its
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import time
@@ -36,6 +37,8 @@ READ_BYTES = 1 << 18
 MOST_RECORDS = 2_000  # in one transaction
 SEND_SECONDS = 5.0  # after which a client that takes no replies is dropped
 
+log = logging.getLogger("fedres.service")
+
 
 class Writer:
     """Serves ``listener`` from one thread. ``open_log`` is called again after a failure to open."""
@@ -58,6 +61,7 @@ class Writer:
         self._scrub: Iterator[None] | None = None  # what is left to do of the ticket
         self._ticket: int | None = None
         self._scrub_failure: Exception | None = None
+        self._trouble: str | None = None  # why the store took nothing last
 
     def watch(self, file: Any, call: Callable[[], None]) -> None:
         """Call back whenever ``file`` can be read."""
@@ -132,9 +136,11 @@ class Writer:
         try:
             outcomes = [as_reply(outcome) for outcome in self._opened().append(groups, appends[0][1].epochs)]
         except Exception as error:  # whatever it is, nobody may wait for ever
+            self._note(error)
             for client, request in appends:
                 self._send(client, _failed(request.id, error))
             return
+        self._note(None)
         self._committed(sum(map(len, groups)), time.perf_counter() - began)
         first = 0
         for client, request in appends:
@@ -181,11 +187,22 @@ class Writer:
         try:
             if request.write:
                 self._opened().set_note("tried", str(time.time()))
+                self._note(None)
             else:
                 self._opened().append([])
             return Done(request.id, [0] if request.write else [])
         except Exception as error:
+            self._note(error)
             return _failed(request.id, error)
+
+    def _note(self, error: Exception | None) -> None:
+        """Log why the store takes nothing, and when it takes something again, once each."""
+        trouble = None if error is None else str(error)
+        if trouble is not None and trouble != self._trouble:
+            log.error("the store takes nothing, and requests are refused with 503: %s", trouble)
+        elif trouble is None and self._trouble is not None:
+            log.warning("the store takes records again")
+        self._trouble = trouble
 
     def _opened(self) -> Log:
         if self._log is None:

@@ -26,6 +26,7 @@ from typing import NoReturn
 from fedres import checks
 from fedres.lease import Lease
 from service.http.server import bind, shown
+from service.log.files import make_private
 from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, PUBLISHED, Config
 from service.roles.starting import compiling, serve_starting
 
@@ -33,6 +34,7 @@ BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were ne
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
 DRAIN_SECONDS = 30.0  # that a process may take to end
 KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
+PRIVATE = 0o077  # umask: what the service stores is for its user alone
 STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
@@ -192,6 +194,9 @@ class Supervisor:
 def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
     """Serve until SIGTERM or SIGINT; then drain, save and return."""
     checks.whole("rankers", config.rankers)
+    os.umask(PRIVATE)
+    for path in {config.store.path, config.store.path.resolve()}:
+        make_private(path)
     lease = Lease(config.store.path)
     lease.acquire()
     with contextlib.ExitStack() as undo:

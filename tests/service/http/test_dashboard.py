@@ -134,6 +134,18 @@ def test_the_page_of_a_loop_shows_lift_values_curves_traffic_funnel_and_features
     assert page.locator("details[open] tbody tr").count() == len(report["bucket_ends"])
 
 
+def test_the_page_of_the_api_works_under_its_policy(live, opened):
+    page = opened(live.url)
+    reply = page.goto(f"{live.url}/docs")
+    assert "script-src 'self' 'sha256-" in reply.headers["content-security-policy"]
+    operation = page.locator("#operations-default-get_health_healthz_get, [id*=healthz]").first
+    operation.wait_for()
+    operation.locator("button.opblock-summary-control").click()
+    operation.get_by_role("button", name="Try it out").click()
+    operation.get_by_role("button", name="Execute").click()
+    operation.locator(".live-responses-table").get_by_text('"ok"').wait_for()
+
+
 def test_hostile_ids_features_actions_and_loop_names_are_text(live, opened):
     page = opened(live.url, expect=("404",))
     shown = (f"Event {HOSTILE}", "events", HOSTILE), (f"User {QUOTES}", "users", QUOTES)

@@ -6,9 +6,9 @@ from service.errors import ApiError
 from service.http.hosts import Hosts
 
 
-def code(hosts, host, origin=None):
+def code(hosts, host, origin=None, site=None):
     try:
-        hosts.check(*(None if header is None else header.encode() for header in (host, origin)))
+        hosts.check(*(None if header is None else header.encode() for header in (host, origin, site)))
     except ApiError as error:
         return error.code
     return None
@@ -67,6 +67,23 @@ def test_a_page_of_the_service_itself_may_ask_and_one_from_elsewhere_may_not():
         assert code(hosts, "localhost:8000", origin) == "foreign_origin"
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1", "localhost", "0.0.0.0", "fedres.internal"])
+def test_another_port_of_the_same_machine_is_another_origin(own):
+    hosts = Hosts(["shop.example", "10.1.2.3"], own)
+    for name in ("127.0.0.1", "localhost", "10.1.2.3", "shop.example"):
+        assert code(hosts, f"{name}:8000", f"http://{name}:8000") is None
+        assert code(hosts, f"{name}:8000", f"http://{name}:3000") == "foreign_origin"
+
+
+def test_what_another_page_embeds_or_links_to_is_refused():
+    hosts = Hosts(["shop.example"])
+    for site in ("cross-site", "same-site", "rubbish", ""):
+        assert code(hosts, "localhost:8000", site=site) == "foreign_origin"
+    for site in ("same-origin", "none", None):
+        assert code(hosts, "localhost:8000", site=site) is None
+    assert code(hosts, "localhost:8000", "https://shop.example", "cross-site") is None  # allowed by its name
+
+
 def test_what_was_refused_is_refused_again_and_what_was_good_is_remembered_within_bounds():
     hosts = Hosts(["*"])
     for k in range(3_000):
@@ -84,6 +101,11 @@ def test_a_rebound_name_reaches_nothing_and_a_key_is_worth_more_than_a_name(star
         assert client.delete("/v1/users/anna", headers=rebound).status_code == 421
         assert client.get("/v1/status", headers={"Origin": "http://evil.example"}).status_code == 403
         assert client.get("/v1/status", headers={"Origin": live.url}).status_code == 200
+        embedded = {"Sec-Fetch-Site": "cross-site"}
+        assert client.get("/v1/report", headers=embedded).status_code == 403
+        assert client.get("/", headers=embedded).status_code == 200  # a link to the dashboard
+        other_port = {"Origin": "http://127.0.0.1:1"}
+        assert client.post("/personalizer/v1.0/events/x/activate", headers=other_port).status_code == 403
         assert client.get("/healthz", headers=rebound).status_code == 200  # it says nothing
         key = live.keys.add("admin")
         with live.client(key) as known:

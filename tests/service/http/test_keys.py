@@ -82,6 +82,32 @@ def test_the_command_line_binds_a_key_and_lists_whose_it_is(tmp_path):
     assert [row["client"] for row in json.loads((tmp_path / "keys.json").read_text())] == ["phone-7"]
 
 
+def test_a_rank_key_can_be_made_without_explanations_and_stays_so_when_it_is_rotated(keys, tmp_path):
+    plain = keys.add("rank", explain=False)
+    rotated = keys.rotate(plain.split("_")[1], grace_seconds=60.0)
+    assert [keys.identify(bearer(key)).explain for key in (plain, rotated, keys.add("rank"))] == [False, False, True]
+    with pytest.raises(ValueError, match="no-explain must come with the role rank, got admin"):
+        keys.add("admin", explain=False)
+    store = ["--store", f"sqlite:///{tmp_path}/other.db"]
+    made = CliRunner().invoke(app, ["keys", "add", "rank", "--no-explain", *store]).stdout.strip()
+    assert not Keys(tmp_path / "other.db").identify(bearer(made)).explain
+    assert "no explain" in CliRunner().invoke(app, ["keys", "list", *store]).stdout
+
+
+def test_a_key_without_explanations_gets_none_by_rank_nor_batch(start):
+    action = {"actions": [{"id": "a", "features": {}}]}
+    with start() as live:
+        plain, full = live.keys.add("rank", explain=False), live.keys.add("rank")
+        with live.client(plain) as client:
+            for path, sent in (("/v1/rank", action | {"explain": True}), ("/v1/rank/batch", None)):
+                reply = client.post(path, json=sent or {"requests": [action, action | {"explain": True}]})
+                assert (reply.status_code, reply.json()["error"]["target"]) == (403, "explain")
+            assert client.post("/v1/rank", json=action).status_code == 200
+            assert client.post("/v1/rank/batch", json={"requests": [action]}).status_code == 200
+        with live.client(full) as client:
+            assert "explanations" in client.post("/v1/rank", json=action | {"explain": True}).json()
+
+
 def test_a_client_may_be_as_long_as_any_id():
     assert LONGEST_CLIENT == LONGEST_ID
 

@@ -198,3 +198,13 @@ def test_what_the_log_does_not_take_is_answered_503(start, tmp_path):
         assert error(http.get("/readyz")) == (503, "not_ready")
         asyncio.run(client.close())
         assert error(http.post("/v1/rank", content=rank_with(), headers=JSON)) == (503, "store_closed")
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Ocp-Apim-Subscription-Key"])
+def test_credentials_that_come_twice_are_refused(start, name):
+    with start() as live:
+        key = live.keys.add("admin")
+        value = f"Bearer {key}" if name == "Authorization" else key
+        with live.client() as client:
+            reply = client.get("/v1/status", headers=[(name, value), (name, value)])
+            assert error(reply) == (400, "repeated_header")

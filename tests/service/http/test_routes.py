@@ -286,6 +286,21 @@ def test_health_readiness_status_page_and_docs_answer(client):
     assert "openapi.json" in client.get("/docs").text
 
 
+def test_no_reply_can_be_framed_or_guessed_at(client):
+    replies = [
+        *(client.get(path) for path in ("/", "/demo", "/docs", "/docs/swagger-ui.css", "/openapi.json", "/healthz")),
+        *(client.get(path) for path in ("/v1/status", "/v1/events", "/nowhere", "/v1/events/x", "/personalizer/x/y")),
+        ranked(client, "/v1/rank"),
+        client.post("/v1/rank", json={}),
+        client.post("/v1/events/x/activate"),
+        client.options("/v1/rank"),
+    ]
+    for reply in replies:
+        policies = reply.headers.get_list("content-security-policy")
+        assert [("frame-ancestors 'none'" in policy) for policy in policies] == [True], reply.url
+        assert reply.headers.get_list("x-content-type-options") == ["nosniff"], reply.url
+
+
 def test_the_page_of_the_api_needs_no_other_host(client):
     page = client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")

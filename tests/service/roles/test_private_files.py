@@ -1,0 +1,52 @@
+"""Other users of the machine can neither read a store nor lock it; a lock that is held all the same is told."""
+
+import subprocess
+import sys
+
+from serving import serving, until
+
+RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
+WRITE_LOCK = 120  # the byte of the -shm file that SQLite locks to write
+HOLD = f"""
+import fcntl, sys
+file = open(sys.argv[1], "rb")
+fcntl.lockf(file, fcntl.LOCK_SH, 1, {WRITE_LOCK})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def modes(folder):
+    return {file.name: oct(file.stat().st_mode & 0o777) for file in folder.glob("store.db*")}
+
+
+def test_new_files_and_those_of_earlier_starts_are_their_owners_alone(tmp_path):
+    with serving(tmp_path) as service:
+        assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
+        assert oct(service.run_folder().stat().st_mode & 0o777) == "0o700"
+        found = modes(tmp_path)
+        assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lease", "store.db-run"} <= found.keys()
+        assert set(found.values()) == {"0o600"}
+    for file in tmp_path.glob("store.db*"):
+        file.chmod(0o644)
+    with serving(tmp_path) as service:
+        assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
+        assert set(modes(tmp_path).values()) == {"0o600"}
+
+
+def test_a_lock_of_another_process_is_told_to_load_balancers_and_logged(tmp_path):
+    with serving(tmp_path) as service:
+        holder = [sys.executable, "-c", HOLD, str(tmp_path / "store.db-shm")]
+        with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "held\n"
+            reply = service.ask("/v1/rank", "POST", json=RANK)
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] in ("store_busy", "store_timeout")
+            until(lambda: "another process holds a lock on the store's files" in service.ask("/readyz").text)
+            logged = (tmp_path / "stderr").read_text()
+            assert "the store takes nothing" in logged
+            assert "another process holds a lock" in logged
+            process.stdin.close()
+        until(lambda: service.ask("/readyz").status_code == 200)
+        assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
+        assert "the store takes records again" in (tmp_path / "stderr").read_text()
