@@ -84,6 +84,33 @@ def find(name: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def find_real(name: str) -> Path | None:
+    """Return the file of this name in the folder ``real`` below ``FEDRES_DATA``, plain or compressed, or None."""
+    folder = os.environ.get("FEDRES_DATA")
+    places = [Path(folder).expanduser() / "real" / f"{name}{end}" for end in SUFFIXES] if folder else []
+    return next((place for place in places if place.is_file()), None)
+
+
+def real_lines(name: str, encoding: str = "utf-8") -> list[str]:
+    """Return the lines of such a file that are not empty."""
+    path = find_real(name)
+    if path is None:
+        raise ValueError(absent(name))
+    with _readable(path), _open(path) as file:
+        return [line for line in file.read().decode(encoding).split("\n") if line.strip()]
+
+
+def absent(name: str) -> str | None:
+    """Return why there is no dataset, or no real file, of this name; None where there is one."""
+    if name in CATALOGUE:
+        return None if name == "digits" or find(name) else _not_found(CATALOGUE[name])
+    if find_real(name):
+        return None
+    folder = os.environ.get("FEDRES_DATA")
+    looked = f"in {Path(folder).expanduser() / 'real'}" if folder else "because FEDRES_DATA is not set"
+    return f"{name} was not found, plain or with .bz2, .xz or .gz, {looked}"
+
+
 def read(path: Path, entry: Entry | None = None) -> Data:
     """Return what a file holds, dense; where ``entry`` is given with its number of features, 1-based, and its task.
 

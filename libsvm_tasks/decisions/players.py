@@ -265,8 +265,10 @@ PLAYERS: dict[str, Entry] = {
     "residual-kalman": Entry(lambda stream: Kalman()),
     **{f"vw-{name}": _vw(explore, QUADRATIC) for name, explore in VW_POLICIES.items()},
     **{f"vw-{name}-cubic": _vw(explore, CUBIC) for name, explore in VW_POLICIES.items()},
-    "linucb": Entry(lambda stream: LinUCB(alone=False), lambda stream: stream.dim <= 300),
-    "linucb-alone": Entry(lambda stream: LinUCB(alone=True), lambda stream: stream.dim <= 300 and stream.users > 1),
+    "linucb": Entry(lambda stream: LinUCB(alone=False), lambda stream: stream.dim <= 300 and stream.ids),
+    "linucb-alone": Entry(
+        lambda stream: LinUCB(alone=True), lambda stream: stream.dim <= 300 and stream.ids and stream.users > 1
+    ),
     "adagrad": Entry(lambda stream: AdaGrad()),
     "river-linucb": _peer("river LinUCBDisjoint"),
     "obp-linucb": _peer("obp LinUCB"),

@@ -29,6 +29,7 @@ class Round:
     actions: list[Features]  # the first feature is the id
     chances: Array  # of a reward of 1
     counts: bool = True  # in the figure
+    chosen: int = 0  # by the player, once it has decided
 
     @cached_property
     def request(self) -> Request:
@@ -63,6 +64,10 @@ class Stream:
     zero_delay: int | None = None  # of rewards of 0, where it differs
     missing: float = 0.0  # share of the rewards that never arrive
     by_chance: bool = False
+    graded: bool = False  # rewards are the chances themselves
+    replies: bool = False  # rounds depend on what was chosen before
+    ids: bool = True  # of actions come again and say which action it is
+    needs: tuple[str, ...] = ()  # datasets and real files that it is read from
     users: int = 20
     dim: int = 30  # of contexts, about
     peers: bool = False  # other libraries' policies make sense: one user, the same actions in all rounds, no delay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import islice
@@ -13,30 +13,44 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres import checks
-from libsvm_tasks import grid
+from libsvm_tasks import grid, load
 from libsvm_tasks.catalogue import CATALOGUE
 from libsvm_tasks.decisions.players import PLAYERS, Player
+from libsvm_tasks.decisions.real import MOVIELENS, PROMPTS, movies, prompts
 from libsvm_tasks.decisions.rounds import Round, Stream, classes
-from libsvm_tasks.decisions.worlds import News, anonymous, raw, wide, words
+from libsvm_tasks.decisions.worlds import News, anonymous, artists, coupons, raw, routing, wide, words
 
 
 def _one(name: str, rounds: int) -> Stream:
     dim = 64 if name == "digits" else CATALOGUE[name].features
     play = partial(classes, name, n_users=1, rounds=rounds, task="same")
-    return Stream(play, f"{name}, one user, {rounds:,} rounds", users=1, dim=dim, peers=True)
+    return Stream(play, f"{name}, one user, {rounds:,} rounds", users=1, dim=dim, peers=True, needs=(name,))
 
 
 def _many(task: str, text: str, name: str = "digits", users: int = 20, rounds: int = 600, **more: Any) -> Stream:
     drift = bool(more.pop("drift", False))
     play = partial(classes, name, n_users=users, rounds=rounds, task=task, drift=drift)
     dim = 64 if name == "digits" else CATALOGUE[name].features
-    return Stream(play, f"{name}, {users} users × {rounds}: {text}", users=users, dim=dim, **more)
+    return Stream(play, f"{name}, {users} users × {rounds}: {text}", users=users, dim=dim, needs=(name,), **more)
 
 
 def _news(text: str, *, delay: int = 0, zero_delay: int | None = None, missing: float = 0.0, **how: Any) -> Stream:
     return Stream(
         News(**how), f"news: {text}", delay, zero_delay, missing, by_chance=True, users=how.get("readers", 200)
     )
+
+
+def _movies(text: str, people: int = 400, rounds: int = 16_000, **how: Any) -> Stream:
+    play = partial(movies, people=people, rounds=rounds, **how)
+    ids, fresh = how.get("ids", True), how.get("fresh", False)
+    text = f"MovieLens, {people} people, {rounds:,} lists of eight films they rated: {text}"
+    return Stream(play, text, by_chance=True, users=people, ids=ids, replies=fresh, needs=MOVIELENS)
+
+
+def _prompts(text: str, **how: Any) -> Stream:
+    play, ids = partial(prompts, **how), how.get("ids", True)
+    text = f"which of four language models answers a prompt, whose words are the context: {text}"
+    return Stream(play, text, by_chance=True, graded=True, users=1, dim=10_000, ids=ids, needs=PROMPTS)
 
 
 HALF: dict[str, Any] = {"readers": 100, "rounds": 10_000}
@@ -78,6 +92,17 @@ STREAMS: dict[str, Stream] = {
     "raw": Stream(raw, "300 shoppers × 40: price, age, hour and basket as they come", by_chance=True),
     "anonymous": Stream(anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=1),
     "words": Stream(words, "texts of ten words, no user", by_chance=True, users=1, dim=2_000),
+    "movies": _movies("ids, genres and year; five stars are a reward"),
+    "movies-fresh": _movies("no film is chosen twice for a person", 943, 30_000, fresh=True),
+    "movies-ids": _movies("ids only", features=False),
+    "movies-features": _movies("genres and year only", ids=False),
+    "prompts": _prompts("models have ids"),
+    "prompts-features": _prompts("models have makers and parts of names", ids=False),
+    "artists": Stream(artists, "600 people, 17,000 artists without features", by_chance=True, users=600, dim=1),
+    "coupons": Stream(
+        coupons, "eight new drivers with 25 categories, no user", by_chance=True, users=1, dim=1, ids=False
+    ),
+    "routing": Stream(routing, "seven models that change places half-way, no user", by_chance=True, users=1, dim=8),
 }
 
 
@@ -92,7 +117,11 @@ class Piece(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _rounds(stream: Stream, seed: int, events: int | None) -> list[Round]:
-    return [*islice(stream.rounds(np.random.default_rng(seed)), events)]
+    return [*_new(stream, seed, events)]
+
+
+def _new(stream: Stream, seed: int, events: int | None) -> Iterator[Round]:
+    return islice(stream.rounds(np.random.default_rng(seed)), events)
 
 
 def play(stream: Stream, player: Player, seed: int, events: int | None = None) -> float:
@@ -100,13 +129,14 @@ def play(stream: Stream, player: Player, seed: int, events: int | None = None) -
     draws = np.random.default_rng([seed, 1])
     arrivals: list[tuple[int, int, Any, float]] = []
     earned = uniform = best = n = 0.0
-    for t, now in enumerate(_rounds(stream, seed, events)):
+    for t, now in enumerate(_rounds(stream, seed, events) if not stream.replies else _new(stream, seed, events)):
         while arrivals and arrivals[0][0] <= t:
             _, _, token, reward = heappop(arrivals)
             player.learn(token, reward)
         draw, luck, lost = draws.random(3)
         action, token = player.decide(now, draw)
-        reward = float(luck < now.chances[action])
+        now.chosen, chance = action, now.chances[action]
+        reward = float(chance if stream.graded else luck < chance)
         if lost >= stream.missing:
             late = stream.zero_delay if stream.zero_delay is not None and not reward else stream.delay
             heappush(arrivals, (t + 1 + late, t, token, reward))
@@ -127,6 +157,11 @@ def play_piece(piece: Piece) -> dict[str, float]:
     return {"figure": figure, "seconds": time.process_time() - start}
 
 
+def absent(name: str) -> str | None:
+    """Return why a stream cannot be played here, or None."""
+    return next((reason for need in STREAMS[name].needs if (reason := load.absent(need))), None)
+
+
 def run(
     streams: Sequence[str],
     players: Sequence[str],
@@ -137,9 +172,14 @@ def run(
     journal: Path | None = None,
     progress: grid.Progress | None = None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Return figures by stream and player, one for each seed; players that a stream is not for are left out."""
+    """Return figures by stream and player, one for each seed; players that a stream is not for are left out.
+
+    A stream whose files are absent is refused (``absent``).
+    """
     for name in streams:
         checks.one_of("streams", name, tuple(STREAMS))
+        if reason := absent(name):
+            raise ValueError(f"streams must have their files here, got {name}: {reason}")
     for name in players:
         checks.one_of("players", name, tuple(PLAYERS))
     pieces = [

@@ -137,3 +137,56 @@ def words(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
     for subject in rng.integers(n_subjects, size=rounds):
         drawn = rng.choice(n_words, 10, p=vocabulary[subject])
         yield Round(NOBODY, {f"word={word}": 1.0 for word in np.unique(drawn)}, actions, rates[subject])
+
+
+def artists(
+    rng: Rng, people: int = 600, n_artists: int = 17_000, rounds: int = 16_000, own: int = 30
+) -> Iterator[Round]:
+    """Eight artists without features, of which the person listens to two; tastes have a long tail and three scenes."""
+    n_scenes = 40
+    scenes, fame = rng.integers(n_scenes, size=n_artists), 1 / np.arange(1, n_artists + 1) ** 0.8
+    names, mine = [{f"_id=artist{k}": 1.0} for k in range(n_artists)], []
+    for _ in range(people):
+        weights = fame * np.where(np.isin(scenes, rng.choice(n_scenes, 3, replace=False)), 20.0, 1.0)
+        mine.append(rng.choice(n_artists, own, replace=False, p=weights / weights.sum()))
+    heard = np.concatenate(mine)
+    for person in rng.permutation(rounds) % people:
+        others = rng.choice(heard, 50)  # as often as people listen to them
+        others = np.unique(others[~np.isin(others, mine[person])])
+        offered = np.append(rng.choice(mine[person], 2, replace=False), rng.choice(others, 6, replace=False))
+        order = rng.permutation(8)
+        actions = [names[k] for k in offered[order]]
+        yield Round(f"u{person}", {}, actions, np.asarray(order < 2, float))
+
+
+def coupons(rng: Rng, rounds: int = 8_000) -> Iterator[Round]:
+    """Eight drivers who never come again, known by 25 categories that also matter in pairs: who uses a coupon?"""
+    sizes = np.append(rng.integers(2, 6, size=20), rng.integers(6, 26, size=5))
+    effects = [rng.normal(size=size) * (k % 2) * 0.5 for k, size in enumerate(sizes)]
+    pairs = [tuple(rng.choice(len(sizes), 2, replace=False)) for _ in range(8)]
+    crossed = [0.8 * rng.normal(size=(sizes[a], sizes[b])) for a, b in pairs]
+    for t in range(rounds):
+        levels = np.array([rng.integers(size, size=8) for size in sizes])
+        wish = 0.3 + np.sum([effect[own] for effect, own in zip(effects, levels, strict=True)], axis=0)
+        wish += np.sum([cross[levels[a], levels[b]] for cross, (a, b) in zip(crossed, pairs, strict=True)], axis=0)
+        actions = [
+            {f"_id=driver{8 * t + k}": 1.0, **{f"column{j}={level}": 1.0 for j, level in enumerate(levels[:, k])}}
+            for k in range(8)
+        ]
+        yield Round(NOBODY, {}, actions, np.asarray(rng.random(8) < _logistic(wish), float))
+
+
+def routing(rng: Rng, rounds: int = 10_000) -> Iterator[Round]:
+    """Seven models, good at prompts of some kinds, lengths and amounts of numbers, that change places half-way."""
+    n_models, n_kinds = 7, 6
+    usual, by_kind = 0.5 * rng.normal(size=n_models), rng.normal(size=(n_kinds, n_models))
+    by_length, by_numbers = rng.normal(size=(2, n_models)) * 0.7
+    places = rng.permutation(n_models), rng.permutation(n_models)
+    for t in range(rounds):
+        kind, length, numbers = int(rng.integers(n_kinds)), float(rng.lognormal(4.0, 1.0)), int(rng.poisson(2.0))
+        wish = usual + by_kind[kind] + by_length * (np.log(length) - 4) + by_numbers * (numbers - 2) / 2
+        context = {f"kind=kind{kind}": 1.0, "length": round(length, 1), "numbers": float(numbers)}
+        yield Round(NOBODY, context, ROUTED, _logistic(3 * wish - 2)[places[2 * t // rounds]])
+
+
+ROUTED = [{f"_id=model{k}": 1.0} for k in range(7)]

@@ -98,7 +98,7 @@ def _decisions(streams: str, players: str, seeds: list[int], events: int | None,
     if streams == "list":
         console().print(report.streams_table())
         return {}
-    chosen = [*suite.STREAMS] if streams == "all" else streams.split(",")
+    chosen = _streams(streams)
     playing = [*PLAYERS] if players == "all" else players.split(",")
     journal = cache_folder() / "unfinished" / "decisions.jsonl"
     with progress_bar("playing") as progress:
@@ -108,14 +108,25 @@ def _decisions(streams: str, players: str, seeds: list[int], events: int | None,
     return {"seeds": seeds, "figures": figures, "speed": speed.measure()}
 
 
-def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> dict[str, Any]:
+def _streams(names: str) -> list[str]:
+    """Return the streams whose files are here; the others are named with the reason."""
     from fedres import checks
+    from libsvm_tasks.decisions import suite
+
+    chosen = [*suite.STREAMS] if names == "all" else names.split(",")
+    for name in chosen:
+        checks.one_of("streams", name, tuple(suite.STREAMS))
+        if reason := suite.absent(name):
+            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False)
+    return [name for name in chosen if suite.absent(name) is None]
+
+
+def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> dict[str, Any]:
     from libsvm_tasks.decisions import report, suite
     from service.playing import HttpPlayer
 
     figures: dict[str, dict[str, list[float]]] = {}
-    for name in [*suite.STREAMS] if streams == "all" else streams.split(","):
-        checks.one_of("streams", name, tuple(suite.STREAMS))
+    for name in _streams(streams):
         figures[name] = {url: []}
         for seed in seeds:
             player = HttpPlayer(url)

@@ -1,7 +1,10 @@
 """The suite of decision streams: rounds are sound and the same for all players, and every player plays."""
 
 import json
+import lzma
+import os
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,19 +12,51 @@ from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import report, speed
 from libsvm_tasks.decisions.players import PLAYERS, Kalman
+from libsvm_tasks.decisions.real import judged_prompts, movielens
 from libsvm_tasks.decisions.rounds import Round, Stream
-from libsvm_tasks.decisions.suite import STREAMS, Piece, play, play_piece, run
+from libsvm_tasks.decisions.suite import STREAMS, Piece, absent, play, play_piece, run
 from libsvm_tasks.decisions.worlds import News
-from libsvm_tasks.load import available
 from service.cli import app
 
-DATASETS = {"pendigits", "satimage", "letter", "usps", "letter-permuted", "satimage-permuted"}
-BUILT_IN = [name for name in STREAMS if name not in DATASETS]
+MOVIELENS_LINES = {
+    "u.data": [f"{person}\t{film}\t{1 + (person + film) % 5}\t0" for person in range(4) for film in range(1, 31)],
+    "u.item": [f"{film}|Fílm|{'' if film == 3 else '01-Jan-1995'}||http://x|{film % 2}|1" for film in range(1, 31)],
+    "u.user": ["1|24|M|writer|1", "2|53|F|other|2", "3|30|F|writer|3"],
+    "u.genre": ["Drama|0", "War|1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def real_files(tmp_path_factory, monkeypatch):
+    """Write tiny files of the real formats to a folder for FEDRES_DATA, beside the datasets that are here."""
+    folder = tmp_path_factory.mktemp("data")
+    if given := os.environ.get("FEDRES_DATA"):
+        for path in Path(given).glob("*.svm*"):
+            (folder / path.name).symlink_to(path.resolve())
+    (folder / "real").mkdir()
+    for name, lines in MOVIELENS_LINES.items():
+        with lzma.open(folder / "real" / f"movielens-100k.{name}.xz", "wt", encoding="latin-1") as file:
+            file.write("\n".join([*lines, "", ""]))
+    rows = [
+        {"prompt": f"Add {k} and {k}, please!", "models": {f"maker/model-{m}": _answer(k, m) for m in range(4)}}
+        for k in range(60)
+    ]
+    (folder / "real" / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("FEDRES_DATA", str(folder))
+    movielens.cache_clear()
+    judged_prompts.cache_clear()
+    yield folder
+    movielens.cache_clear()
+    judged_prompts.cache_clear()
+
+
+def _answer(prompt, model):
+    return {"reward": (prompt + model) % 3 / 2, "cost": model / 100}
 
 
 def rounds(stream, seed, n=50):
-    if stream in DATASETS and not available(stream.removesuffix("-permuted")):
-        pytest.skip(f"needs the dataset {stream.removesuffix('-permuted')}")
+    if reason := absent(stream):
+        pytest.skip(reason)
     return [*islice(STREAMS[stream].rounds(np.random.default_rng(seed)), n)]
 
 
@@ -29,12 +64,91 @@ def rounds(stream, seed, n=50):
 def test_rounds_are_sound_and_the_seeds_alone_decide_them(stream):
     found, again, other = (rounds(stream, seed) for seed in (1, 1, 2))
     assert [(r.user, r.context, r.actions) for r in found] == [(r.user, r.context, r.actions) for r in again]
-    assert [r.context for r in found] != [r.context for r in other]
+    assert [(r.context, r.actions) for r in found] != [(r.context, r.actions) for r in other]
     for each in found:
         assert each.chances.shape == (len(each.actions),)
         assert ((each.chances >= 0) & (each.chances <= 1)).all()
         assert all(next(iter(action)).startswith("_id=") for action in each.actions)
         assert each.request.starts[-1] == each.request.hashes.size == each.request.values.size
+
+
+def test_films_are_those_the_person_rated_and_five_stars_are_a_reward():
+    for each in rounds("movies", 1):
+        person = int(each.user[1:])
+        assert person > 0  # nobody in u.user is person 0
+        films = [int(next(iter(action)).removeprefix("_id=film")) for action in each.actions]
+        assert len({*films}) == 8
+        assert each.chances.tolist() == [float((person + film) % 5 == 4) for film in films]
+        assert each.context["age"] in (24, 53, 30)
+        for film, action in zip(films, each.actions, strict=True):
+            own = ["genre=Drama"] * (film % 2) + ["genre=War"] + ["year"] * (film != 3)
+            assert [*action][1:] == own
+
+
+def test_films_have_ids_only_or_features_only():
+    assert all([len(a) for a in r.actions] == [1] * 8 for r in rounds("movies-ids", 1))
+    for each in rounds("movies-features", 1):
+        assert [next(iter(action)) for action in each.actions] == [f"_id={place}" for place in range(8)]
+        assert all("genre=War" in action for action in each.actions)
+
+
+def test_a_film_that_was_chosen_is_never_offered_to_that_person_again():
+    class First(Memory):
+        def decide(self, now, draw):
+            film = now.user, next(iter(now.actions[2]))
+            assert not {(now.user, next(iter(action))) for action in now.actions} & {*self.learned}
+            self.learned.append(film)
+            return 2, None
+
+        def learn(self, token, reward):
+            pass
+
+    player = First()
+    play(STREAMS["movies-fresh"], player, 1)
+    assert len(player.learned) == len({*player.learned}) == 3 * (30 - 7)  # until fewer than 8 are left of 30
+
+
+def test_prompts_reward_quality_less_cost_as_a_share_of_the_range():
+    for each in rounds("prompts", 1):
+        number = next(int(word.removeprefix("word=")) for word in each.context if word[5:].isdigit())
+        assert {*each.context} == {"word=add", f"word={number}", "word=and", "word=please"}
+        models = [int(next(iter(action))[-1]) for action in each.actions]
+        worth = [(number + m) % 3 / 2 - m / 10 for m in models]
+        assert each.chances.tolist() == pytest.approx([(w + 0.3) / 1.3 for w in worth])
+    assert {*rounds("prompts-features", 1)[0].actions[1]} >= {"_id=1", "maker=maker", "part=model"}
+
+
+def test_graded_rewards_arrive_as_they_are():
+    player = Memory()
+    play(STREAMS["prompts"], player, 1)
+    assert len({reward for _, _, reward in player.learned}) > 2
+
+
+def test_a_person_listens_to_two_of_eight_artists():
+    for each in rounds("artists", 1):
+        assert each.chances.sum() == 2
+        assert len({next(iter(action)) for action in each.actions}) == 8
+
+
+def test_models_change_places_half_way():
+    found = rounds("routing", 1, None)
+    means = [np.mean([r.chances for r in half], axis=0) for half in (found[:5000], found[5000:])]
+    assert sorted(means[0]) == pytest.approx(sorted(means[1]), abs=0.02)
+    assert means[0] != pytest.approx(means[1], abs=0.02)
+
+
+def test_streams_without_their_files_are_skipped_with_a_reason(monkeypatch, tmp_path):
+    words = ["bench", "decisions", "--streams", "movies,raw", "--players", "linucb", "--seeds", "1", "--events", "20"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("FEDRES_DATA", str(tmp_path))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "movies is skipped: movielens-100k.u.data was not found" in result.output
+    assert str(tmp_path / "real") in result.output.replace("\n", "")
+    monkeypatch.delenv("FEDRES_DATA")
+    assert "FEDRES_DATA is not set" in absent("prompts")
+    with pytest.raises(ValueError, match="streams must have their files here, got movies: movielens"):
+        run(["movies"], ["linucb"], [1])
 
 
 @pytest.mark.parametrize("stream", ["news", "wide"])
