@@ -57,7 +57,7 @@ def one_line_errors(command: Command) -> Command:
             typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            typer.echo("fedres: interrupted; run the same command again to resume", err=True)
+            typer.echo("fedres: interrupted; long experiments resume when run again", err=True)
             raise typer.Exit(130) from None
 
     return wrapped  # type: ignore[return-value]
@@ -82,14 +82,14 @@ def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(row, completed=done, total=total)
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written, before the work begins rather than after it."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"json must be a file in a folder that exists, got {path}")
+        raise ValueError(f"{option} must be a file in a folder that exists, got {path}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise ValueError(f"json must be in a folder that can be written to, got {path}")
+        raise ValueError(f"{option} must be in a folder that can be written to, got {path}")
 
 
 def write_json(path: Path | None, content: object) -> None:

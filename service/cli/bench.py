@@ -36,7 +36,7 @@ def bench(
     ] = "all",
     players: Annotated[str, typer.Option(help="Decisions: who plays, separated by commas.")] = "all",
     seeds: Annotated[
-        str, typer.Option(help="Decisions: the default is for judging; tune with others, such as 11,12,13.")
+        str, typer.Option(help="Decisions: seeds. Tune with others than those you report.")
     ] = "401,402,403",
     events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
     http: Annotated[

@@ -102,7 +102,7 @@ def evaluate(
     from bandits.evaluation import Columns
     from bandits.evaluation import evaluate as value
 
-    check_writable(json_file)
+    check_writable("json", json_file)
     columns = Columns(
         action=action,
         reward=reward,

@@ -146,7 +146,7 @@ def _replay(
 
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    check_writable(json_file)
+    check_writable("json", json_file)
     if plot is not None:
         check_path(plot)
     name = hashlib.sha256(repr((setup, schemes)).encode()).hexdigest()[:16]

@@ -36,8 +36,8 @@ def report(
     path = store_path(store, folder)
     if not is_postgresql(store) and not path.exists():
         raise ValueError(f"store must be there, got {path}")
-    for file in (html, json_file):
-        check_writable(file)
+    check_writable("html", html)
+    check_writable("json", json_file)
     kept = opening.Store(path, store if is_postgresql(store) else None)
     with store_errors(), contextlib.closing(opening.open_log(kept)) as opened:
         made = [entry.position for entry in opened.of_kind(loop, LOOP)]

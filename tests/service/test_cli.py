@@ -186,7 +186,7 @@ def test_a_replay_interrupted_by_ctrl_c_goes_on_where_it_was_and_cleans_up(tmp_p
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130
-    assert "interrupted; run the same command again to resume" in errors
+    assert "interrupted; long experiments resume when run again" in errors
     lines = journal.read_text().splitlines()
     assert 0 < len(lines) < 80
     kept = json.loads(lines[0])
