@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from fedres.client.device import DeviceDecision, Status
-from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.inputs import Actions, Features, Id
+from fedres.client.offers import make_offer
 from fedres.client.opening import open_device
 from fedres.client.synchronous import CLOSE_SECONDS, TRIES, check_seconds
 from fedres.client.syncing import Link, Synced
-from fedres.client.transport import ask_async, check_url, headers
+from fedres.client.transport import address, ask_async, headers
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class AsyncDeviceClient:
 
     def __init__(
         self,
-        url: str,
-        client: str,
+        url: str | None,
+        client: Id,
         folder: str | os.PathLike[str],
         *,
         loop: str = "default",
@@ -45,7 +46,7 @@ class AsyncDeviceClient:
         gzip: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        check_url(url)
+        url = address(url)
         check_seconds(sync_seconds)
         self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
@@ -70,15 +71,15 @@ class AsyncDeviceClient:
         actions: Actions,
         private: Features | None = None,
         *,
-        exclude: Collection[str] = (),
-        event_id: str | None = None,
+        exclude: Iterable[Id] = (),
+        event_id: Id | None = None,
     ) -> DeviceDecision:
-        """Return which of the actions to take: a mapping from ids to features, or a list of ids."""
+        """Return which of the actions to take, in any of the forms of ``Client.rank``."""
         offer = make_offer(context, actions, private, exclude=exclude, event_id=event_id)
         decision: DeviceDecision = await self._drive(self._link.decide(offer))
         return decision
 
-    async def reward(self, event_id: str, value: float) -> None:
+    async def reward(self, event_id: Id, value: float) -> None:
         """Learn what a decision earned; it is on the disk when this returns."""
         await asyncio.to_thread(self._device.reward, event_id, value)
 

@@ -20,8 +20,9 @@ from fedres import checks
 from fedres.checks import Array
 from fedres.client import wire
 from fedres.client.choosing import Round, choose, probabilities
+from fedres.client.inputs import Id, number
 from fedres.client.models import ACKNOWLEDGED, LOCAL, MODEL, Acknowledged, DeviceModels, Entry
-from fedres.client.offers import Offer, check_name
+from fedres.client.offers import Offer, checked_name
 from fedres.client.store import DeviceStore, Queued
 from fedres.local_learners.vw import vowpal_wabbit
 
@@ -40,9 +41,9 @@ class DeviceDecision:
     """What a device decided; ``model_version`` 0 says that no shared model took part."""
 
     event_id: str
-    action: str
+    action: Any  # the id as the caller gave it: a str, an int or a UUID
     probability: float
-    scores: dict[str, float]
+    scores: dict[Any, float]
     model_version: int
 
 
@@ -78,7 +79,7 @@ class Device(ABC):
         self,
         folder: str | os.PathLike[str],
         *,
-        client: str,
+        client: Id,
         loop: str = "default",
         learner: str = "vw",
         timing: str = "immediate",
@@ -88,8 +89,7 @@ class Device(ABC):
         clock: Callable[[], float] = time.time,
         rng: np.random.Generator | None = None,
     ) -> None:
-        check_name("client", client)
-        check_name("loop", loop)
+        client, loop = checked_name("client", client), checked_name("loop", loop)
         checks.one_of("learner", learner, self.learners)
         if learner == "vw":
             vowpal_wabbit()  # an error without it, before the folder is made
@@ -204,8 +204,8 @@ class Device(ABC):
             k = choose(offer.event_id, chances)
             with self._store.transaction(durable=False):
                 self._store.wait(offer.event_id, scored.waiting(k), self._queue_limit)
-        named = dict(zip([name for name, _ in offer.actions], scored.means.tolist(), strict=True))
-        return DeviceDecision(offer.event_id, offer.actions[k][0], float(chances[k]), named, scored.version)
+        named = dict(zip(offer.given, scored.means.tolist(), strict=True))
+        return DeviceDecision(offer.event_id, offer.given[k], float(chances[k]), named, scored.version)
 
     @abstractmethod
     def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
@@ -213,9 +213,9 @@ class Device(ABC):
 
     # Learning
 
-    def reward(self, event_id: str, value: float) -> None:
+    def reward(self, event_id: Id, value: float) -> None:
         """Learn the reward of a decision, and queue what is to be uploaded of it."""
-        check_name("event_id", event_id)
+        event_id = checked_name("event_id", event_id)
         label = self._label(value)
         with self._turn():
             body = self._store.waiting(event_id)
@@ -226,13 +226,11 @@ class Device(ABC):
             self._save_if_grown()
 
     def _label(self, value: float) -> float:
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-        if not number:
-            raise ValueError(f"value must be a finite number, got {value!r}")
+        label = number("value", value)
         low, high = self.settings.reward_range if self.known else (-LARGEST, LARGEST)
-        if not low <= value <= high:
+        if not low <= label <= high:
             raise ValueError(f"value must be in the loop's reward_range [{low:g}, {high:g}], got {value}")
-        return float(value)
+        return label
 
     @abstractmethod
     def _reward(self, event_id: str, body: bytes, label: float) -> None:

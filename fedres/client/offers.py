@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedres.checks import Array
+from fedres.client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers
 from fedres.event_ids import LONGEST_ID, new_event_id
 
 _to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
-
-Features = Mapping[str, Any]
-Actions = Mapping[str, Features] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,7 @@ class Offer:
     own_context: bytes  # and what it may not see with it
     actions: list[tuple[str, bytes]]
     allowed: Array
+    given: list[Any]  # the actions' ids as the caller gave them
 
 
 def make_offer(
@@ -34,63 +33,44 @@ def make_offer(
     actions: Actions,
     private: Features | None = None,
     *,
-    exclude: Collection[str] = (),
-    event_id: str | None = None,
+    exclude: Iterable[Id] = (),
+    event_id: Id | None = None,
 ) -> Offer:
     """Return a request to decide, or say what is wrong with it."""
-    if event_id is not None:
-        check_name("event_id", event_id)
-    if isinstance(exclude, str):
-        raise ValueError(f"exclude must be a list of ids, got {exclude!r}")
-    named = _named(actions)
-    allowed = np.array([name not in exclude for name in named])
+    event = new_event_id() if event_id is None else checked_name("event_id", event_id)
+    excluded = set(identifiers("exclude", exclude))
+    listed = action_list(actions)
+    allowed = np.array([action.id not in excluded for action in listed])
     if not allowed.any():
-        raise ValueError(f"exclude must leave at least one action, got all {len(named)} of them")
-    own = _own_context(context, private)
-    encoded = [(name, _encode(f"actions[{name!r}]", features)) for name, features in named.items()]
-    return Offer(event_id or new_event_id(), _encode("context", context), own, encoded, allowed)
+        raise ValueError(f"exclude must leave at least one action, got all {len(listed)} of them")
+    shared = features("context", context)
+    own = _own_context(shared, private)
+    encoded = [(checked_name("actions", each.id), _encode(f"actions[{each.id!r}]", each.features)) for each in listed]
+    return Offer(event, _encode("context", shared), own, encoded, allowed, [action.given for action in listed])
 
 
-def check_name(name: str, value: object) -> None:
-    """Refuse what cannot be an id."""
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_ID:
-        raise ValueError(f"{name} must be text of 1 to {LONGEST_ID} characters, got {value!r}")
+def checked_name(name: str, value: object) -> str:
+    """Return an id as text; refuse what cannot be one."""
+    text = identifier(name, value)
+    if not 1 <= len(text) <= LONGEST_ID:
+        raise ValueError(f"{name} must be text of 1 to {LONGEST_ID} characters, got {text!r}")
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be valid Unicode, got {value!a}") from None
-
-
-def _named(actions: Actions) -> dict[str, Features]:
-    """Return actions with their features, at least one, each once."""
-    if isinstance(actions, str) or not isinstance(actions, Collection):
-        raise ValueError(f"actions must be a mapping or a list of ids, got {actions!r}")
-    for name in actions:
-        check_name("actions", name)
-    named = dict(actions) if isinstance(actions, Mapping) else {name: {} for name in actions}
-    if not named:
-        raise ValueError("actions must hold at least one action, got none")
-    if len(named) < len(actions):
-        raise ValueError(f"actions must have different ids, got {list(actions)!r}")
-    return named
+        raise ValueError(f"{name} must be valid Unicode, got {text!a}") from None
+    return text
 
 
 def _own_context(context: Features, private: Features | None) -> bytes:
     """Return the local features as JSON: the context, and the private ones beside it."""
-    if isinstance(context, Mapping) and "private" in context:
+    if "private" in context:
         raise ValueError("context must not hold 'private': what is private goes into the argument of that name")
-    if private is None:
-        return _encode("context", context)
-    if not isinstance(private, Mapping):
-        raise ValueError(f"private must be a mapping of names to values, got {type(private).__name__}")
-    return _encode("private", {**context, "private": private})
+    return _encode("private", context if private is None else {**context, "private": features("private", private)})
 
 
-def _encode(name: str, features: Features) -> bytes:
-    """Return features as JSON."""
-    if not isinstance(features, Mapping):
-        raise ValueError(f"{name} must be a mapping of names to values, got {type(features).__name__}")
+def _encode(name: str, plain: Features | None) -> bytes:
+    """Return features as JSON; an action that is named by its id alone has none."""
     try:
-        return _to_json(features).encode()
+        return _to_json(plain or {}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} must be JSON: {error}") from None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from fedres import checks
 from fedres.client.device import DeviceDecision, Status
-from fedres.client.offers import Actions, Features, make_offer
+from fedres.client.inputs import Actions, Features, Id
+from fedres.client.offers import make_offer
 from fedres.client.opening import open_device
 from fedres.client.syncing import Link, Synced
-from fedres.client.transport import ask, check_url, headers
+from fedres.client.transport import address, ask, headers
 from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class DeviceClient:
 
     def __init__(
         self,
-        url: str,
-        client: str,
+        url: str | None,
+        client: Id,
         folder: str | os.PathLike[str],
         *,
         loop: str = "default",
@@ -56,7 +57,7 @@ class DeviceClient:
         gzip: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        check_url(url)
+        url = address(url)
         check_seconds(sync_seconds)
         self._http = httpx.Client(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
@@ -86,10 +87,10 @@ class DeviceClient:
         actions: Actions,
         private: Features | None = None,
         *,
-        exclude: Collection[str] = (),
-        event_id: str | None = None,
+        exclude: Iterable[Id] = (),
+        event_id: Id | None = None,
     ) -> DeviceDecision:
-        """Return which of the actions to take: a mapping from ids to features, or a list of ids.
+        """Return which of the actions to take, in any of the forms of ``Client.rank``.
 
         ``context`` and the actions' features are uploaded with the reward; ``private`` stays here.
         """
@@ -97,7 +98,7 @@ class DeviceClient:
         decision: DeviceDecision = self._drive(self._link.decide(offer))
         return decision
 
-    def reward(self, event_id: str, value: float) -> None:
+    def reward(self, event_id: Id, value: float) -> None:
         """Learn what a decision earned; it is on the disk when this returns."""
         self._device.reward(event_id, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,13 +17,16 @@ OUT_OF_STEP = Failure("the reply belongs to another request")
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Return what every request says."""
+    """Return what every request says; the key, where none is passed, is that of FEDRES_KEY."""
+    key = os.environ.get("FEDRES_KEY") or None if key is None else key
     if key is not None and not (key.isascii() and key.isprintable() and key and key == key.strip()):
         raise ValueError("key must be printable ASCII without spaces around it, got none or other characters")
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def check_url(url: str) -> None:
+def address(url: str | None, default: str | None = None) -> str:
+    """Return the address of a service, checked; where none is passed, that of FEDRES_URL."""
+    url = os.environ.get("FEDRES_URL") or default if url is None else url
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ValueError(f"url must begin with http:// or https://, got {url!r}")
     try:
@@ -31,6 +35,7 @@ def check_url(url: str) -> None:
         raise ValueError(f"url must have a host that can be looked up, got {url!r}: {error}") from None
     if not host:
         raise ValueError(f"url must have a host, got {url!r}")
+    return url
 
 
 def ask(http: httpx.Client, request: Request, *, whole: bool = False) -> Answer | Failure:

@@ -1,6 +1,9 @@
 """The clients of a hosted service, against a real one."""
 
 import asyncio
+import concurrent.futures
+import datetime
+import gc
 import json
 import logging
 import math
@@ -8,11 +11,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+import uuid
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from faulty_proxy import no_service
 
 from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
+from fedres.client.transport import headers
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}, "milk": {}}
 
@@ -190,22 +198,186 @@ def test_a_refused_request_falls_back_and_is_logged(live, loop, caplog):
     with Client(live.url, loop=loop, deadline=60) as client:
         decision = client.rank(actions=MENU, user="u" * 300)
         assert (decision.action, decision.fallback, decision.error.status) == ("tea", True, 422)
-        unwritable = client.rank(actions=MENU, context={"a": object()})
-        assert (unwritable.fallback, "JSON" in unwritable.error.message) == (True, True)
     assert [record.levelno for record in caplog.records].count(logging.ERROR) >= 1
 
 
-def test_a_context_that_holds_itself_falls_back():
-    context = {}
-    context["again"] = context
-    with no_service() as url, Client(url) as client:
-        assert "JSON" in client.rank(actions=MENU, context=context).error.message
+ITSELF = {}
+ITSELF["again"] = ITSELF
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"context": {"a": object()}}, "context.a must be JSON"),
+        ({"context": {"at": datetime.datetime(2026, 1, 1)}}, "such as its hour and weekday"),
+        ({"context": {"price": math.nan}}, "context.price must be a finite number, got nan"),
+        ({"context": {"price": [1, Decimal("inf")]}}, r"context.price\[1\] must be a finite number"),
+        ({"context": ITSELF}, "must not hold itself"),
+        ({"context": {"a": "\ud800"}}, "must be JSON"),
+        ({"context": [1]}, "context must be a mapping"),
+        ({"actions": {"tea": {"image": b"png"}}}, r"actions\['tea'\].image must be JSON, got b'png'"),
+        ({"actions": [("tea", {"hot": True})]}, r"\[{\"id\": .*, a mapping, .* or a list of ids, .*; got \('tea'"),
+        ({"actions": [{"id": "tea", "feature": {}}]}, "with 'feature'"),
+        ({"actions": "tea"}, "actions must be a list of mappings"),
+        ({"actions": [1.5]}, "actions must be"),
+        ({"actions": [True]}, "actions must be"),
+        ({"actions": ["1", 1]}, "actions must have different ids, got 1 twice"),
+        ({"actions": []}, "actions must hold at least one action, got none"),
+        ({"exclude": "tea"}, "exclude must be a list of ids"),
+        ({"user": 1.5}, "user must be text, a whole number or a UUID, got 1.5"),
+        ({"user": True}, "user must be text"),
+        ({"event_id": b"e"}, "event_id must be text"),
+        ({"event_id": "fallback-mine"}, "event_id must not begin with 'fallback-'"),
+        ({"deadline": 1, "timeout": 1}, "deadline and timeout are the same"),
+    ],
+)
+def test_what_can_never_be_sent_is_refused_at_the_call(request_, message):
+    with no_service() as url, Client(url) as client, pytest.raises((TypeError, ValueError), match=message):
+        client.rank(**{"actions": MENU, **request_})
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, "1", b"1", [1], {"click": 1}, 10**400, Decimal("nan")])
+def test_a_reward_that_is_no_number_is_refused_at_the_call(value):
+    with no_service() as url, Client(url, deadline=0.1) as client:
+        for reward in (client.rank(actions=MENU).reward, lambda value: client.reward("event", value)):
+            with pytest.raises((TypeError, ValueError), match="value"):
+                reward(value)
+            with pytest.raises((TypeError, ValueError), match="outcomes"):
+                reward(None) if value is None else client.reward("event", outcomes={"click": value})
+        assert client.rewards().queued == 0
+
+
+def test_rewards_of_any_type_of_number_are_stored(live, loop):
+    values = [True, False, 1, Decimal("0.5"), np.float32(0.5), np.int64(1), np.bool_(True), Fraction(1, 2)]
+    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+        for value in values:
+            client.rank(actions=MENU).reward(value)
+        assert client.flush(60)
+        assert [event.reward for event in client.events()] == [float(value) for value in values]
+
+
+def test_actions_come_in_three_forms_or_one_by_one(live, loop):
+    listed = [{"id": "tea", "features": {"hot": True}}, {"id": "juice", "features": {"hot": False}}, {"id": "milk"}]
+    with Client(live.url, loop=loop, timeout=60, fallback=None) as client:
+        client.put_actions(listed)
+        assert client.actions() == MENU
+        client.put_actions([], retire=["milk"])
+        for actions in (listed, MENU, list(MENU), iter(listed), (name for name in MENU)):
+            assert client.rank(actions=actions, timeout=60).action in MENU
+        stored = [[each["features"] for each in event.actions] for event in client.events()]
+    assert stored == [list(MENU.values())] * 5
+
+
+def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loop):
+    known = uuid.UUID(int=7)
+    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+        for ids in ([1042, 17, 3], [np.int64(1042), np.int64(17)], [known, 3]):
+            decision = client.rank(actions=ids, user=42, exclude=ids[1:], explain=True)
+            assert (decision.action, type(decision.action)) == (ids[0], type(ids[0]))
+            assert {place.id for place in decision.ranking} == {why["id"] for why in decision.explanations} == set(ids)
+        [top] = client.slots([0], actions={1: {}, 2: {}}, user=known)
+        assert (top.slot, top.action in (1, 2)) == (0, True)
+        events = list(client.events())
+    assert [event["user"] for event in events] == ["42", "42", "42", str(known)]
+    assert [each["id"] for each in events[2]["actions"]] == [str(known)]
+    with no_service() as url, Client(url, deadline=0.1, fallback=lambda request: "17") as client:
+        assert client.rank(actions=[1042, 17]).action == 17
+
+
+@pytest.mark.parametrize("user", [None, ""])
+def test_a_visitor_who_is_not_logged_in_is_nobody(live, loop, user):
+    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+        client.rank(user=user, actions=MENU)
+        assert [event.user for event in client.events()] == [None]
+        with pytest.raises(ValueError, match="user must have"):
+            client.erase("")
+
+
+def test_features_are_stored_as_numbers_where_they_are_numbers(live, loop):
+    context = {"price": Decimal("9.99"), "n": np.int32(3), "taste": np.array([0.5, 2]), "id": uuid.UUID(int=1)}
+    with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
+        client.rank(context=context, actions=MENU)
+        [event] = client.events()
+    assert event.context == {"price": 9.99, "n": 3, "taste": [0.5, 2.0], "id": str(uuid.UUID(int=1))}
+    assert dict(event)["context"] == event.context
+    with pytest.raises(KeyError):
+        event["nothing"]
+
+
+def test_a_slot_has_a_baseline_and_an_event_its_arm(live):
+    live.make_loop("baselines", control={"share": 0.5, "baseline": "first", "experiment": "page"})
+    with Client(live.url, loop="baselines", deadline=60, fallback=None) as client:
+        users = (f"user-{k}" for k in range(100))
+        user = next(user for user in users if client.rank(actions=MENU, user=user).arm == "control")
+        slots = [Slot("top", baseline="milk"), Slot("side", baseline="tea")]
+        assert [decision.action for decision in client.slots(slots, actions=MENU, user=user)] == ["milk", "tea"]
+        assert {event.arm for event in client.events() if event.user == user} == {"control"}
+
+
+def test_an_explanation_has_the_width_of_the_score(live):
+    live.make_loop("widths", model="residual-kalman")
+    with Client(live.url, loop="widths", deadline=60, fallback=None) as client:
+        decision = client.rank(actions=MENU, explain=True)
+    assert all(why.width > 0 for why in decision.explanations)
+
+
+def test_a_reward_by_the_id_of_a_fallback_is_not_sent(live, loop):
+    with no_service() as url, Client(url, deadline=0.1) as client:
+        event_id = client.rank(actions=MENU).event_id
+    assert event_id.startswith("fallback-")
+    with Client(live.url, loop=loop) as client:  # another process of the same shop
+        client.reward(event_id, 1.0)
+        client.activate(event_id)
+        assert client.rewards().queued == 0
+        assert client.unmatched() == []
+
+
+def test_address_and_key_are_those_of_the_environment(live, loop, monkeypatch):
+    monkeypatch.setenv("FEDRES_URL", live.url)
+    with Client(loop=loop, deadline=60, fallback=None) as client:
+        client.rank(actions=MENU)
+    monkeypatch.setenv("FEDRES_KEY", "schlüssel")
+    with pytest.raises(ValueError, match="key must be"):
+        Client()
+    monkeypatch.setenv("FEDRES_KEY", "")
+    assert headers(None) == {}
+    monkeypatch.setenv("FEDRES_KEY", "secret")
+    assert (headers(None), headers("mine")) == ({"Authorization": "Bearer secret"}, {"Authorization": "Bearer mine"})
+
+
+def test_the_wrong_kind_of_with_names_the_right_client(live):
+    async def mixed():
+        async with Client(live.url):
+            pass
+
+    with pytest.raises(TypeError, match="take AsyncClient"):
+        asyncio.run(mixed())
+    with pytest.raises(TypeError, match="take Client"), AsyncClient(live.url):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections of a loop that is closed
+def test_an_async_client_goes_on_in_a_second_event_loop_once_the_first_is_closed(live, loop):
+    client = AsyncClient(live.url, loop=loop, deadline=60, fallback=None)
+
+    async def rank():
+        return await client.rank(actions=MENU)
+
+    async def elsewhere():
+        await rank()
+        with concurrent.futures.ThreadPoolExecutor(1) as other, pytest.raises(RuntimeError, match="one event loop"):
+            other.submit(asyncio.run, rank()).result()
+        await client.close()
+
+    assert [asyncio.run(rank()).fallback for _ in range(2)] == [False, False]
+    asyncio.run(elsewhere())
+    gc.collect()
 
 
 def test_there_is_no_fallback_without_an_action():
     with no_service() as url, Client(url) as client:
         for actions, exclude in (([], ()), (MENU, list(MENU)), ("tea", ())):
-            with pytest.raises(ValueError, match="must"):
+            with pytest.raises((TypeError, ValueError), match="must"):
                 client.rank(actions=actions, exclude=exclude)
         with pytest.raises(ValueError, match="slots must"):
             client.slots([], actions=MENU)

@@ -326,6 +326,65 @@ def test_a_reward_that_was_sent_and_cannot_be_forgotten_does_not_stop_the_next(l
         assert client.rewards().sent == 3
 
 
+WRONG_KEY = reply(b'{"error":{"code":"unauthorized","message":"no such key","target":null}}', status=401)
+FORBIDDEN = reply(b'{"error":{"code":"forbidden","message":"not this loop","target":null}}', status=403)
+NO_LOOP = reply(
+    b'{"error":{"code":"unknown_loop","message":"loop must be one that exists","target":"loop"}}', status=404
+)
+PROXY = reply(b"<html>400 plain HTTP request was sent to HTTPS port</html>", status=400)
+MOVED = reply(b"", status=301, headers=b"Location: https://elsewhere/\r\n")
+
+
+@pytest.mark.parametrize(
+    "answer", [WRONG_KEY, FORBIDDEN, NO_LOOP, PROXY, MOVED], ids=["401", "403", "404", "400", "301"]
+)
+def test_rewards_outlive_the_mistakes_of_operators(live, loop, tmp_path, caplog, answer):
+    with answering(answer) as url, Client(url, loop=loop, spool=tmp_path) as client:
+        for k in range(5):
+            client.reward(f"event-{k}", float(k))
+        assert not client.flush(0.2)
+        assert (client.rewards().queued, client.rewards().refused, client.rewards().dropped) == (5, 0, 0)
+    assert caplog.text.count("the service takes no rewards") == 1
+    with Client(live.url, loop=loop, spool=tmp_path) as client:
+        assert client.flush(60)
+    assert [event for event, _ in stored(live, loop)[1]] == [f"event-{k}" for k in range(5)]
+
+
+def test_a_loop_that_is_made_later_gets_the_rewards_that_waited_in_order(live, monkeypatch):
+    monkeypatch.setattr("fedres.client.hosted.rewards.HELD_SECONDS", 0.01)
+    seen, tried = threading.Event(), []
+
+    def observe(call):
+        tried.append(call.status)
+        if tried.count(404) == 3:
+            seen.set()
+
+    with Client(live.url, loop="later", observe=observe) as client:
+        for k in range(5):
+            client.reward(f"event-{k}", 1.0)
+        assert seen.wait(60)
+        assert client.rewards().queued == 5
+        live.make_loop("later")
+        assert client.flush(60)
+        assert client.rewards().sent == 5
+    assert [event for event, _ in stored(live, "later")[1]] == [f"event-{k}" for k in range(5)]
+
+
+def test_rewards_of_a_loop_that_is_gone_hold_up_no_others_and_have_no_more_room_than_they(live, loop, tmp_path):
+    with no_service() as url, Client(url, loop="gone", spool=tmp_path) as client:
+        for k in range(9):
+            client.reward(f"event-{k}", 1.0)
+        client.close(0)
+    with Client(live.url, loop=loop, spool=tmp_path, queue_limit=10) as client:
+        for k in range(30):
+            client.reward(f"event-{k}", 1.0)
+            while client.rewards().sent <= k:
+                threading.Event().wait(0.001)
+        assert client.rewards().queued == 9
+        assert not client.flush(0)
+    assert len(list(tmp_path.glob("*.db"))) == 1
+
+
 def test_a_damaged_file_in_the_folder_is_left_where_it_is(live, loop, tmp_path, caplog):
     damaged = tmp_path / "rewards-A.db"
     damaged.write_bytes(b"no database" * 1000)

@@ -19,6 +19,7 @@ class Result(msgspec.Struct):
     probability: float
     model_version: int
     ranking: list[Ranked]
+    arm: str | None = None
     explanations: list[Explanation] | None = None
 
 
@@ -36,6 +37,7 @@ class BatchResult(msgspec.Struct):
     probability: float = math.nan
     model_version: int = 0
     ranking: list[Ranked] = []
+    arm: str | None = None
     explanations: list[Explanation] | None = None
     error: Refused | None = None
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, Base
+from fedres.client.hosted.base import CONNECTIONS, Base, either
 from fedres.client.hosted.calls import PAGE, Call, observed
 from fedres.client.hosted.retrying import retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
-from fedres.client.hosted.types import Actions, Decision, Event, Features, RankRequest, Slot
+from fedres.client.hosted.types import Decision, Event, RankRequest, Slot
+from fedres.client.inputs import Actions, Features, Id
 from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ T = TypeVar("T")
 
 
 class AsyncClient(Base):
-    """What ``Client`` is, for ``async with``; a client belongs to one event loop.
+    """What ``Client`` is, for ``async with``; a client belongs to one event loop at a time.
 
-    Rewards need no ``await``: a thread sends them, and ``decision.reward(1.0)`` returns at once.
+    Rewards need no ``await``: a thread sends them, and ``decision.reward(1.0)`` returns at once. Once its event loop is
+    closed, as at the end of ``asyncio.run``, another one may use the client, over new connections.
     """
 
     _http: httpx.AsyncClient | None = None
+    _event_loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
     _closed = False
 
     async def __aenter__(self) -> Self:
@@ -35,19 +38,29 @@ class AsyncClient(Base):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __enter__(self) -> Self:
+        raise TypeError("AsyncClient is for `async with`: for `with`, take Client")
+
+    def __exit__(self, *_: object) -> None: ...
+
     async def rank(
         self,
         *,
         actions: Actions,
         context: Features | None = None,
-        user: str | None = None,
-        exclude: Collection[str] = (),
-        event_id: str | None = None,
+        user: Id | None = None,
+        exclude: Iterable[Id] = (),
+        event_id: Id | None = None,
         defer: bool = False,
         explain: bool = False,
         deadline: float | None = None,
+        timeout: float | None = None,
     ) -> Decision:
-        """Return which action to take: of a mapping from ids to features, or of a list of ids."""
+        """Return which action to take.
+
+        ``actions`` is a list of ``{"id": ..., "features": {...}}``, a mapping from ids to features, or a list of ids.
+        ``timeout`` is another name of ``deadline``: seconds for this call.
+        """
         request = RankRequest(
             actions=actions,
             context=context,
@@ -57,26 +70,29 @@ class AsyncClient(Base):
             defer=defer,
             explain=explain,
         )
-        return await self._do(self._calls.rank(request, deadline))
+        return await self._do(self._calls.rank(request, either(deadline, timeout)))
 
-    async def rank_many(self, requests: Sequence[RankRequest], *, deadline: float | None = None) -> list[Decision]:
+    async def rank_many(
+        self, requests: Iterable[RankRequest], *, deadline: float | None = None, timeout: float | None = None
+    ) -> list[Decision]:
         """Return a decision for each of at most 100 requests, in one call."""
-        return await self._do(self._calls.rank_many(requests, deadline))
+        return await self._do(self._calls.rank_many(requests, either(deadline, timeout)))
 
     async def slots(
         self,
-        slots: Sequence[Slot | str],
+        slots: Iterable[Slot | Id],
         *,
         actions: Actions,
         context: Features | None = None,
-        user: str | None = None,
-        event_id: str | None = None,
+        user: Id | None = None,
+        event_id: Id | None = None,
         defer: bool = False,
         deadline: float | None = None,
+        timeout: float | None = None,
     ) -> list[Decision]:
         """Return a decision for each slot of a page, no action twice."""
         request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
-        return await self._do(self._calls.slots(request, slots, deadline))
+        return await self._do(self._calls.slots(request, slots, either(deadline, timeout)))
 
     async def settings(self) -> dict[str, Any]:
         return await self._do(self._calls.settings())
@@ -93,8 +109,8 @@ class AsyncClient(Base):
         """Return the catalogue: features by id."""
         return await self._do(self._calls.actions())
 
-    async def put_actions(self, actions: Mapping[str, Features], *, retire: Collection[str] = ()) -> None:
-        """Add or change actions of the catalogue, and retire some by id."""
+    async def put_actions(self, actions: Actions, *, retire: Iterable[Id] = ()) -> None:
+        """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         await self._do(self._calls.put_actions(actions, retire))
 
     async def evaluate(
@@ -121,7 +137,7 @@ class AsyncClient(Base):
         """Return the newest rewards that do not count, and why."""
         return await self._do(self._calls.unmatched())
 
-    async def erase(self, user: str) -> None:
+    async def erase(self, user: Id) -> None:
         """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
         await self._do(self._calls.erase(user))
 
@@ -141,21 +157,21 @@ class AsyncClient(Base):
         """Send what is left of the rewards for at most so long; closing twice is allowed."""
         self._closed = True
         await asyncio.to_thread(self._rewards.close, seconds)
-        if self._http is not None:
+        if self._http is not None and self._event_loop is asyncio.get_running_loop():
             await self._http.aclose()
 
     async def _do(self, call: Call[T]) -> T:
         began = time.monotonic()
-        answer = call.request if isinstance(call.request, Failure) else await self._asked(call, call.request)
+        answer = await self._asked(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    async def _asked(self, call: Call[Any], request: Request) -> Answer | Failure:
+    async def _asked(self, call: Call[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         try:
             async with asyncio.timeout(call.seconds):
-                return await self._tried(request, call.seconds, again=not (call.hot and self._calls.away))
+                return await self._tried(call.request, call.seconds, again=not (call.hot and self._calls.away))
         except TimeoutError:
             return Failure(f"no answer within {call.seconds:g} s")
         except RuntimeError:  # of httpx, which was closed between two tries
@@ -185,9 +201,13 @@ class AsyncClient(Base):
             return Failure(f"no answer within {request.seconds:g} s")
 
     def _connected(self) -> httpx.AsyncClient:
-        if self._http is None:
+        """Return the connections of this event loop: another's cannot be used, and are left where that is closed."""
+        now, made_in = asyncio.get_running_loop(), self._event_loop
+        if made_in is not now and made_in is not None and not made_in.is_closed():
+            raise RuntimeError("an AsyncClient must be used in one event loop: make another one for each")
+        if self._http is None or made_in is not now:
             import httpx
 
             limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-            self._http = httpx.AsyncClient(**self._options, limits=limits)
+            self._http, self._event_loop = httpx.AsyncClient(**self._options, limits=limits), now
         return self._http

@@ -11,6 +11,8 @@ from fedres.client.hosted.calls import Calls
 from fedres.client.hosted.fallbacks import Fallback
 from fedres.client.hosted.rewards import Ask, Rewards
 from fedres.client.hosted.types import Observed, RewardStatus
+from fedres.client.inputs import Id
+from fedres.client.wire import Request
 
 if TYPE_CHECKING:
     import ssl
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from fedres.client.hosted.spool import Spool
 
+LOCAL = "http://127.0.0.1:8000"  # where no address is said, here or in FEDRES_URL
+DEADLINE = 1.0  # seconds for a decision
 CONNECTIONS = 32  # calls at a time; further ones wait, no longer than their deadline
 
 
@@ -27,11 +31,12 @@ class Base:
 
     def __init__(
         self,
-        url: str = "http://127.0.0.1:8000",
+        url: str | None = None,
         *,
         loop: str = "default",
         key: str | None = None,
-        deadline: float = 1.0,
+        deadline: float | None = None,
+        timeout: float | None = None,
         admin_deadline: float = 30.0,
         fallback: Fallback | None = "first",
         queue_limit: int = 10_000,
@@ -39,34 +44,40 @@ class Base:
         observe: Callable[[Observed], None] | None = None,
         verify: ssl.SSLContext | None = None,
     ) -> None:
-        from fedres.client.transport import check_url, headers  # and with it httpx, which takes longest to import
+        from fedres.client.transport import address, headers  # and with it httpx, which takes longest to import
 
-        check_url(url)
+        url = address(url, LOCAL)
+        within = either(deadline, timeout)
         self._options: dict[str, Any] = {"base_url": url, "headers": headers(key), "verify": _verified(url, verify)}
         self._observe = observe
         self._engines: dict[int, Any] = {}  # of ``Client``, by process
-        self._calls = Calls(loop, deadline=deadline, admin_deadline=admin_deadline, fallback=fallback, feedback=self)
+        times = {"deadline": DEADLINE if within is None else within, "admin_deadline": admin_deadline}
+        self._calls = Calls(loop, **times, fallback=fallback, feedback=self)
         opened = None if spool is None else _spool_in(spool)
         self._rewards = Rewards(self._ask_for_rewards, limit=queue_limit, spool=opened, observe=observe)
 
     def reward(
         self,
-        event_id: str,
+        event_id: Id,
         value: float | None = None,
         *,
         outcomes: Mapping[str, float] | None = None,
-        id: str | None = None,
+        id: Id | None = None,
     ) -> None:
         """Send the reward of an event in the background; two rewards with one ``id`` count once.
 
-        ``outcomes`` are numbers by name, for loops whose reward is a formula over them. Rewards of a fallback must not
-        be sent: ``decision.reward`` knows.
+        ``outcomes`` are numbers by name, for loops whose reward is a formula over them. Any finite number is taken, and
+        True as 1; all else raises a TypeError or a ValueError. Rewards of fallbacks, known by their ids, are not sent.
         """
-        self._rewards.put(self._calls.reward(event_id, value, outcomes, id))
+        self._send(self._calls.reward(event_id, value, outcomes, id))
 
-    def activate(self, event_id: str) -> None:
+    def activate(self, event_id: Id) -> None:
         """Say that the decision of a deferred event was shown, in the background."""
-        self._rewards.put(self._calls.activate(event_id))
+        self._send(self._calls.activate(event_id))
+
+    def _send(self, request: Request | None) -> None:
+        if request is not None:
+            self._rewards.put(request)
 
     def rewards(self) -> RewardStatus:
         """Return how many rewards wait, and what became of the others."""
@@ -85,6 +96,13 @@ class Base:
 
         with self._new_http() as http:
             yield lambda request: ask(http, request, whole=True)
+
+
+def either(deadline: float | None, timeout: float | None) -> float | None:
+    """Return the deadline of a call by either of its names."""
+    if deadline is not None and timeout is not None:
+        raise TypeError("deadline and timeout are the same: pass one of them")
+    return timeout if deadline is None else deadline
 
 
 def _verified(url: str, verify: ssl.SSLContext | None) -> ssl.SSLContext | bool:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from fedres.client.hosted.answers import Batch, BatchResult, Filled, Page, Result, checked, decoded, unreadable
-from fedres.client.hosted.fallbacks import Fallback, allowed_ids, fall_back, fall_back_slots
+from fedres.client.hosted.fallbacks import Asked, Fallback, check, fall_back, fall_back_slots
 from fedres.client.hosted.types import (
+    FALLBACK_PREFIX,
     Decision,
     Event,
-    Features,
+    Explanation,
     Feedback,
     Observed,
+    Ranked,
     RankRequest,
     ServiceError,
     Slot,
 )
+from fedres.client.inputs import Actions, Id, action_list, features, identifier, identifiers, number
 from fedres.client.wire import Answer, Failure, Request
 from fedres.event_ids import LONGEST_ID, new_event_id
 
 log = logging.getLogger("fedres.client")
 
 T = TypeVar("T")
+P = TypeVar("P", Ranked, Explanation)
 
 BATCH = 100  # requests in one call: the service's default limit
 PAGE = 1_000  # events in one call
@@ -41,20 +45,13 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
     """A request, how long it may take with all its tries, and how to read the answer."""
 
     name: str
-    request: Request | Failure  # a failure where the request could not even be written
+    request: Request
     seconds: float
     read: Callable[[Answer | Failure], T]
     hot: bool = False
 
 
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python."""
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"features must be JSON, got {type(value).__name__}")
-
-
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.encode
 
 
 class Calls:
@@ -84,72 +81,71 @@ class Calls:
     # the hot path
 
     def rank(self, request: RankRequest, deadline: float | None) -> Call[Decision]:
-        asked = _named(request)
-        allowed_ids(asked)
+        asked = check(request)
 
         def read(answer: Answer | Failure) -> Decision:
             try:
-                return self._decision(self._read(answer, Result))
+                return self._decision(asked, self._read(answer, Result))
             except ServiceError as error:
                 return self._fall_back(asked, error)
 
-        return self._hot("rank", "/rank", lambda: _encode(_body(asked)), read, deadline)
+        return self._hot("rank", "/rank", asked.body(), read, deadline)
 
-    def rank_many(self, requests: Sequence[RankRequest], deadline: float | None) -> Call[list[Decision]]:
-        asked = [_named(request) for request in requests]
-        for one in asked:
-            allowed_ids(one)
+    def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> Call[list[Decision]]:
+        many = [check(request) for request in requests]
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
                 results = self._read(answer, Batch).results
-                if len(results) != len(asked):
-                    raise unreadable(f"{len(results)} results for {len(asked)} requests")
+                if len(results) != len(many):
+                    raise unreadable(f"{len(results)} results for {len(many)} requests")
             except ServiceError as error:
-                return [self._fall_back(one, error) for one in asked]
-            return [self._result_of(one, result) for one, result in zip(asked, results, strict=True)]
+                return [self._fall_back(asked, error) for asked in many]
+            return [self._result_of(asked, result) for asked, result in zip(many, results, strict=True)]
 
-        def body() -> bytes:
-            return _encode({"requests": [_body(one) for one in asked]})
+        return self._hot("rank_many", "/rank/batch", {"requests": [asked.body() for asked in many]}, read, deadline)
 
-        return self._hot("rank_many", "/rank/batch", body, read, deadline)
-
-    def slots(self, request: RankRequest, slots: Sequence[Slot | str], deadline: float | None) -> Call[list[Decision]]:
-        asked = _named(request)
-        places = [Slot(slot) if isinstance(slot, str) else slot for slot in slots]
+    def slots(self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None) -> Call[list[Decision]]:
+        asked = check(request)
+        places = [_place(slot if isinstance(slot, Slot) else Slot(slot)) for slot in slots]
+        names = [identifier("slots", place.id) for place in places]
         fall_back_slots(asked, places, "first")  # refuses a page that cannot be filled
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
                 page = self._read(answer, Page)
-                if [slot.id for slot in page.slots] != [slot.id for slot in places]:
+                if [slot.id for slot in page.slots] != names:
                     raise unreadable("other slots than those of the request")
             except ServiceError as error:
                 chosen = fall_back_slots(asked, places, self._fallback_or_raise(error))
                 return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
-            return [self._filled(slot, page.model_version) for slot in page.slots]
+            filled = zip(places, page.slots, strict=True)
+            return [self._filled(asked, place, slot, page.model_version) for place, slot in filled]
 
-        def body() -> bytes:
-            told = [{"id": slot.id, "features": slot.features, "exclude": list(slot.exclude)} for slot in places]
-            fields = _body(asked)
-            fields.pop("exclude")
-            fields.pop("explain")
-            return _encode({**fields, "slots": told})
+        told = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
+        fields = {name: value for name, value in asked.body().items() if name not in ("exclude", "explain")}
+        return self._hot("slots", "/rank/slots", {**fields, "slots": told}, read, deadline)
 
-        return self._hot("slots", "/rank/slots", body, read, deadline)
-
-    def reward(
-        self, event_id: str, value: float | None, outcomes: Mapping[str, float] | None, id: str | None
-    ) -> Request:
-        """Return the request for a reward, which has an id so that a repeat counts once."""
+    def reward(self, event_id: Id, value: Any, outcomes: Mapping[str, Any] | None, id: Id | None) -> Request | None:
+        """Return the request for a reward, which has an id so that a repeat counts once; None for a fallback's."""
         if value is None and outcomes is None:
             raise ValueError("a reward must have a value or outcomes, got neither")
-        given = {"value": value, "outcomes": None if outcomes is None else dict(outcomes)}
-        body = {name: one for name, one in given.items() if one is not None}
-        return self._post(_event(event_id) + "/reward", _encode({**body, "id": id or new_event_id()}))
+        body: dict[str, Any] = {} if value is None else {"value": number("value", value)}
+        if outcomes is not None:
+            if not isinstance(outcomes, Mapping) or not outcomes:
+                raise TypeError(f"outcomes must be a mapping from names to numbers, got {outcomes!r}")
+            body["outcomes"] = {name: number(f"outcomes[{name!r}]", each) for name, each in outcomes.items()}
+        body["id"] = new_event_id() if id is None else identifier("id", id)
+        return self._feedback_on(event_id, "/reward", _encode(body))
 
-    def activate(self, event_id: str) -> Request:
-        return self._post(_event(event_id) + "/activate", b"")
+    def activate(self, event_id: Id) -> Request | None:
+        return self._feedback_on(event_id, "/activate", b"")
+
+    def _feedback_on(self, event_id: Id, what: str, body: bytes) -> Request | None:
+        """Return a request about an event; the service does not have those of fallbacks."""
+        name = identifier("event_id", event_id)
+        path = _event(name) + what
+        return None if name.startswith(FALLBACK_PREFIX) else self._post(path, body)
 
     # everything else
 
@@ -168,9 +164,10 @@ class Calls:
 
         return self._admin("actions", "GET", "/actions", None, read)
 
-    def put_actions(self, actions: Mapping[str, Features], retire: Collection[str]) -> Call[None]:
-        put = [{"id": name, "features": features} for name, features in actions.items()]
-        return self._admin("put_actions", "PUT", "/actions", {"put": put, "retire": list(retire)}, _nothing)
+    def put_actions(self, actions: Actions, retire: Iterable[Id]) -> Call[None]:
+        put = [{"id": each.id, "features": each.features or {}} for each in action_list(actions, least=0)]
+        body = {"put": put, "retire": identifiers("retire", retire)}
+        return self._admin("put_actions", "PUT", "/actions", body, _nothing)
 
     def evaluate(
         self, policies: Sequence[str], estimators: Sequence[str], *, time_uniform: bool
@@ -194,8 +191,11 @@ class Calls:
     def unmatched(self) -> Call[list[dict[str, Any]]]:
         return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda found: list(found["rewards"]))
 
-    def erase(self, user: str) -> Call[None]:
-        path = f"/v1/users/{quote(user, safe='')}"
+    def erase(self, user: Id) -> Call[None]:
+        name = identifier("user", user)
+        if not name:
+            raise ValueError("user must have at least one character, got ''")
+        path = f"/v1/users/{quote(name, safe='')}"
         seconds = max(ERASE_SECONDS, self._admin_deadline)
         return Call(
             "erase", self._request("DELETE", path, seconds=seconds), seconds, lambda answer: _nothing(checked(answer))
@@ -220,19 +220,10 @@ class Calls:
         return self._request("POST", self._base + path, body, seconds)
 
     def _hot(
-        self,
-        name: str,
-        path: str,
-        body: Callable[[], bytes],
-        read: Callable[[Answer | Failure], T],
-        deadline: float | None,
+        self, name: str, path: str, body: Any, read: Callable[[Answer | Failure], T], deadline: float | None
     ) -> Call[T]:
         seconds = min(self._deadline if deadline is None else deadline, LONGEST_DEADLINE)
-        request: Request | Failure
-        try:
-            request = self._post(path, body(), seconds / 2)  # so that an answer that was lost leaves time for another
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            request = Failure(f"the request cannot be written as JSON: {error}")
+        request = self._post(path, _written(body), seconds / 2)  # an answer that was lost leaves time for another
         return Call(name, request, seconds, read, hot=True)
 
     def _admin(
@@ -265,32 +256,35 @@ class Calls:
         self.away = False
         return result
 
-    def _decision(self, result: Result | BatchResult) -> Decision:
+    def _decision(self, asked: Asked, result: Result | BatchResult) -> Decision:
+        given = asked.given
         return Decision(
             event_id=result.event_id,
-            action=result.action,
+            action=given.get(result.action, result.action),
             probability=result.probability,
-            ranking=result.ranking,
+            ranking=_as_given(given, result.ranking),
             model_version=result.model_version,
-            explanations=result.explanations,
+            arm=result.arm,
+            explanations=None if result.explanations is None else _as_given(given, result.explanations),
             feedback=self._feedback,
         )
 
-    def _result_of(self, request: RankRequest, result: BatchResult) -> Decision:
+    def _result_of(self, asked: Asked, result: BatchResult) -> Decision:
         if result.error is None:
-            return self._decision(result)
+            return self._decision(asked, result)
         error = ServiceError(422, result.error.code, result.error.message, result.error.target)
         log.error("the service refused a request of a batch: %s", error)
-        return self._fall_back(request, error)
+        return self._fall_back(asked, error)
 
-    def _filled(self, slot: Filled, version: int) -> Decision:
+    def _filled(self, asked: Asked, place: Slot, slot: Filled, version: int) -> Decision:
+        given = asked.given
         return Decision(
             event_id=slot.event_id,
-            action=slot.action,
+            action=given.get(slot.action, slot.action),
             probability=slot.probability,
-            ranking=slot.ranking,
+            ranking=_as_given(given, slot.ranking),
             model_version=version,
-            slot=slot.id,
+            slot=place.id,
             feedback=self._feedback,
         )
 
@@ -299,13 +293,13 @@ class Calls:
             raise error
         return self._fallback
 
-    def _fall_back(self, request: RankRequest, error: ServiceError) -> Decision:
-        return self._fallen_back(fall_back(request, self._fallback_or_raise(error)), error)
+    def _fall_back(self, asked: Asked, error: ServiceError) -> Decision:
+        return self._fallen_back(fall_back(asked, self._fallback_or_raise(error)), error)
 
-    def _fallen_back(self, action: str, error: ServiceError, slot: str | None = None) -> Decision:
+    def _fallen_back(self, action: Any, error: ServiceError, slot: Any = None) -> Decision:
         """Return a decision under an id of its own: the service may have stored another action under the first."""
         return Decision(
-            event_id=new_event_id(),
+            event_id=FALLBACK_PREFIX + new_event_id(),
             action=action,
             probability=math.nan,
             ranking=[],
@@ -339,27 +333,25 @@ def _event(event_id: str) -> str:
     return f"/events/{quote(event_id, safe='')}"
 
 
-def _named(request: RankRequest) -> RankRequest:
-    """Return the request with an event id: its repeats are the same event."""
-    if request.event_id is not None:
-        return request
-    return msgspec.structs.replace(request, event_id=new_event_id())
+def _written(body: Any) -> bytes:
+    """Return a request as JSON; what is left to refuse are names of features, and text that is no Unicode."""
+    try:
+        return _encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the request must be JSON: {error}") from None
 
 
-def _body(request: RankRequest) -> dict[str, Any]:
-    """Return the fields of a rank request as the service reads them."""
-    actions = request.actions
-    return {
-        "event_id": request.event_id,
-        "user": request.user,
-        "context": {} if request.context is None else request.context,
-        "actions": [{"id": name, "features": actions[name]} for name in actions]
-        if isinstance(actions, Mapping)
-        else [{"id": name} for name in actions],
-        "exclude": list(request.exclude),
-        "defer": request.defer,
-        "explain": request.explain,
-    }
+def _place(slot: Slot) -> Slot:
+    """Return a slot, checked, as it is sent but for its id."""
+    baseline = None if slot.baseline is None else identifier("baseline", slot.baseline)
+    return Slot(slot.id, features(f"slots[{slot.id!r}]", slot.features), identifiers("exclude", slot.exclude), baseline)
+
+
+def _as_given(given: Mapping[str, Any], places: list[P]) -> list[P]:
+    """Return places of a ranking or explanations with the ids that the caller gave."""
+    if all(type(each) is str for each in given.values()):
+        return places
+    return [msgspec.structs.replace(place, id=given.get(place.id, place.id)) for place in places]
 
 
 def _understood(answer: Answer | Failure, read: Callable[[Any], T]) -> T:

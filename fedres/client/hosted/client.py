@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from fedres.client.hosted.base import CONNECTIONS, Base
+from fedres.client.hosted.base import CONNECTIONS, Base, either
 from fedres.client.hosted.calls import PAGE, Call, observed
 from fedres.client.hosted.retrying import retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
-from fedres.client.hosted.types import Actions, Decision, Event, Features, RankRequest, Slot
+from fedres.client.hosted.types import Decision, Event, RankRequest, Slot
 from fedres.client.hosted.workers import Workers
-from fedres.client.wire import Answer, Failure, Finished, Flow, Request, Wait, advance
+from fedres.client.inputs import Actions, Features, Id
+from fedres.client.wire import Answer, Failure, Finished, Flow, Wait, advance
 
 if TYPE_CHECKING:
     import httpx
@@ -50,19 +51,29 @@ class Client(Base):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        raise TypeError("Client is for `with`: for `async with`, take AsyncClient")
+
+    async def __aexit__(self, *_: object) -> None: ...
+
     def rank(
         self,
         *,
         actions: Actions,
         context: Features | None = None,
-        user: str | None = None,
-        exclude: Collection[str] = (),
-        event_id: str | None = None,
+        user: Id | None = None,
+        exclude: Iterable[Id] = (),
+        event_id: Id | None = None,
         defer: bool = False,
         explain: bool = False,
         deadline: float | None = None,
+        timeout: float | None = None,
     ) -> Decision:
-        """Return which action to take: of a mapping from ids to features, or of a list of ids."""
+        """Return which action to take.
+
+        ``actions`` is a list of ``{"id": ..., "features": {...}}``, a mapping from ids to features, or a list of ids.
+        ``timeout`` is another name of ``deadline``: seconds for this call.
+        """
         request = RankRequest(
             actions=actions,
             context=context,
@@ -72,26 +83,29 @@ class Client(Base):
             defer=defer,
             explain=explain,
         )
-        return self._do(self._calls.rank(request, deadline))
+        return self._do(self._calls.rank(request, either(deadline, timeout)))
 
-    def rank_many(self, requests: Sequence[RankRequest], *, deadline: float | None = None) -> list[Decision]:
+    def rank_many(
+        self, requests: Iterable[RankRequest], *, deadline: float | None = None, timeout: float | None = None
+    ) -> list[Decision]:
         """Return a decision for each of at most 100 requests, in one call."""
-        return self._do(self._calls.rank_many(requests, deadline))
+        return self._do(self._calls.rank_many(requests, either(deadline, timeout)))
 
     def slots(
         self,
-        slots: Sequence[Slot | str],
+        slots: Iterable[Slot | Id],
         *,
         actions: Actions,
         context: Features | None = None,
-        user: str | None = None,
-        event_id: str | None = None,
+        user: Id | None = None,
+        event_id: Id | None = None,
         defer: bool = False,
         deadline: float | None = None,
+        timeout: float | None = None,
     ) -> list[Decision]:
         """Return a decision for each slot of a page, no action twice."""
         request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
-        return self._do(self._calls.slots(request, slots, deadline))
+        return self._do(self._calls.slots(request, slots, either(deadline, timeout)))
 
     def settings(self) -> dict[str, Any]:
         return self._do(self._calls.settings())
@@ -108,8 +122,8 @@ class Client(Base):
         """Return the catalogue: features by id."""
         return self._do(self._calls.actions())
 
-    def put_actions(self, actions: Mapping[str, Features], *, retire: Collection[str] = ()) -> None:
-        """Add or change actions of the catalogue, and retire some by id."""
+    def put_actions(self, actions: Actions, *, retire: Iterable[Id] = ()) -> None:
+        """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         self._do(self._calls.put_actions(actions, retire))
 
     def evaluate(
@@ -135,7 +149,7 @@ class Client(Base):
         """Return the newest rewards that do not count, and why."""
         return self._do(self._calls.unmatched())
 
-    def erase(self, user: str) -> None:
+    def erase(self, user: Id) -> None:
         """Erase a user's model, events and rewards in all loops; this returns when nothing is left."""
         self._do(self._calls.erase(user))
 
@@ -161,15 +175,15 @@ class Client(Base):
 
     def _do(self, call: Call[T]) -> T:
         began = time.monotonic()
-        answer = call.request if isinstance(call.request, Failure) else self._asked(call, call.request)
+        answer = self._asked(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    def _asked(self, call: Call[Any], request: Request) -> Answer | Failure:
+    def _asked(self, call: Call[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         engine = self._connected()
-        flow = retrying(request, call.seconds, again=not (call.hot and self._calls.away), clock=time.monotonic)
+        flow = retrying(call.request, call.seconds, again=not (call.hot and self._calls.away), clock=time.monotonic)
         try:
             return engine.workers.call(lambda: _drive(flow, engine.http), call.seconds)
         except TimeoutError:

@@ -1,53 +1,108 @@
-"""What to answer while the service does not."""
+"""What is sent of a request, and what to answer while the service does not."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from fedres.client.hosted.types import RankRequest, Slot
+from fedres.client.hosted.types import FALLBACK_PREFIX, RankRequest, Slot
+from fedres.client.inputs import Action, action_list, features, identifier, identifiers, user_id
+from fedres.event_ids import new_event_id
 
 log = logging.getLogger("fedres.client")
 
-Fallback = Literal["first"] | Callable[[RankRequest], str]
+Fallback = Literal["first"] | Callable[[RankRequest], Any]
 
 
-def allowed_ids(request: RankRequest) -> list[str]:
-    """Return the ids that may be chosen, in the order they came; refuse a request that leaves none."""
-    if isinstance(request.actions, str) or isinstance(request.exclude, str):
-        raise ValueError("actions and exclude must be collections of ids, got text")
-    excluded = set(request.exclude)
-    allowed = [name for name in request.actions if name not in excluded]
-    if not allowed:
-        raise ValueError(f"exclude must leave at least one action, got {len(request.actions)} actions and none left")
-    return allowed
+class Asked(NamedTuple):
+    """A request, checked: what is sent of it, and what the caller gave."""
+
+    request: RankRequest
+    actions: list[Action]
+    excluded: list[str]
+    context: dict[str, Any]
+    user: str | None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The actions' ids as the caller gave them, by those that are sent."""
+        return {action.id: action.given for action in self.actions}
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields as the service reads them."""
+        request = self.request
+        return {
+            "event_id": request.event_id,
+            "user": self.user,
+            "context": self.context,
+            "actions": [
+                {"id": action.id} if action.features is None else {"id": action.id, "features": action.features}
+                for action in self.actions
+            ],
+            "exclude": self.excluded,
+            "defer": request.defer,
+            "explain": request.explain,
+        }
 
 
-def fall_back(request: RankRequest, fallback: Fallback) -> str:
-    """Return the first action that is allowed, or what the function says if that is allowed."""
-    allowed = allowed_ids(request)
+def check(request: RankRequest) -> Asked:
+    """Return a request with an event id, so that its repeats are the same event; say what is wrong with it."""
+    if not isinstance(request, RankRequest):
+        raise TypeError(f"a request must be a RankRequest, got {type(request).__name__}")
+    actions = action_list(request.actions)
+    excluded = identifiers("exclude", request.exclude)
+    if set(excluded).issuperset(action.id for action in actions):
+        raise ValueError(f"exclude must leave at least one action, got all {len(actions)} of them")
+    context = {} if request.context is None else features("context", request.context)
+    made = replace(
+        request,
+        actions=request.actions if hasattr(request.actions, "__len__") else [action.given for action in actions],
+        exclude=list(excluded),
+        event_id=new_event_id() if request.event_id is None else event_name(request.event_id),
+    )
+    return Asked(made, actions, excluded, context, user_id(request.user))
+
+
+def event_name(value: object) -> str:
+    """Return the id of an event to be made."""
+    name = identifier("event_id", value)
+    if name.startswith(FALLBACK_PREFIX):
+        raise ValueError(f"event_id must not begin with {FALLBACK_PREFIX!r}, as those of fallbacks do, got {name!r}")
+    return name
+
+
+def fall_back(asked: Asked, fallback: Fallback) -> Any:
+    """Return the first action that is allowed, or what the function says if that is allowed; its id as it was given."""
+    excluded = set(asked.excluded)
+    allowed = {action.id: action.given for action in asked.actions if action.id not in excluded}
+    first = next(iter(allowed.values()))
     if fallback == "first":
-        return allowed[0]
+        return first
     try:
-        chosen = fallback(request)
+        chosen = fallback(asked.request)
+        name = identifier("the fallback's action", chosen)
     except Exception:
         log.exception("the fallback failed; the first action is taken")
-        return allowed[0]
-    if chosen not in allowed:
+        return first
+    if name not in allowed:
         log.error("the fallback must return the id of an allowed action, got %r; the first action is taken", chosen)
-        return allowed[0]
-    return chosen
+    return allowed.get(name, first)
 
 
-def fall_back_slots(request: RankRequest, slots: Sequence[Slot], fallback: Fallback) -> list[str]:
+def fall_back_slots(asked: Asked, slots: Sequence[Slot], fallback: Fallback) -> list[Any]:
     """Return an action for each slot, none of them twice."""
     if not slots:
         raise ValueError("slots must hold at least one slot, got none")
-    chosen: list[str] = []
+    chosen: list[Any] = []
+    taken: list[str] = []
     for slot in slots:
-        left = msgspec.structs.replace(request, exclude=[*request.exclude, *slot.exclude, *chosen])
+        excluded = [*asked.excluded, *map(str, slot.exclude), *taken]
+        if set(excluded).issuperset(action.id for action in asked.actions):
+            raise ValueError(f"actions must leave one for each slot, got none left for slot {slot.id!r}")
+        left = asked._replace(excluded=excluded, request=replace(asked.request, exclude=excluded))
         chosen.append(fall_back(left, fallback))
+        taken.append(identifier("actions", chosen[-1]))
     return chosen

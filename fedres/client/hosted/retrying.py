@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from fedres.client.backoff import Backoff
-from fedres.client.wire import Answer, Failure, Flow, Request, Wait
+from fedres.client.wire import Answer, Failure, Flow, Request, Wait, refusal
 
 if TYPE_CHECKING:
     import random
@@ -21,6 +21,15 @@ LONGEST_WAIT = 30.0
 def passes(answer: Answer | Failure) -> bool:
     """Return whether the same request may fare better later."""
     return isinstance(answer, Failure) or answer.status in PASSING
+
+
+def refused(answer: Answer) -> bool:
+    """Return whether the service refuses a request for what it says, so that it always will.
+
+    All else that is no success has another cause, which somebody may mend: a key that is wrong or has expired, a loop
+    that is not there, an address that is another's.
+    """
+    return answer.status in (409, 413, 422) or (answer.status == 400 and bool(refusal(answer).code))
 
 
 def retrying(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from fedres.client.hosted.calls import observed
-from fedres.client.hosted.retrying import passes, retrying
+from fedres.client.hosted.retrying import passes, refused, retrying
 from fedres.client.hosted.types import Observed, RewardStatus
 from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance, refusal
 
@@ -28,6 +28,7 @@ log = logging.getLogger("fedres.client")
 
 TRY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0  # that closing sends what is left
+HELD_SECONDS = 30.0  # between two tries for a loop that takes no rewards from this client
 JOIN_SECONDS = 1.0  # that closing then waits for a try that is under way
 
 Ask = Callable[[Request], Answer | Failure]
@@ -37,12 +38,25 @@ class _Queued(NamedTuple):
     number: int  # in the spool, 0 where it is in none
     request: Request
 
+    @property
+    def loop(self) -> str:
+        return self.request.path.rpartition("/events/")[0]
+
+
+class _Held:
+    """Requests of a loop that takes none from this client: the key may not, or there is no such loop."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Queued] = deque()
+        self.due = math.inf  # when the first of them is tried next
+
 
 class Rewards:
     """Sends requests in the order they came, from a thread that begins with the first of them.
 
     Beyond ``limit``, the oldest are dropped, whose events have waited longest. What the service refuses for good is
-    counted and logged. With a spool, requests are on disk until the service has them.
+    counted and logged. Where it takes none from this client, all of that loop are held, and the first of them is tried
+    now and then; a spool may have those of other loops. With a spool, requests are on disk until the service has them.
     """
 
     def __init__(
@@ -71,9 +85,11 @@ class Rewards:
             self._spool.let_go()
         self._changed = threading.Condition()
         self._waiting: deque[_Queued] = deque()
+        self._held: dict[str, _Held] = {}  # by loop
         self._under_way = 0
         self._sent = self._refused = self._dropped = 0
         self._woken = threading.Event()
+        self._ended = False  # whether the thread is
         self._thread: threading.Thread | None = None
         self._spool = None
 
@@ -90,12 +106,20 @@ class Rewards:
     def flush(self, seconds: float) -> bool:
         """Wait until all is sent or refused; return whether it is."""
         with self._changed:
-            seconds = min(seconds, threading.TIMEOUT_MAX)
-            return self._changed.wait_for(lambda: not self._waiting and not self._under_way, seconds)
+            self._changed.wait_for(lambda: not self._n_left or self._ended, min(seconds, threading.TIMEOUT_MAX))
+            return not self._n_left
 
     def status(self) -> RewardStatus:
         with self._changed:
-            return RewardStatus(len(self._waiting) + self._under_way, self._sent, self._refused, self._dropped)
+            return RewardStatus(self._n_left, self._sent, self._refused, self._dropped)
+
+    @property
+    def _n_left(self) -> int:
+        return len(self._waiting) + self._n_held + self._under_way
+
+    @property
+    def _n_held(self) -> int:
+        return sum(len(held.waiting) for held in self._held.values())
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what is left for so long; what then remains stays in the spool, or is lost. Closing twice is allowed."""
@@ -104,6 +128,8 @@ class Rewards:
             return
         with self._changed:
             self._closed = True
+            for held in self._held.values():
+                held.due = -math.inf  # a last try
             self._changed.notify_all()
         self._woken.set()
         self.flush(seconds)
@@ -117,7 +143,10 @@ class Rewards:
             self._give_up()
 
     def _give_up(self) -> None:
-        left = len(self._waiting) + self._under_way
+        left = self._n_left
+        for held in self._held.values():
+            self._waiting.extend(held.waiting)
+        self._held.clear()
         if left:
             log.warning("%d rewards were not sent%s", left, "" if self._spool is None else "; the spool keeps them")
         if self._spool is None:
@@ -142,9 +171,11 @@ class Rewards:
         self._thread.start()
 
     def _append(self, queued: _Queued) -> None:
-        self._waiting.append(queued)
-        if len(self._waiting) > self._limit:
-            self._remove(self._waiting.popleft())
+        held = self._held.get(queued.loop)
+        (self._waiting if held is None else held.waiting).append(queued)
+        if len(self._waiting) + self._n_held > self._limit:
+            longest = max([self._waiting, *(held.waiting for held in self._held.values())], key=len)
+            self._remove(longest.popleft())
             if not self._dropped:
                 log.error("more than %d rewards wait to be sent: the oldest are dropped", self._limit)
             self._dropped += 1
@@ -163,14 +194,25 @@ class Rewards:
                 name = queued.request.path.rpartition("/")[2]
                 observed(self._observe, name, time.monotonic() - began, answer)
                 self._settle(queued, answer)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def _next(self) -> _Queued | None:
+        """Return what to send next, once there is something; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._stopping or not self._waiting:
-                return None
-            self._under_way = 1
-            return self._waiting.popleft()
+            while not self._stopping:
+                now = time.monotonic()
+                due = [held.waiting for held in self._held.values() if held.due <= now and held.waiting]
+                lane = due[0] if due else self._waiting
+                if lane:
+                    self._under_way = 1
+                    return lane.popleft()
+                if self._closed:
+                    return None
+                seconds = min((held.due for held in self._held.values()), default=math.inf) - now
+                self._changed.wait(min(max(0.0, seconds), threading.TIMEOUT_MAX))
+            return None
 
     def _send(self, ask: Ask, request: Request) -> Answer | Failure:
         """Return the final answer, or a failure if the end comes first."""
@@ -193,11 +235,38 @@ class Rewards:
         with self._changed:
             self._under_way = 0
             if isinstance(answer, Failure) or passes(answer):
-                self._waiting.appendleft(queued)
-            else:
+                self._return(queued)
+            elif answer.status < 300 or refused(answer):
                 self._remove(queued)
                 self._count(queued, answer)
+                self._resume(queued.loop)
+            else:
+                self._keep(queued, answer)
             self._changed.notify_all()
+
+    def _return(self, queued: _Queued) -> None:
+        """Put back what was not sent, to where it came from."""
+        held = self._held.get(queued.loop)
+        (self._waiting if held is None else held.waiting).appendleft(queued)
+
+    def _keep(self, queued: _Queued, answer: Answer) -> None:
+        """Keep the rewards of a loop that takes none, and say so once."""
+        if queued.loop not in self._held:
+            self._held[queued.loop] = held = _Held()
+            held.waiting.extend(one for one in self._waiting if one.loop == queued.loop)
+            self._waiting = deque(one for one in self._waiting if one.loop != queued.loop)
+            told = (queued.request.path, answer.status, refusal(answer).message, HELD_SECONDS)
+            log.error("the service takes no rewards: %s: %d %s; they wait, with a try every %g s", *told)
+        held = self._held[queued.loop]
+        held.waiting.appendleft(queued)
+        held.due = math.inf if self._closed else time.monotonic() + HELD_SECONDS
+
+    def _resume(self, loop: str) -> None:
+        """Send what was held of a loop that takes rewards again."""
+        held = self._held.pop(loop, None)
+        if held is not None:
+            log.info("the service takes rewards again: %s", loop)
+            self._waiting.extendleft(reversed(held.waiting))
 
     def _count(self, queued: _Queued, answer: Answer) -> None:
         if answer.status < 300:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-Features = Mapping[str, Any]
-Actions = Mapping[str, Features] | Sequence[str]
+from fedres.client.inputs import Actions, Features, Id
+
+FALLBACK_PREFIX = "fallback-"  # of the event ids of fallbacks, which the service does not know
 
 
 class ServiceError(Exception):
@@ -29,35 +30,49 @@ class ServiceError(Exception):
 class RankRequest(Struct, kw_only=True, frozen=True):
     """A request for a decision.
 
-    ``actions`` maps ids to features, or is a list of ids: those of the catalogue, or actions without features.
+    ``actions`` is a list of ``{"id": ..., "features": {...}}``, a mapping from ids to features, or a list of ids. An
+    action without features has those of the catalogue. Ids are text, whole numbers or UUIDs. No user is None or "".
     """
 
     actions: Actions
     context: Features | None = None
-    user: str | None = None
-    exclude: Collection[str] = ()
-    event_id: str | None = None  # made by the client where there is none
+    user: Id | None = None
+    exclude: Iterable[Id] = ()
+    event_id: Id | None = None  # made by the client where there is none
     defer: bool = False
     explain: bool = False
 
 
 class Slot(Struct, frozen=True):
-    """A place on a page for one action."""
+    """A place on a page for one action; a control group sees ``baseline`` there, an action's id."""
 
-    id: str
+    id: Id
     features: Features = {}
-    exclude: Collection[str] = ()
+    exclude: Iterable[Id] = ()
+    baseline: Id | None = None
 
 
-class Ranked(Struct, frozen=True):
+class Record(Struct, frozen=True):
+    """Fields by attribute and by name: ``event.reward``, ``event["reward"]``, ``dict(event)``."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.__struct_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self) -> tuple[str, ...]:
+        return self.__struct_fields__
+
+
+class Ranked(Record, frozen=True):
     """An action with the probability it had and its score."""
 
-    id: str
+    id: Any  # as the caller gave it
     probability: float
     score: float
 
 
-class Strongest(Struct, frozen=True):
+class Strongest(Record, frozen=True):
     """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
 
     context: str
@@ -66,13 +81,14 @@ class Strongest(Struct, frozen=True):
     personal: float
 
 
-class Explanation(Struct, frozen=True):
+class Explanation(Record, frozen=True):
     """An action's score, split into the shared and the personal part."""
 
-    id: str
+    id: Any  # as the caller gave it
     shared: float
     personal: float
     strongest: list[Strongest]
+    width: float | None = None  # how far the score may be off, of models that know
 
 
 class Feedback(Protocol):
@@ -80,14 +96,14 @@ class Feedback(Protocol):
 
     def reward(
         self,
-        event_id: str,
+        event_id: Id,
         value: float | None = None,
         *,
         outcomes: Mapping[str, float] | None = None,
-        id: str | None = None,
+        id: Id | None = None,
     ) -> None: ...
 
-    def activate(self, event_id: str) -> None: ...
+    def activate(self, event_id: Id) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,31 +114,33 @@ class Decision:
     probability, and its rewards are not sent.
     """
 
-    event_id: str
-    action: str
+    event_id: str  # of a fallback it begins with "fallback-"
+    action: Any  # the id as the caller gave it: a str, an int or a UUID
     probability: float
     ranking: list[Ranked]  # best score first; empty in a fallback
     model_version: int
-    slot: str | None = None  # the place on the page, of decisions by ``slots``
+    slot: Any = None  # the place on the page, of decisions by ``slots``
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
     explanations: list[Explanation] | None = None
     fallback: bool = False
     error: ServiceError | None = None
     feedback: Feedback = field(repr=False, compare=False)
 
     def reward(
-        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: str | None = None
+        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: Id | None = None
     ) -> None:
-        """Send what the decision earned, or named outcomes, in the background; two with one ``id`` count once."""
-        if not self.fallback:
-            self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
+        """Send what the decision earned, or named outcomes, in the background; two with one ``id`` count once.
+
+        True counts as 1. What is no finite number raises a TypeError or a ValueError.
+        """
+        self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
 
     def activate(self) -> None:
         """Say that a deferred decision was shown, in the background."""
-        if not self.fallback:
-            self.feedback.activate(self.event_id)
+        self.feedback.activate(self.event_id)
 
 
-class Event(Struct, frozen=True):
+class Event(Record, frozen=True):
     """A stored decision with what came of it."""
 
     event_id: str
@@ -138,9 +156,10 @@ class Event(Struct, frozen=True):
     status: str  # waiting, deferred, rewarded or expired
     position: int  # in the loop's log
     outcomes: dict[str, float] | None = None  # by name, where the loop has any
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
 
 
-class Observed(Struct, frozen=True):
+class Observed(Record, frozen=True):
     """A call that came to its end, for logs, metrics and traces."""
 
     name: str  # such as "rank" or "reward"
@@ -149,10 +168,10 @@ class Observed(Struct, frozen=True):
     error: ServiceError | None
 
 
-class RewardStatus(Struct, frozen=True):
+class RewardStatus(Record, frozen=True):
     """What became of rewards and activations so far."""
 
-    queued: int  # not yet acknowledged by the service
+    queued: int  # not yet acknowledged by the service; with those it cannot take, as the key or the loop is wrong
     sent: int
     refused: int  # by the service, for good
     dropped: int  # for lack of room in the queue, or unsent at the end and in no spool

@@ -1,0 +1,185 @@
+"""What callers may pass, turned into what is sent: ids, rewards, features and actions. Errors are raised at the call.
+
+Both kinds of clients, hosted and on devices, use it; ``clients/typescript/inputs.js`` does the same in JavaScript.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import math
+import numbers
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+Features = Mapping[str, Any]
+Id = str | int | UUID
+Actions = Mapping[Any, Features | None] | Iterable[Id | Mapping[str, Any]]
+
+FORMS = (
+    'a list of mappings, [{"id": "tea", "features": {"hot": True}}, {"id": "juice"}], '
+    'a mapping, {"tea": {"hot": True}, "juice": {}}, or a list of ids, ["tea", "juice"]'
+)
+_DATES = (datetime.date, datetime.time, datetime.timedelta)  # a datetime is a date
+_FIELDS = {"id", "features"}
+_SIMPLE = frozenset({str, int, bool, type(None)})  # JSON has them as they are
+
+
+class Action(NamedTuple):
+    """An action as it is sent, and its id as the caller gave it."""
+
+    id: str
+    features: Features | None  # None: those of the catalogue
+    given: Any
+
+
+def identifier(name: str, value: object) -> str:
+    """Return an id as text: text as it is, whole numbers and UUIDs as ``str`` writes them.
+
+    >>> identifier("user", 42), identifier("user", "anna")
+    ('42', 'anna')
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, UUID):
+        return str(value)
+    try:
+        if not isinstance(value, bool):
+            return str(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be text, a whole number or a UUID, got {_shown(value)}")
+
+
+def identifiers(name: str, values: object) -> list[str]:
+    """Return a list of ids as text."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of ids, got {_shown(values)}")
+    return [identifier(name, value) for value in values]
+
+
+def user_id(value: object) -> str | None:
+    """Return the id of a user; no text is no user, as None is."""
+    return None if value is None else identifier("user", value) or None
+
+
+def number(name: str, value: object) -> float:
+    """Return a finite number of any type as a float; True is 1.
+
+    >>> number("value", True), number("value", Decimal("0.5"))
+    (1.0, 0.5)
+    """
+    if isinstance(value, str) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number, got {_shown(value)}")
+    try:
+        result = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number, got {_shown(value)}: {error}") from None
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f"{name} must be a finite number, got {_shown(value)}")
+    return result
+
+
+def features(name: str, value: object) -> dict[str, Any]:
+    """Return features as JSON has them: numbers of NumPy and Decimals as numbers, no NaN, no dates, no bytes."""
+    try:
+        if type(value) is dict and _is_plain(value.values()):
+            return value
+        result = _plain(name, value)
+    except RecursionError:
+        raise ValueError(f"{name} must be nested less deep, and must not hold itself") from None
+    if not isinstance(result, dict):
+        raise TypeError(f"{name} must be a mapping from names to values, got {_shown(value)}")
+    return result
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    """Return whether values are JSON's already, as most are: in a request of 500 actions ``_plain`` takes long."""
+    for value in values:
+        kind = type(value)
+        if kind is float:
+            if not math.isfinite(value):
+                return False
+        elif kind is dict or kind is list:
+            if not _is_plain(value.values() if kind is dict else value):
+                return False
+        elif kind not in _SIMPLE:
+            return False
+    return True
+
+
+def _plain(name: str, value: Any) -> Any:
+    if type(value) in _SIMPLE:
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(f"{name}[{k}]", part) for k, part in enumerate(value)]
+    if isinstance(value, enum.Enum):
+        return _plain(name, value.value)
+    if isinstance(value, str | UUID):
+        return identifier(name, value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real | Decimal):
+        return number(name, value)
+    if isinstance(value, _DATES):
+        raise TypeError(
+            f"{name} must be JSON, got {_shown(value)}: send what matters of a time, such as its hour and weekday, "
+            "and a duration as a number"
+        )
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{name} must be JSON, got {_shown(value)}: decode bytes to text")
+    if hasattr(value, "tolist"):  # of NumPy and those that are like it
+        return _plain(name, value.tolist())
+    if isinstance(value, msgspec.Struct) or hasattr(value, "__dataclass_fields__"):
+        fields = getattr(value, "__struct_fields__", None) or value.__dataclass_fields__
+        return _plain(name, {field: getattr(value, field) for field in fields})
+    raise TypeError(f"{name} must be JSON: numbers, text, lists and mappings of them; got {_shown(value)}")
+
+
+def action_list(actions: Any, *, least: int = 1) -> list[Action]:
+    """Return actions of any of the three forms, at least so many, each id once."""
+    if isinstance(actions, Mapping):
+        found = [_action(given, body) for given, body in actions.items()]
+    elif isinstance(actions, str | bytes) or not isinstance(actions, Iterable):
+        raise TypeError(f"actions must be {FORMS}; got {_shown(actions)}")
+    else:
+        found = [_listed(each) for each in actions]
+    if len(found) < least:
+        raise ValueError("actions must hold at least one action, got none")
+    if len({action.id for action in found}) < len(found):
+        twice = next(action.given for k, action in enumerate(found) if action.id in {one.id for one in found[:k]})
+        raise ValueError(f"actions must have different ids, got {twice!r} twice")
+    return found
+
+
+def _listed(each: Any) -> Action:
+    """Return an action of a list, whose item is an id or a mapping."""
+    if type(each) is str:
+        return Action(each, None, each)
+    if type(each) is dict or isinstance(each, Mapping):
+        if "id" not in each or not each.keys() <= _FIELDS:
+            wrong = sorted(map(repr, each.keys() - _FIELDS))
+            raise TypeError(f"actions must be {FORMS}; got {_shown(each)}, with {', '.join(wrong) or 'no id'}")
+        return _action(each["id"], each.get("features"))
+    if isinstance(each, str | UUID) or hasattr(type(each), "__index__"):
+        return _action(each, None)
+    raise TypeError(f"actions must be {FORMS}; got {_shown(each)} in the list")
+
+
+def _action(given: Any, body: Any) -> Action:
+    name = identifier("actions", given)
+    return Action(name, None if body is None else features(f"actions[{given!r}]", body), given)
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
