@@ -1,4 +1,4 @@
-"""Who plays: residual-kalman and it with a part removed, today's service model, LinUCB, Vowpal Wabbit, river and obp.
+"""Who plays: residual-kalman and it with a part removed, adagrad, LinUCB, Vowpal Wabbit, river, obp and baselines.
 
 A player sees a round and a uniform number, chooses, and keeps in a token what it needs once the reward arrives.
 """
@@ -222,6 +222,38 @@ class LinUCB:
         return inverse, weights
 
 
+class Popularity:
+    """The id with the highest mean reward so far; means are drawn to the mean of all ids by five events."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, int]] = {}  # rewards and events of each id, of all under ""
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        names = [next(iter(action)) for action in now.actions]
+        total, n = self.sums.get("", (0.0, 0))
+        usual = total / n if n else 0.0
+        sums = [self.sums.get(name, (0.0, 0)) for name in names]
+        means = np.array([(rewards + 5 * usual) / (events + 5) for rewards, events in sums])
+        best = np.flatnonzero(means == means.max())
+        choice = int(best[int(draw * best.size)])
+        return choice, names[choice]
+
+    def learn(self, token: Any, reward: float) -> None:
+        for name in ("", token):
+            rewards, events = self.sums.get(name, (0.0, 0))
+            self.sums[name] = rewards + reward, events + 1
+
+
+class Uniform:
+    """Every action as often as any other."""
+
+    def decide(self, now: Round, draw: float) -> Choice:
+        return int(draw * len(now.actions)), None
+
+    def learn(self, token: Any, reward: float) -> None:
+        pass
+
+
 class Peer:
     """Another library's policy, on actions that stay the same; it knows no users, and rewards arrive at once."""
 
@@ -251,20 +283,41 @@ class Entry(NamedTuple):
         return find_spec(self.package) is not None
 
 
-def _vw(explore: str, crosses: str) -> Entry:
-    return Entry(lambda stream: VW(explore, crosses), package="vowpalwabbit")
+def _vw(explore: str, crosses: str, plays: Callable[[Stream], bool] = lambda stream: True) -> Entry:
+    return Entry(lambda stream: VW(explore, crosses), plays, "vowpalwabbit")
 
 
 def _peer(title: str) -> Entry:
     return Entry(partial(Peer, title), lambda stream: stream.peers, PEERS[title][0])
 
 
-QUADRATIC, CUBIC = "-q ca -q ua", "-q ca -q ua --cubic uca"
-VW_POLICIES = {"squarecb": "--squarecb", "epsilon": "--epsilon 0.1", "coin": "--squarecb --coin"}
+QUADRATIC, CUBIC, PAIRS = "-q ca -q ua", "-q ca -q ua --cubic uca", "-q ca -q aa"
+VW_POLICIES = {
+    "squarecb": "--squarecb",
+    "greedy": "--epsilon 0",
+    "epsilon02": "--epsilon 0.02",
+    "regcbopt": "--regcb --regcbopt --mellowness 0.001 --cb_min_cost -1 --cb_max_cost 0",
+}
+VW_FORMS: dict[str, tuple[str, Callable[[Stream], bool]]] = {
+    "": (QUADRATIC, lambda stream: True),
+    "-cubic": (CUBIC, lambda stream: stream.users > 0),
+    "-pairs": (PAIRS, lambda stream: stream.users == 0),  # where cubic is the same as without: nobody names a user
+}
+VW_RATES = {"": "", "-l0.1": " -l 0.1", "-l2": " -l 2"}  # VW's default is .5
+_TUNED = {
+    f"vw-{policy}{form}{rate}": _vw(explore + step, crosses, plays)
+    for policy, explore in VW_POLICIES.items()
+    for form, (crosses, plays) in VW_FORMS.items()
+    for rate, step in VW_RATES.items()
+}
+VW_TUNED = (*_TUNED,)  # the first of them is VW at its defaults
 PLAYERS: dict[str, Entry] = {
     "residual-kalman": Entry(lambda stream: Kalman()),
-    **{f"vw-{name}": _vw(explore, QUADRATIC) for name, explore in VW_POLICIES.items()},
-    **{f"vw-{name}-cubic": _vw(explore, CUBIC) for name, explore in VW_POLICIES.items()},
+    **_TUNED,
+    "vw-epsilon": _vw("--epsilon 0.1", QUADRATIC),
+    "vw-coin": _vw("--squarecb --coin", QUADRATIC),
+    "uniform": Entry(lambda stream: Uniform()),
+    "popularity": Entry(lambda stream: Popularity(), lambda stream: stream.ids),
     "linucb": Entry(lambda stream: LinUCB(alone=False), lambda stream: stream.dim <= 300 and stream.ids),
     "linucb-alone": Entry(
         lambda stream: LinUCB(alone=True), lambda stream: stream.dim <= 300 and stream.ids and stream.users > 1

@@ -1,27 +1,34 @@
-"""The figures of the suite as tables: mean ± standard error over seeds, differences paired by seed."""
+"""The figures of the suite as tables and as CSV: mean ± standard error over seeds, differences paired by seed.
+
+``python -m libsvm_tasks.decisions.report decisions.csv`` prints the table of a file as Markdown.
+"""
 
 from __future__ import annotations
 
+import csv
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
+from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED
 from libsvm_tasks.decisions.suite import STREAMS
 
 Figures = Mapping[str, Mapping[str, Sequence[float]]]  # by stream and player, one for each seed
 OURS = "residual-kalman"
-VW = ("vw-squarecb", "vw-squarecb-cubic")
+VW, VW_BEST = "vw-squarecb", "VW best in hindsight"  # VW at its defaults, and the form with the highest mean
 
 
-def better_vw(row: Mapping[str, Sequence[float]]) -> str | None:
-    """Return which form of VW's squarecb has the higher mean."""
-    return max((name for name in VW if name in row), key=lambda name: float(np.mean(row[name])), default=None)
+def best_vw(row: Mapping[str, Sequence[float]]) -> str | None:
+    """Return the form of VW that has the highest mean, the same for all seeds."""
+    return max((name for name in row if name in VW_TUNED), key=lambda name: float(np.mean(row[name])), default=None)
 
 
 def difference(row: Mapping[str, Sequence[float]]) -> list[float] | None:
-    """Return by how much residual-kalman is ahead of the better form of VW's squarecb, seed by seed."""
-    vw = better_vw(row)
+    """Return by how much residual-kalman is ahead of VW's best form, seed by seed."""
+    vw = best_vw(row)
     return [a - b for a, b in zip(row[OURS], row[vw], strict=True)] if vw and OURS in row else None
 
 
@@ -36,19 +43,32 @@ def shown(figures: Sequence[float] | None, sign: str = "") -> str:
     return f"{mean} ± {error}"
 
 
+def cells(figures: Figures) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and a row for each stream; of several forms of VW, its defaults and the best are shown."""
+    players = list(dict.fromkeys(name for row in figures.values() for name in row))
+    tuned = [name for name in players if name in VW_TUNED]
+    if len(tuned) > 2:
+        shown_vw = [VW] if VW in tuned else []
+        players = [*[name for name in players if name not in tuned], *shown_vw, VW_BEST]
+    ahead = any(difference(row) for row in figures.values())
+    rows = []
+    for stream, row in figures.items():
+        best = best_vw(row)
+        own = {**row, VW_BEST: row[best] if best else []}
+        texts = [shown(own.get(name)) + (f" ({best})" if name == VW_BEST and best else "") for name in players]
+        rows.append([stream, texts[0], *([shown(difference(row), "+")] if ahead else []), *texts[1:]])
+    return ["stream", *players[:1], *(["ahead of VW"] if ahead else []), *players[1:]], rows
+
+
 def table(figures: Figures, seeds: Sequence[int]) -> Table:
     """Return all figures, a row for each stream."""
-    players = list(dict.fromkeys(name for row in figures.values() for name in row))
+    names, rows = cells(figures)
     found = Table(title=f"Decisions: mean reward or share of the best possible; seeds {seeds}", title_justify="left")
-    found.add_column("stream", no_wrap=True)
-    ahead = any(difference(row) for row in figures.values())
-    for name in [*players[:1], *(["ahead of VW"] if ahead else []), *players[1:]]:
+    found.add_column(names[0], no_wrap=True)
+    for name in names[1:]:
         found.add_column(name, justify="right")
-    for stream, row in figures.items():
-        cells = [shown(row.get(name)) for name in players]
-        if ahead:
-            cells.insert(1, shown(difference(row), "+"))
-        found.add_row(stream, *cells)
+    for row in rows:
+        found.add_row(*row)
     return found
 
 
@@ -62,14 +82,40 @@ def streams_table() -> Table:
     return found
 
 
-def markdown(figures: Figures, players: Sequence[str], titles: Mapping[str, str]) -> str:
-    """Return the same for docs/, with the columns asked for."""
-    ahead = OURS in players and any(difference(row) for row in figures.values())
-    names = [titles.get(name, name) for name in players]
-    names[1:1] = ["ahead of VW"] if ahead else []
-    lines = [f"| stream | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+def markdown(figures: Figures) -> str:
+    """Return the same for docs/."""
+    names, rows = cells(figures)
+    return "\n".join([f"| {' | '.join(row)} |" for row in [names, ["---"] * len(names), *rows]])
+
+
+def read_csv(path: Path) -> dict[tuple[str, str, int], float]:
+    """Return the figures of a file by stream, player and seed; none where there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {(row["stream"], row["player"], int(row["seed"])): float(row["figure"]) for row in csv.DictReader(file)}
+
+
+def write_csv(path: Path, figures: Figures, seeds: Sequence[int]) -> None:
+    """Add figures to a file, in the order of streams and players."""
+    known = read_csv(path)
     for stream, row in figures.items():
-        cells = [shown(row.get(name)) for name in players]
-        cells[1:1] = [shown(difference(row), "+")] if ahead else []
-        lines.append(f"| {stream} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for player, values in row.items():
+            known |= {(stream, player, seed): value for seed, value in zip(seeds, values, strict=True)}
+    orders = [*STREAMS], [*PLAYERS]
+    keys = sorted(known, key=lambda key: (orders[0].index(key[0]), orders[1].index(key[1]), key[2]))
+    lines = [f"{stream},{player},{seed},{known[stream, player, seed]:.4f}\n" for stream, player, seed in keys]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("stream,player,seed,figure\n" + "".join(lines), encoding="utf-8")
+
+
+def by_stream(known: Mapping[tuple[str, str, int], float]) -> dict[str, dict[str, list[float]]]:
+    """Return the figures of a file by stream and player, for the table."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for (stream, player, _), figure in known.items():
+        found.setdefault(stream, {}).setdefault(player, []).append(figure)
+    return found
+
+
+if __name__ == "__main__":
+    print(markdown(by_stream(read_csv(Path(sys.argv[1])))))

@@ -68,7 +68,7 @@ class Stream:
     replies: bool = False  # rounds depend on what was chosen before
     ids: bool = True  # of actions come again and say which action it is
     needs: tuple[str, ...] = ()  # datasets and real files that it is read from
-    users: int = 20
+    users: int = 20  # 0 where callers name none
     dim: int = 30  # of contexts, about
     peers: bool = False  # other libraries' policies make sense: one user, the same actions in all rounds, no delay
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import islice
@@ -15,7 +15,7 @@ import numpy as np
 from fedres import checks
 from libsvm_tasks import grid, load
 from libsvm_tasks.catalogue import CATALOGUE
-from libsvm_tasks.decisions.players import PLAYERS, Player
+from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED, Player
 from libsvm_tasks.decisions.real import MOVIELENS, PROMPTS, movies, prompts
 from libsvm_tasks.decisions.rounds import Round, Stream, classes
 from libsvm_tasks.decisions.worlds import News, anonymous, artists, coupons, raw, routing, wide, words
@@ -50,7 +50,7 @@ def _movies(text: str, people: int = 400, rounds: int = 16_000, **how: Any) -> S
 def _prompts(text: str, **how: Any) -> Stream:
     play, ids = partial(prompts, **how), how.get("ids", True)
     text = f"which of four language models answers a prompt, whose words are the context: {text}"
-    return Stream(play, text, by_chance=True, graded=True, users=1, dim=10_000, ids=ids, needs=PROMPTS)
+    return Stream(play, text, by_chance=True, graded=True, users=0, dim=10_000, ids=ids, needs=PROMPTS)
 
 
 HALF: dict[str, Any] = {"readers": 100, "rounds": 10_000}
@@ -90,8 +90,8 @@ STREAMS: dict[str, Stream] = {
     ),
     "wide": Stream(wide, "200 readers × 60, 22 coordinates that all matter", by_chance=True),
     "raw": Stream(raw, "300 shoppers × 40: price, age, hour and basket as they come", by_chance=True),
-    "anonymous": Stream(anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=1),
-    "words": Stream(words, "texts of ten words, no user", by_chance=True, users=1, dim=2_000),
+    "anonymous": Stream(anonymous, "visitors without a name, 21 coordinates that all matter", by_chance=True, users=0),
+    "words": Stream(words, "texts of ten words, no user", by_chance=True, users=0, dim=2_000),
     "movies": _movies("ids, genres and year; five stars are a reward"),
     "movies-fresh": _movies("no film is chosen twice for a person", 943, 30_000, fresh=True),
     "movies-ids": _movies("ids only", features=False),
@@ -100,9 +100,9 @@ STREAMS: dict[str, Stream] = {
     "prompts-features": _prompts("models have makers and parts of names", ids=False),
     "artists": Stream(artists, "600 people, 17,000 artists without features", by_chance=True, users=600, dim=1),
     "coupons": Stream(
-        coupons, "eight new drivers with 25 categories, no user", by_chance=True, users=1, dim=1, ids=False
+        coupons, "eight new drivers with 25 categories, no user", by_chance=True, users=0, dim=1, ids=False
     ),
-    "routing": Stream(routing, "seven models that change places half-way, no user", by_chance=True, users=1, dim=8),
+    "routing": Stream(routing, "seven models that change places half-way, no user", by_chance=True, users=0, dim=8),
 }
 
 
@@ -162,6 +162,19 @@ def absent(name: str) -> str | None:
     return next((reason for need in STREAMS[name].needs if (reason := load.absent(need))), None)
 
 
+Known = Mapping[tuple[str, str, int], float]  # figures by stream, player and seed
+
+
+def players_of(names: str) -> list[str]:
+    """Return the players of an option, names with commas; ``vw-all`` is every tuned form of VW, ``all`` are the others.
+
+    >>> players_of("uniform,vw-all")[:3]
+    ['uniform', 'vw-squarecb', 'vw-squarecb-l0.1']
+    """
+    groups = {"all": [name for name in PLAYERS if name not in VW_TUNED[1:]], "vw-all": [*VW_TUNED]}
+    return [*dict.fromkeys(player for name in names.split(",") for player in groups.get(name, [name]))]
+
+
 def run(
     streams: Sequence[str],
     players: Sequence[str],
@@ -170,11 +183,12 @@ def run(
     events: int | None = None,
     jobs: int = 1,
     journal: Path | None = None,
+    known: Known | None = None,
     progress: grid.Progress | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return figures by stream and player, one for each seed; players that a stream is not for are left out.
 
-    A stream whose files are absent is refused (``absent``).
+    A stream whose files are absent is refused (``absent``). Figures that are ``known`` are not played again.
     """
     for name in streams:
         checks.one_of("streams", name, tuple(STREAMS))
@@ -189,8 +203,12 @@ def run(
         for player in players
         if PLAYERS[player].installed and PLAYERS[player].plays(STREAMS[stream])
     ]
-    results = grid.run(play_piece, pieces, jobs=jobs, journal=journal, progress=progress)
+    figures = {**(known or {})}
+    missing = [piece for piece in pieces if piece[:3] not in figures]
+    results = grid.run(play_piece, missing, jobs=jobs, journal=journal, progress=progress)
+    for piece, result in zip(missing, results, strict=True):
+        figures[piece[:3]] = result["figure"]
     found: dict[str, dict[str, list[float]]] = {stream: {} for stream in streams}
-    for piece, result in zip(pieces, results, strict=True):
-        found[piece.stream].setdefault(piece.player, []).append(result["figure"])
+    for piece in pieces:
+        found[piece.stream].setdefault(piece.player, []).append(figures[piece[:3]])
     return found

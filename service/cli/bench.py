@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,13 +35,19 @@ def bench(
     streams: Annotated[
         str, typer.Option(help="Decisions: which streams, separated by commas; `list` lists them.")
     ] = "all",
-    players: Annotated[str, typer.Option(help="Decisions: who plays, separated by commas.")] = "all",
+    players: Annotated[
+        str, typer.Option(help="Decisions: who plays, separated by commas; vw-all is every form of VW.")
+    ] = "all",
     seeds: Annotated[
         str, typer.Option(help="Decisions: seeds. Tune with others than those you report.")
     ] = "401,402,403",
     events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
     http: Annotated[
         str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")
+    ] = None,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Decisions: add the figures to this file; those that it has are not played again."),
     ] = None,
     jobs: Jobs = 1,
     json_file: JsonFile = None,
@@ -64,10 +71,12 @@ def bench(
     results: dict[str, Any] = {}
     if http is not None and what != "decisions":
         raise ValueError(f"http must come with `fedres bench decisions`, got it with {what!r}")
+    if csv_file is not None and (what != "decisions" or http is not None or events is not None):
+        raise ValueError(f"csv must come with `fedres bench decisions` without --http and --events, got {csv_file}")
     if what == "decisions" and http is not None:
         results = _over_http(http, streams, whole_numbers("seeds", seeds), events)
     elif what == "decisions":
-        results = _decisions(streams, players, whole_numbers("seeds", seeds), events, jobs)
+        results = _decisions(streams, players, whole_numbers("seeds", seeds), events, csv_file, jobs)
     for name in MODULES:
         if what in (name, "all"):
             module = import_module(MODULES[name])
@@ -88,10 +97,11 @@ def whole_numbers(name: str, text: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in parts))
 
 
-def _decisions(streams: str, players: str, seeds: list[int], events: int | None, jobs: int) -> dict[str, Any]:
+def _decisions(
+    streams: str, players: str, seeds: list[int], events: int | None, csv_file: Path | None, jobs: int
+) -> dict[str, Any]:
     from fedres import checks
     from libsvm_tasks.decisions import report, speed, suite
-    from libsvm_tasks.decisions.players import PLAYERS
     from libsvm_tasks.load import cache_folder
 
     checks.whole("jobs", jobs)
@@ -99,11 +109,15 @@ def _decisions(streams: str, players: str, seeds: list[int], events: int | None,
         console().print(report.streams_table())
         return {}
     chosen = _streams(streams)
-    playing = [*PLAYERS] if players == "all" else players.split(",")
+    playing, known = suite.players_of(players), report.read_csv(csv_file) if csv_file else {}
     journal = cache_folder() / "unfinished" / "decisions.jsonl"
     with progress_bar("playing") as progress:
-        figures = suite.run(chosen, playing, seeds, events=events, jobs=jobs, journal=journal, progress=progress)
+        figures = suite.run(
+            chosen, playing, seeds, events=events, jobs=jobs, journal=journal, known=known, progress=progress
+        )
     console().print(report.table(figures, seeds))
+    if csv_file:
+        report.write_csv(csv_file, figures, seeds)
     journal.unlink(missing_ok=True)
     return {"seeds": seeds, "figures": figures, "speed": speed.measure()}
 

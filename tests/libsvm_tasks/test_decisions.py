@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from libsvm_tasks.decisions import report, speed
-from libsvm_tasks.decisions.players import PLAYERS, Kalman
+from libsvm_tasks.decisions.players import PLAYERS, VW_TUNED, Kalman, Popularity
 from libsvm_tasks.decisions.real import judged_prompts, movielens
 from libsvm_tasks.decisions.rounds import Round, Stream
-from libsvm_tasks.decisions.suite import STREAMS, Piece, absent, play, play_piece, run
+from libsvm_tasks.decisions.suite import STREAMS, Piece, absent, play, play_piece, players_of, run
 from libsvm_tasks.decisions.worlds import News
 from service.cli import app
 
@@ -257,13 +257,60 @@ def test_a_piece_that_is_in_the_journal_is_not_played_again(tmp_path):
     assert first["raw"]["linucb"][1] == play_piece(Piece("raw", "linucb", 2, 30))["figure"]
 
 
-def test_differences_are_paired_with_the_better_form_of_vw():
-    row = {"residual-kalman": [0.5, 0.7], "vw-squarecb": [0.4, 0.5], "vw-squarecb-cubic": [0.2, 0.3]}
+def test_differences_are_paired_with_the_best_form_of_vw_in_hindsight():
+    row = {"residual-kalman": [0.5, 0.7], "vw-squarecb": [0.4, 0.3], "vw-greedy-cubic-l2": [0.4, 0.5]}
     assert report.difference(row) == pytest.approx([0.1, 0.2])
     assert report.shown(report.difference(row), "+") == "+.150 ± .050"
-    assert "| raw | .600 ± .100 | +.150 ± .050 | .450 ± .050 |" in report.markdown(
-        {"raw": row}, ["residual-kalman", "vw-squarecb"], {}
-    )
+    assert "| raw | .600 ± .100 | +.150 ± .050 | .350 ± .050 | .450 ± .050 |" in report.markdown({"raw": row})
+
+
+def test_of_many_forms_of_vw_the_table_shows_the_defaults_and_the_best_with_its_name():
+    row = {"uniform": [0.0], "vw-squarecb": [0.4], "vw-greedy": [0.5], "vw-regcbopt-l2": [0.3]}
+    assert report.markdown({"raw": row, "news": {"uniform": [0.1]}}).splitlines() == [
+        "| stream | uniform | vw-squarecb | VW best in hindsight |",
+        "| --- | --- | --- | --- |",
+        "| raw | .000 | .400 | .500 (vw-greedy) |",
+        "| news | .100 |  |  |",
+    ]
+
+
+def test_vw_all_names_four_policies_in_two_forms_with_three_rates():
+    names = [name for name in players_of("linucb,vw-all,linucb") if PLAYERS[name].plays(STREAMS["news"])]
+    assert len(names) == 1 + 4 * 2 * 3
+    assert {*names} >= {"linucb", "vw-squarecb", "vw-epsilon02-cubic-l0.1", "vw-regcbopt-l2"}
+    alone = [name for name in VW_TUNED if PLAYERS[name].plays(STREAMS["words"])]
+    assert len(alone) == 4 * 2 * 3  # no crosses with a user: pairs of an action's features instead
+    assert {name for name in alone if "cubic" in name} == set()
+    assert "vw-squarecb" in players_of("all")
+    assert "vw-greedy" not in players_of("all")
+
+
+def test_popularity_takes_what_earned_most_and_uniform_takes_all():
+    now = Round("u", {}, [{"_id=a": 1.0}, {"_id=b": 1.0}, {"_id=c": 1.0}], np.ones(3))
+    player, uniform = Popularity(), PLAYERS["uniform"].make(STREAMS["news"])
+    assert [player.decide(now, draw)[0] for draw in (0.0, 0.5, 0.99)] == [0, 1, 2]
+    player.learn("_id=b", 1.0)
+    player.learn("_id=a", 0.0)
+    assert player.decide(now, 0.9)[0] == 1
+    assert [uniform.decide(now, draw)[0] for draw in (0.0, 0.5, 0.99)] == [0, 1, 2]
+
+
+def test_figures_in_a_csv_file_are_not_played_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "decisions.csv"
+    words = ["bench", "decisions", "--streams", "prompts", "--seeds", "1,2", "--csv", str(path), "--players"]
+    assert CliRunner().invoke(app, [*words, "uniform"]).exit_code == 0
+    text = path.read_text()
+    assert text.startswith("stream,player,seed,figure\nprompts,uniform,1,")
+    path.write_text(text.replace(text.rpartition(",")[2], "0.5000\n"))
+    again = CliRunner().invoke(app, [*words, "uniform,popularity"])
+    assert again.exit_code == 0, again.output
+    found = report.read_csv(path)
+    assert found["prompts", "uniform", 2] == 0.5
+    assert [player for _, player, _ in found] == ["uniform", "uniform", "popularity", "popularity"]
+    wrong = CliRunner().invoke(app, [*words, "uniform", "--events", "5"])
+    assert wrong.exit_code == 2
+    assert "csv must come with" in wrong.output
 
 
 def test_the_cost_of_a_decision_is_measured():
