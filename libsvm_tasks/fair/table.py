@@ -27,6 +27,14 @@ UNTOUCHED = ("sensorless", "shuttle", "covtype", "mnist")  # run once, after eve
 LEVEL = 0.05  # the chance that Holm's correction allows of one wrong verdict in a method's whole family
 
 
+EXPERIMENTS = (
+    "`fedres, half` and `fedres, all` are the scheme `fedres` of `fedres replay` and `fedres delays`. `fedres 2nd order`",
+    "and `fedres learned prior` are experiments of this comparison (`libsvm_tasks/fair`): no other command, no learner of",
+    "the library and no service offers them. The learned prior solves for shared and personal weights by regressions whose",
+    "penalties all clients learn together (empirical Bayes); a client keeps its rows, and sends d × d sums a round trip.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Design:
     """What to run; a tuning rollout of 50 clients sets aside as many rows as five of 10 clients."""
@@ -238,6 +246,8 @@ def _page(cells: Sequence[Cell], comparisons: Sequence[Comparison], design: Desi
     head = " | ".join(f"{name}: {', '.join(group)}" for name, group in shown.items() if group)
     lines = [
         f"{len(cells)} cells, {design.rollouts} rollouts each, {platform.machine()}. {head}.",
+        "",
+        *EXPERIMENTS,
         "",
         "Cells in which a method of ours is ahead / level / behind, by paired t-tests with Holm's correction over all",
         "cells and peers of a row:",

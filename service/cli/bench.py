@@ -110,7 +110,8 @@ def _decisions(
         return {}
     chosen = _streams(streams)
     playing, known = suite.players_of(players), report.read_csv(csv_file) if csv_file else {}
-    journal = cache_folder() / "unfinished" / "decisions.jsonl"
+    unfinished = cache_folder() / "unfinished" / "decisions.jsonl"
+    journal = csv_file.with_suffix(".unfinished.jsonl") if csv_file else unfinished
     with progress_bar("playing") as progress:
         figures = suite.run(
             chosen, playing, seeds, events=events, jobs=jobs, journal=journal, known=known, progress=progress
