@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedres.policies import Policy
+from fedres.policies import Policy, title_of
 from fedres.policies import policy as make_policy
 from libsvm_tasks import bandit_replay, task_replay
 from libsvm_tasks.data import Data
@@ -96,7 +96,7 @@ def bandit(
     data: Source,
     *,
     label: str | None = None,
-    policies: Sequence[str | Policy] = ("epsilon-greedy",),
+    policies: Sequence[str | Policy | type[Policy]] = ("epsilon-greedy",),
     clients: int = 10,
     rounds: int = 8000,
     rollouts: int = 5,
@@ -113,10 +113,10 @@ def bandit(
 ) -> Table:
     """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
 
-    A policy is a name or an object, such as ``bandits.EpsilonGreedy(0.1)``. ``model`` is "adagrad", "linucb" or
-    "residual-kalman": what suits the policy unless given. A record has the mean ``reward`` and ``regret`` of a rollout,
-    and ``gain``, the difference in reward to Independent with the same policy. Of the features, the shared model sees
-    half unless ``shared_features`` is "all", as it is for residual-kalman.
+    A policy is a name, an object such as ``bandits.EpsilonGreedy(0.1)``, or a class. ``model`` is "adagrad", "linucb"
+    or "residual-kalman": what suits the policy unless given. A record has the mean ``reward`` and ``regret`` of a
+    rollout, and ``gain``, the difference in reward to Independent with the same policy. Of the features, the shared
+    model sees half unless ``shared_features`` is "all", as it is for residual-kalman.
     """
     rows, name = _source(data, label)
     label_to_load = None if rows is not None else label
@@ -132,7 +132,7 @@ def bandit(
             fixed = {
                 "dataset": name,
                 "task": task,
-                "policy": str(chosen),
+                "policy": title_of(one),
                 "model": result.scheme.model_name,
                 "scheme": result.scheme.scheme,
                 "delay": delay,

@@ -13,6 +13,7 @@ import numpy as np
 from bandits.evaluation.columns import Columns
 from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
 from bandits.evaluation.intervals import Interval, Kind, interval, widest
+from bandits.evaluation.online import hosted_policy, is_online, play
 from bandits.evaluation.policies import Policy, Rewards, policy_name, target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
 from bandits.evaluation.sources import Progress, ignore_progress
@@ -102,9 +103,12 @@ def evaluate(
     that lists them (those that were taken unless given). Names such as action, reward, probability and user are found
     without being given. Rows are sorted by ``time`` if there is such a column.
 
-    A policy is a name (``POLICY_FORMS``) or a function from a ``LoggedEvent`` to the probabilities of its actions.
+    A policy is a name (``POLICY_FORMS``), a policy such as ``EpsilonGreedy(0.1)`` or its class, or a function from a
+    ``LoggedEvent`` to the probabilities of its actions.
     Names that learn (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model:
-    what is valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see.
+    what is valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see. ``fedres``
+    is a hosted loop: its model goes through the log in its order, and decides on each event by what it has learned
+    before; ``fedres:POLICY`` explores by another policy than the default of loops.
 
     Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together; those
     hold the ones for a single look. They take users to be independent, or with ``by_user=False`` events.
@@ -138,7 +142,9 @@ def evaluate(
     rows = [_logging_row(data, kind)]
     for policy in policies:
         if policy != "logging":
-            rows += _policy_rows(data, policy, estimators, kind, rewards)
+            rows += _policy_rows(
+                data, policy, estimators, kind, _target(data, policy, estimators, kind, rewards, progress)
+            )
     read = (len(data), data.n_without_reward, data.default_reward)
     return Evaluation(tuple(rows), *read, level, time_uniform, kind.n_users, kind.reward_range)
 
@@ -166,9 +172,20 @@ def _logging_row(log: Log, kind: Kind) -> Row:
     return Row("logging", "mean", *value, 0.0, 0.0, 0.0, float(n), 1.0, n, user_warning(kind.n_users, n))
 
 
-def _policy_rows(log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, rewards: Rewards) -> list[Row]:
+def _target(
+    log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, rewards: Rewards, progress: Progress
+) -> tuple[Array, Array]:
+    """Return a policy's probabilities of all pairs, and the rewards that are expected of them."""
+    if is_online(policy):
+        return play(log, hosted_policy(str(policy)), kind.reward_range, progress)
     target = target_probabilities(log, policy, rewards)
-    predicted = np.zeros_like(target) if MODEL_FREE.issuperset(estimators) else rewards()
+    return target, np.zeros_like(target) if MODEL_FREE.issuperset(estimators) else rewards()
+
+
+def _policy_rows(
+    log: Log, policy: str | Policy, estimators: Sequence[str], kind: Kind, expected: tuple[Array, Array]
+) -> list[Row]:
+    target, predicted = expected
     s = sample(
         log.reward,
         log.propensity,

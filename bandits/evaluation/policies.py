@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeGuard, cast
 
 import numpy as np
 
@@ -11,15 +12,16 @@ from bandits.evaluation.logs import LoggedEvent, read_objects
 from bandits.evaluation.table import Log
 from bandits.evaluation.values import distribution
 from fedres.checks import Array
-from fedres.policies import POLICIES, Compiled, Greedy, checked_probabilities, option_names, policy_names
+from fedres.policies import POLICIES, Compiled, Greedy, checked_probabilities, option_names, policy_names, title_of
 from fedres.policies import Policy as Exploring
 from fedres.policies import policy as make_policy
 from fedres.policies.kernels import explore_all
 
-Policy = Callable[[LoggedEvent], Sequence[float]]  # event -> probability of each of its actions
+Function = Callable[[LoggedEvent], Sequence[float]]  # event -> probability of each of its actions
+Policy = Function | Exploring | type[Exploring]
 Rewards = Callable[[], Array]  # predicted reward of every (event, action) pair, made when first asked for
 
-_FIXED_FORMS = ("logging", "uniform", "first", "likeliest", "constant:ACTION_ID", "file:PATH")
+_FIXED_FORMS = ("logging", "uniform", "first", "likeliest", "constant:ACTION_ID", "file:PATH", "fedres:POLICY")
 _LEARNED_FORMS = [  # policies that see nothing but predicted rewards
     ":".join([name, *(option.upper() for option in option_names(kind)[:1] if option != "floor")])
     for name, kind in POLICIES.items()
@@ -30,8 +32,10 @@ POLICY_FORMS = (*_FIXED_FORMS, *_LEARNED_FORMS)
 
 def target_probabilities(log: Log, policy: str | Policy, rewards: Rewards) -> Array:
     """Return the policy's probability of every (event, action) pair of the log."""
-    if callable(policy):
-        return _from_function(log, policy)
+    if isinstance(policy, Exploring) or _is_class(policy):
+        return exploring(log, _valued(make_policy(policy), policy_name(policy)), rewards())
+    if not isinstance(policy, str):
+        return _from_function(log, cast(Function, policy))
     name, _, argument = policy.partition(":")
     if policy in WITHOUT_MODEL:
         return WITHOUT_MODEL[policy](log)
@@ -49,15 +53,27 @@ def _named(text: str) -> Exploring:
         raise ValueError(
             f"policy must be one of {', '.join([*POLICY_FORMS, *policy_names()[len(POLICIES) :]])}, got {text!r}"
         )
-    found = make_policy(text, **({"floor": 0.0} if name in POLICIES and "floor" not in text else {}))
+    return _valued(make_policy(text, **({"floor": 0.0} if name in POLICIES and "floor" not in text else {})), text)
+
+
+def _valued(found: Exploring, text: str) -> Exploring:
+    """Return a policy that a log can value."""
     if found.needs_widths or not found.stationary:
-        why = "needs widths, which a log does not have" if found.needs_widths else "depends on more than scores"
+        widths = f"needs the widths of a model: fedres:{text} has those of the service's"
+        why = widths if found.needs_widths else "depends on more than scores"
         raise ValueError(f"policy must be one that a log can value, got {text!r}, which {why}")
     return found
 
 
+def _is_class(policy: str | Policy) -> TypeGuard[type[Exploring]]:
+    return isinstance(policy, type) and issubclass(policy, Exploring)
+
+
 def policy_name(policy: str | Policy) -> str:
-    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+    """Return what results call a policy."""
+    if isinstance(policy, str | Exploring) or _is_class(policy):
+        return title_of(policy)
+    return str(getattr(policy, "__name__", type(policy).__name__))
 
 
 def uniform(log: Log) -> Array:
@@ -120,7 +136,7 @@ def from_file(log: Log, path: str | Path) -> Array:
     return probabilities
 
 
-def _from_function(log: Log, policy: Policy) -> Array:
+def _from_function(log: Log, policy: Function) -> Array:
     parts = []
     for i in range(len(log)):
         event = log.event(i)

@@ -36,15 +36,18 @@ ENTRY_POINTS = "fedres.policies"  # where other packages offer policies
 HOSTED = {name: kind.hosted for name, kind in POLICIES.items() if kind.hosted is not None}  # those of loops
 
 
-def policy(name: str | Policy, **options: Any) -> Policy:
+def policy(name: str | Policy | type[Policy], **options: Any) -> Policy:
     """Return the policy of this name, e.g. ``policy("epsilon-greedy", epsilon=0.1)``; a policy is returned as it is.
 
-    Options may be part of the name: ``epsilon-greedy:0.1`` (the first of them) or ``squarecb:gamma=10,floor=0.02``.
+    A class makes one with the options. They may be part of the name: ``epsilon-greedy:0.1`` (the first of them) or
+    ``squarecb:gamma=10,floor=0.02``.
     """
     if isinstance(name, Policy):
         if options:
             raise ValueError(f"{next(iter(options))} is no option beside a policy that is made already, {name}")
         return name
+    if isinstance(name, type) and issubclass(name, Policy):
+        return name(**options)
     bare, _, text = name.partition(":") if isinstance(name, str) else (name, "", "")
     kind = policy_class(bare)
     known = option_names(kind)
@@ -84,6 +87,20 @@ def name_of(chosen: Policy) -> str:
     return [*ours, *(point.name for point in entry_points(group=ENTRY_POINTS) if point.value == place), kind.__name__][
         0
     ]
+
+
+def title_of(chosen: str | Policy | type[Policy]) -> str:
+    """Return what results call a policy: as it was named, or its name with the options that are not its defaults."""
+    if isinstance(chosen, str):
+        return chosen
+    made = policy(chosen)
+    options = [(field.name, getattr(made, field.name), field.default) for field in fields(made)]
+    said = ",".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value, usual in options
+        if value != usual
+    )
+    return f"{name_of(made)}:{said}" if said else name_of(made)
 
 
 def _options(name: str, text: str, known: list[str]) -> dict[str, Any]:
@@ -166,4 +183,5 @@ __all__ = [
     "policy",
     "policy_class",
     "policy_names",
+    "title_of",
 ]

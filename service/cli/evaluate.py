@@ -57,9 +57,9 @@ def evaluate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to value; may be given several times: uniform, constant:ACTION, greedy, epsilon-greedy:0.1,"
-            " squarecb:10, softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and"
-            " probabilities), logging."
+            help="What to value; may be given several times: fedres (the service, learning as it goes through the log),"
+            " fedres:POLICY, uniform, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10, softmax:0.1,"
+            " one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging."
         ),
     ] = None,
     action: ActionColumn = None,

@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import libsvm_tasks
-from bandits import EpsilonGreedy
+from bandits import EpsilonGreedy, Greedy
 from fedres.global_learners import GLOBAL_LEARNERS, FedOGD, global_learner, learner_names
 from libsvm_tasks import Data, bandit, delays, replay
 from libsvm_tasks.task_replay import Setup
@@ -88,13 +88,14 @@ def test_delays_are_those_of_the_command_line():
     assert sum(row["scheme"] == "independent" for row in table) == 2
 
 
-def test_policies_of_a_bandit_are_names_or_objects():
-    table = bandit("digits", policies=["epsilon-greedy", EpsilonGreedy(1.0)], clients=2, rounds=60, rollouts=2)
+def test_policies_of_a_bandit_are_names_objects_or_classes():
+    table = bandit("digits", policies=["squarecb", EpsilonGreedy(1.0), Greedy], clients=2, rounds=60, rollouts=2)
     rewards = {}
     for row in table:
         rewards.setdefault((row["policy"], row["scheme"]), []).append(row["reward"])
-    assert len(rewards) == 6
-    assert len({tuple(found) for (name, _), found in rewards.items() if "epsilon=1.0" in name}) == 1  # chance alone
+    assert {name for name, _ in rewards} == {"squarecb", "epsilon-greedy:epsilon=1", "greedy"}
+    assert len(rewards) == 9
+    assert len({tuple(found) for (name, _), found in rewards.items() if "epsilon=1" in name}) == 1  # chance alone
     columns = {"x": [0.0, 1.0] * 50, "y": ["left", "right"] * 50}
     [row] = bandit(columns, label="y", clients=1, rounds=80, rollouts=1, schemes=["independent"])
     assert row["reward"] > 0.6

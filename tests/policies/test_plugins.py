@@ -76,7 +76,7 @@ def test_a_replay_takes_it_by_name_step_by_step():
     given = ["halves:share=0.4", policy("halves", share=0.4), "halves:0.1"]
     by_name, by_hand, other = bandit("digits", policies=given, **small)
     assert by_name == by_hand
-    assert (by_name["policy"], other["policy"]) == ("Halves(share=0.4)", "Halves(share=0.1)")
+    assert (by_name["policy"], other["policy"]) == ("halves:share=0.4", "halves:0.1")
     assert by_name["reward"] != other["reward"]
 
 

@@ -12,6 +12,7 @@ from bandits.evaluation.logs import LoggedEvent
 from bandits.evaluation.policies import target_probabilities
 from bandits.evaluation.reward_model import crossfit_rewards
 from bandits.evaluation.table import table
+from fedres.policies import EpsilonGreedy, Softmax
 
 IDS = ("a", "b", "c")
 
@@ -246,3 +247,11 @@ def test_the_first_and_the_likeliest_action_are_policies():
     unknown = table([LoggedEvent("1", {}, ("a", "b"), ({}, {}), 1, 0.7, 1.0)])
     with pytest.raises(ValueError, match="likeliest must have a log with the probabilities of all actions"):
         target_probabilities(unknown, "likeliest", None)
+
+
+def test_policies_and_their_classes_are_valued_as_by_their_names():
+    log = table(make_events(300))
+    names = [row.policy for row in evaluate(log, [EpsilonGreedy(0.25), Softmax, "greedy", best]).rows[1::2]]
+    assert names == ["epsilon-greedy:epsilon=0.25", "softmax", "greedy", "best"]
+    by_object, by_name = evaluate(log, [EpsilonGreedy(0.25)]).rows[1:], evaluate(log, ["epsilon-greedy:0.25"]).rows[1:]
+    assert [row.value for row in by_object] == [row.value for row in by_name]
