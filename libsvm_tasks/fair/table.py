@@ -28,10 +28,11 @@ LEVEL = 0.05  # the chance that Holm's correction allows of one wrong verdict in
 
 
 EXPERIMENTS = (
-    "`fedres, half` and `fedres, all` are the scheme `fedres` of `fedres replay` and `fedres delays`. `fedres 2nd order`",
-    "and `fedres learned prior` are experiments of this comparison (`libsvm_tasks/fair`): no other command, no learner of",
-    "the library and no service offers them. The learned prior solves for shared and personal weights by regressions whose",
-    "penalties all clients learn together (empirical Bayes); a client keeps its rows, and sends d × d sums a round trip.",
+    "`fedres, half` and `fedres, all` are the scheme `fedres` of `fedres replay` and `fedres delays`. `fedres 2nd",
+    "order` and `fedres learned prior` are experiments of this comparison (`libsvm_tasks/fair`): no other command,",
+    "no learner of the library and no service offers them. The learned prior solves for shared and personal weights",
+    "by regressions whose penalties all clients learn together (empirical Bayes); a client keeps its rows, and",
+    "sends d × d sums a round trip.",
 )
 
 
