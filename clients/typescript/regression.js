@@ -4,7 +4,7 @@
 const f = Math.fround;
 const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
-const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002;
+const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
 const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0];
 export const OWN = 0;
@@ -49,8 +49,11 @@ export class Scale {
 
 const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
-/** A field's priors: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given. */
-export const newField = (key, logTau, squares = 0) => ({ key, logTau, squares: [squares, squares, squares] });
+/**
+ * A field: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given; `reuse` is the
+ * share of its learned features that were learned before.
+ */
+export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: 0 });
 
 /** A regression: one block of weights for each action feature, over the core of the context's coordinates and a tail. */
 export class Regression {
@@ -162,7 +165,8 @@ export class Regression {
     const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
     const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, Math.exp(logTau[CORE]));
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
-    return { mean: core.mean + tail.mean, variance: core.variance + tail.variance, slope: core.slope + tail.slope };
+    const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
+    return { mean, variance, slope, reuse: field?.reuse ?? 1 };
   }
 
   /** What is said of an example: mean, variance with block 0, and slopes by log τ for each of `names`. */
@@ -187,7 +191,7 @@ export class Regression {
       for (const block of this.actionBlocks(request, from, starts[a + 1], false).slice(1)) {
         if (!known.has(block.key)) known.set(block.key, this.blockPart(block, inputs));
         mean += block.x * known.get(block.key).mean;
-        variance += block.x * block.x * known.get(block.key).variance;
+        variance += block.x * block.x * known.get(block.key).variance * known.get(block.key).reuse;
       }
       return { mean, variance };
     });
@@ -198,7 +202,9 @@ export class Regression {
     const inputs = this.inputs(example, example.nContext, isNew), parts = [];
     let mean = 0, variance = 0;
     for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
-      const field = this.fieldOf(name, true), block = this.#touch(key, field.logTau[CORE]);
+      const field = this.fieldOf(name, true);
+      countReuse(field, this.#places.has(key));
+      const block = this.#touch(key, field.logTau[CORE]);
       if (!block) continue;
       const core = this.#corePart(block, inputs, 1), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
       mean += x * (core.mean + tail.mean);
@@ -258,6 +264,11 @@ export class Regression {
     for (let i = 0; i < this.size; i++) covariance[i * this.size + i] = Math.exp(logTau);
     return covariance;
   }
+}
+
+function countReuse(field, known) {
+  field.counted++;
+  field.reuse += Math.max(1 / (field.counted + 4), LEAST_REUSE_RATE) * (Number(known) - field.reuse);
 }
 
 function stepPrior(field, side, slope) {

@@ -17,6 +17,7 @@ LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
 CORE_TAU_START = 256  # events after which τ of shared core weights and drift are learned: before, slopes are noise
 REBASE = 0.5  # how far log τ of a field moves before a shared block, when learned next, takes it as its prior
 LOG_DRIFT_RATE, LEAST_LOG_DRIFT, MOST_LOG_DRIFT = 2.0, -14.0, -4.0  # of the share of a covariance that is forgotten
+LEAST_REUSE_RATE = 0.005  # of the running means of how often features come again
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 CONTEXT_UNIT, ACTION_UNIT = 3.0, 1.0  # of a number, in medians: below its unit, its logarithm is nearly linear
 NUMBER_LIMIT = 5.0  # of scaled numbers

@@ -12,7 +12,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_LOG_TAU, DEVICE_TAIL_BITS
-from fedres.decisions.residual_kalman_reference import Action, Event, Hashed, Prior, ResidualKalman, Scale
+from fedres.decisions.residual_kalman_reference import Action, Event, Field, Hashed, Prior, ResidualKalman, Scale
 
 
 class Part(NamedTuple):
@@ -46,7 +46,7 @@ def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
-        parts = model._part(key, model._priors(name), inputs, blocks.get(key), None)[:, :2].sum(axis=1)
+        parts = model._part(key, model._field(name), inputs, blocks.get(key), None)[:, :2].sum(axis=1)
         total += [x * parts[0], x * x * parts[1]]
         slopes[name] += x * parts[2]
     return Part(float(total[0]), float(total[1]), slopes)
@@ -62,7 +62,7 @@ def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None
     error = min(max(label - mean - part.mean, -1.0), 1.0)
     server._learn(event, new=True, beside=(label - mean - error, part.variance))
     for name, slope in part.slopes.items():
-        prior = server._priors(name, new=True)[0]
+        prior = server._field(name, new=True).own
         most = max(prior.log_tau, the.FIRST_LOG_TAU)
         prior.step(error * slope)
         prior.log_tau = min(prior.log_tau, most)
@@ -76,9 +76,9 @@ class Device:
         self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS)
         own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = Fixed(-np.inf)  # its examples are few
-        for name, (prior, *_) in server.fields.items():
-            log_tau = DEVICE_LOG_TAU + min(prior.log_tau - the.FIRST_LOG_TAU, 0.0)
-            own.fields[name] = Fixed(), Fixed(log_tau), Fixed(log_tau)
+        for name, of in server.fields.items():
+            log_tau = DEVICE_LOG_TAU + min(of.own.log_tau - the.FIRST_LOG_TAU, 0.0)
+            own.fields[name] = Field(Fixed(), Fixed(log_tau), Fixed(log_tau))
         counts: Counter[int] = Counter()
         for example in examples:
             self._adopt_scales(example)
@@ -99,7 +99,7 @@ class Device:
         self._adopt_scales(example)
         for name in map(int, example.action[2]):
             if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
-                self.own.fields[name or 1] = Fixed(), Fixed(DEVICE_LOG_TAU), Fixed(DEVICE_LOG_TAU)
+                self.own.fields[name or 1] = Field(Fixed(), Fixed(DEVICE_LOG_TAU), Fixed(DEVICE_LOG_TAU))
         own = part_of(self.own, example.context, example.action)
         shared = part_of(self.server, example.seen, example.action)
         event = Event(None, example.context, example.action, example.reward)

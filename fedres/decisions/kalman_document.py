@@ -19,6 +19,7 @@ from fedres.checks import Array
 from fedres.decisions.constants import CORE_SIZE, MAX_BASES, MAX_BLOCKS, MAX_FIELDS, MAX_SCALES, TAIL_BITS
 from fedres.decisions.kalman_inputs import find_scale, put_block
 from fedres.decisions.kalman_state import (
+    ANYBODY,
     BASES,
     BLOCKS,
     FIELDS,
@@ -65,6 +66,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "scale_stats": shared.scale_stats[slots],
         "field_keys": shared.field_keys[:n_fields],
         "log_tau": shared.log_tau[:n_fields],
+        "reuse": shared.reuse[:n_fields, ANYBODY],
         "block_keys": shared.block_keys[:n_blocks],
         "block_log_tau": shared.block_log_tau[:n_blocks],
         "means": shared.means[:n_blocks].astype(np.float32),
@@ -125,6 +127,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
     shared.counts[SCALES], shared.counts[FIELDS] = arrays["scale_keys"].size, arrays["field_keys"].size
     shared.field_keys[: arrays["field_keys"].size] = arrays["field_keys"]
     shared.log_tau[: arrays["field_keys"].size] = arrays["log_tau"]
+    shared.reuse[: arrays["field_keys"].size, ANYBODY] = arrays["reuse"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
     covariances = np.zeros((n_blocks, d, d))
     rows, columns = np.tril_indices(d)
@@ -144,7 +147,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
 def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     """Return how many blocks and coordinates there are, if all arrays are there and fit."""
     like = {
-        "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8",
+        "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
         "block_keys": "u4", "block_log_tau": "f8", "means": "f4", "covariances": "f4", "tail_places": "u4",
         "tail": "f4",
     }  # fmt: skip
@@ -155,7 +158,8 @@ def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     n_scales, n_fields, n_tail = (arrays[name].size for name in ("scale_keys", "field_keys", "tail_places"))
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 3), "block_keys": (n_blocks,), "block_log_tau": (n_blocks,),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 3), "reuse": (n_fields,),
+        "block_keys": (n_blocks,), "block_log_tau": (n_blocks,),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
         "tail": (n_tail, 2),
     }  # fmt: skip
@@ -164,6 +168,8 @@ def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     _require(n_scales <= MAX_SCALES and 1 <= n_fields <= MAX_FIELDS, "must keep within the bounds of a model")
     _require(np.unique(arrays["block_keys"]).size == n_blocks, "must have every block once")
     _require(bool((arrays["scale_keys"] != 0).all()), "must have scales with a key")
+    reuse = arrays["reuse"]
+    _require(bool(((reuse >= 0) & (reuse <= 1)).all()), "must have shares of features that come again")
     core, places = arrays["scale_core"], arrays["tail_places"]
     _require(bool(((core >= -1) & (core < d)).all()), "must have a core of its own coordinates")
     _require(bool((places < 1 << TAIL_BITS).all()), "must have tail weights at places that exist")

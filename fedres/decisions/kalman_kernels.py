@@ -17,6 +17,7 @@ from fedres.decisions.constants import (
     LEAST_LOG_TAU,
     LEAST_NOISE,
     LEAST_NOISE_RATE,
+    LEAST_REUSE_RATE,
     LOG_DRIFT_RATE,
     LOG_TAU_RATE,
     MAX_BASES,
@@ -48,7 +49,19 @@ from fedres.decisions.kalman_own import (
     touch_slot,
     turn_own,
 )
-from fedres.decisions.kalman_state import BASES, CORE, DRIFT_SQUARES, LEARNED, LOG_DRIFT, NOISE, OWN, TAIL, scratch_for
+from fedres.decisions.kalman_state import (
+    ANYBODY,
+    BASES,
+    CORE,
+    DRIFT_SQUARES,
+    LEARNED,
+    LOG_DRIFT,
+    NOISE,
+    OWN,
+    TAIL,
+    USER,
+    scratch_for,
+)
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 
@@ -145,7 +158,7 @@ def predict_in(
 
 @bare_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
-    """Return shared mean, personal mean and variance of a block."""
+    """Return shared mean, personal mean and variance of a block: what will hardly come again is not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
@@ -153,11 +166,25 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
         variance += tail_variance
+    variance *= reuse_of(shared, field, ANYBODY)
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
     own_mean, own_variance = own_part(own, slot, r, tau_of(shared, field, OWN), own_gain, square)
-    return mean, own_mean, variance + own_variance
+    return mean, own_mean, variance + reuse_of(shared, field, USER) * own_variance
+
+
+@bare_kernel
+def reuse_of(shared: Any, field: int, side: int) -> Any:
+    return shared.reuse[field, side] if field >= 0 else 1.0
+
+
+@bare_kernel
+def count_reuse(shared: Any, field: int, side: int, known: bool) -> None:
+    """ρ is a running mean of how often a feature was known before; it starts at 1 and keeps a least rate."""
+    shared.reuse_counts[field, side] += 1
+    rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
+    shared.reuse[field, side] += rate * ((1.0 if known else 0.0) - shared.reuse[field, side])
 
 
 @bare_kernel
@@ -271,6 +298,9 @@ def learn_in(
         mean, variance, m = 0.0, 0.0, 0
         for f in range(n_blocks):
             field = field_place(shared, names[f], True)
+            count_reuse(shared, field, ANYBODY, find_block(shared, keys[f]) >= 0)
+            if user >= 0:
+                count_reuse(shared, field, USER, find_slot(own, keys[f], k) >= 0)
             block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
             if block < 0:
                 continue

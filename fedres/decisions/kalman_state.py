@@ -34,6 +34,7 @@ NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 OWN, TAIL, CORE = range(3)  # columns of ``log_tau``: personal, tail and shared core weights
+ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -51,6 +52,8 @@ class Shared(NamedTuple):
     field_keys: Array  # uint32
     log_tau: Array  # float64, of personal, tail and shared core weights
     slope_squares: Array  # float64, the sums of squared slopes by log τ
+    reuse: Array  # float64, ρ: the share of learned features that were learned before, by anybody and by the user
+    reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
@@ -133,11 +136,15 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
 
 
 # Predicting does without these.
-LEARNING_ONLY = ("drift", "scale_seen", "scale_first", "slope_squares", "block_used", "mean_slopes", "moment")
+LEARNING_ONLY = (
+    "drift", "scale_seen", "scale_first", "slope_squares", "reuse_counts", "block_used", "mean_slopes", "moment",
+)  # fmt: skip
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
     "slope_squares": FIELDS,
+    "reuse": FIELDS,
+    "reuse_counts": FIELDS,
     "block_keys": BLOCKS,
     "block_used": BLOCKS,
     "block_log_tau": BLOCKS,
@@ -165,6 +172,8 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
         log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU], (MAX_FIELDS, 1)),
         slope_squares=np.zeros((MAX_FIELDS, 3)),
+        reuse=np.ones((MAX_FIELDS, 2)),
+        reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),

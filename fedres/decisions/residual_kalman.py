@@ -39,6 +39,7 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     ROWS_BY_COUNT,
+    USER,
     Events,
     Request,
     Shared,
@@ -197,6 +198,8 @@ class ResidualKalman:
                 trial, _, more = self._learned(trial, part, NO_OWNS, None, new=True)
                 squares += more
             if squares < least:
+                for name in ("reuse", "reuse_counts"):  # trials know no users
+                    getattr(trial, name)[:, USER] = getattr(self.shared, name)[:, USER]
                 self.shared, least = trial, squares
 
     def _learn(self, events: Events, owns: Owns, beside: Array | None) -> Owns:

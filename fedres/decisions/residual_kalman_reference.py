@@ -8,8 +8,11 @@ learned from the stream, once for each field (the JSON key that an action featur
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + w_uf·r)            over block 0 and the blocks of a
-              v_a = Σ_f x_f² (z'P_f z + Σ c t² + r'C_uf r)      over the blocks of a: block 0 favours no action
+              v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u r'C_uf r)    over the blocks of a: block 0 favours no action
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
+
+ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before: exploring
+pays only where the answer is used again. It concerns predictions only; q has all of v.
 
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
 its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
@@ -94,11 +97,24 @@ class Drift(Prior):
     rate, least, most = the.LOG_DRIFT_RATE, the.LEAST_LOG_DRIFT, the.MOST_LOG_DRIFT
 
 
-Priors = tuple[Prior, Prior, Prior]  # of personal, tail and shared core weights
+class Reuse:
+    """Share ρ of a field's learned features that were known before: a running mean that starts at 1."""
+
+    def __init__(self) -> None:
+        self.share, self.count = 1.0, 0
+
+    def add(self, known: bool) -> None:
+        self.count += 1
+        self.share += max(1 / (self.count + 4), the.LEAST_REUSE_RATE) * (known - self.share)
 
 
-def new_priors() -> Priors:
-    return Prior(), Prior(), Prior(the.FIRST_SHARED_LOG_TAU)
+class Field:
+    """What is learned of a field of actions: priors of personal, tail and shared core weights, and its reuse."""
+
+    def __init__(self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None) -> None:
+        self.priors = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
+        self.own, self.tail, self.core = self.priors
+        self.reuse, self.own_reuse = Reuse(), Reuse()
 
 
 class Diagonal:
@@ -249,7 +265,7 @@ class ResidualKalman:
         self.bases: list[Array] = []
         self.drift: Prior = Drift(the.LEAST_LOG_DRIFT)
         self.scales: dict[tuple[str, int], Scale] = {}
-        self.fields: dict[int, Priors] = {0: new_priors()}
+        self.fields: dict[int, Field] = {0: Field()}
         self.blocks: list[Block] = []
         self.tail: dict[int, Diagonal] = {}
         self.own: dict[Hashable, Own] = {}
@@ -262,13 +278,16 @@ class ResidualKalman:
         shared = {block.key: block.weights for block in self.blocks}
         own = self._turned(self.own.get(user))
         sides = slice(None, 2 if user is None else 3)  # without a user there is no personal side
-        base = self._part(0, self._priors(0), inputs, shared.get(0), own.get(0))[0, sides].sum()
+        base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0))[0, sides].sum()
         found = []
         for action in actions:
             mean, variance = base, 0.0
             for key, (x, name) in self._features(action).items():
-                parts = self._part(key, self._priors(name), inputs, shared.get(key), own.get(key))
-                mean, variance = mean + x * parts[0, sides].sum(), variance + x * x * parts[1, sides].sum()
+                of = self._field(name)
+                parts = self._part(key, of, inputs, shared.get(key), own.get(key))
+                reuse = np.array([of.reuse.share, of.reuse.share, of.own_reuse.share])
+                mean += x * parts[0, sides].sum()
+                variance += x * x * (reuse * parts[1])[sides].sum()
             found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
         means, widths = np.array(found).T
         return means, widths
@@ -300,9 +319,11 @@ class ResidualKalman:
             )  # fmt: skip
             for name in [*self.fields][1:]:
                 first_tau = the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU
-                trial.fields[name] = Prior(), Prior(), Prior(first_tau)
+                trial.fields[name] = Field(core=Prior(first_tau))
             trial._begin(first[: the.START_EVENTS])
             squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
+            for name, of in self.fields.items():  # trials know no users
+                trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
                 least, self.noise, self.drift = squares, trial.noise, trial.drift
                 self.fields, self.blocks, self.tail = trial.fields, trial.blocks, trial.tail
@@ -353,22 +374,22 @@ class ResidualKalman:
                 found[key] = before + x, name
         return {key: (x, name) for key, (x, name) in found.items() if x}
 
-    def _priors(self, name: int, *, new: bool = False) -> Priors:
+    def _field(self, name: int, *, new: bool = False) -> Field:
         if name not in self.fields and len(self.fields) == the.MAX_FIELDS:
             return [*self.fields.values()][-1]
         if name not in self.fields and new:
-            self.fields[name] = new_priors()
-        return self.fields.get(name) or new_priors()
+            self.fields[name] = Field()
+        return self.fields.get(name) or Field()
 
-    def _part(self, key: int, priors: Priors, inputs: Any, shared: Any, own: Personal | None) -> Array:
+    def _part(self, key: int, of: Field, inputs: Any, shared: Any, own: Personal | None) -> Array:
         """Return mean, variance and slope by log τ (rows) of a block's core, tail and personal weights, for x = 1."""
         z, t, r = inputs
         parts = np.zeros((3, 3))
-        parts[:, 0] = (shared or Dense(len(z), priors[2].log_tau)).predict(z)
+        parts[:, 0] = (shared or Dense(len(z), of.core.log_tau)).predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
-            parts[:, 1] += weight.predict(np.array([value]), priors[1].tau)
-        parts[:, 2] = (own or Personal(len(r))).predict(r, priors[0].tau)
+            parts[:, 1] += weight.predict(np.array([value]), of.tail.tau)
+        parts[:, 2] = (own or Personal(len(r))).predict(r, of.own.tau)
         return parts
 
     def _turned(self, own: Own | None) -> dict[int, Personal]:
@@ -376,7 +397,7 @@ class ResidualKalman:
         if own is None or own.basis == len(self.bases) - 1:
             return {block.key: block.weights for block in own.blocks} if own else {}
         turn = self.bases[-1].T @ self.bases[own.basis]
-        return {block.key: block.weights.turned(turn, self._priors(block.field)[0].tau) for block in own.blocks}
+        return {block.key: block.weights.turned(turn, self._field(block.field).own.tau) for block in own.blocks}
 
     def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
         n, d, bases = self.learned, len(self.core), len(self.bases)
@@ -393,31 +414,34 @@ class ResidualKalman:
             own.basis = len(self.bases) - 1
         used = []
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
-            priors = self._priors(name, new=True)
-            fresh = Dense(d, priors[2].log_tau)
+            of = self._field(name, new=True)
+            of.reuse.add(any(block.key == key for block in self.blocks))
+            if own:
+                of.own_reuse.add(any(block.key == key for block in own.blocks))
+            fresh = Dense(d, of.core.log_tau)
             shared = touch(self.blocks, key, n, self.max_blocks, lambda: Block(key, name, n, fresh))  # noqa: B023
             if shared is None:
                 continue
-            shared.weights.rebase(priors[2].log_tau)
+            shared.weights.rebase(of.core.log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
                                  lambda: Block(key, name, own.clock, Personal(len(r))))  # fmt: skip # noqa: B023
-            parts = self._part(key, priors, inputs, shared.weights, mine.weights if mine else None)
+            parts = self._part(key, of, inputs, shared.weights, mine.weights if mine else None)
             if not mine:
                 parts[:, 2] = 0.0  # nobody's weights are not uncertain
-            used.append((key, x, priors, shared.weights, mine, parts))
+            used.append((key, x, of, shared.weights, mine, parts))
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
         q = self.noise + variance  # expected error²
         ahead = sum(x * float(shared.slope @ z) for _, x, _, shared, *_ in used)  # d m/d φ
-        for key, x, priors, shared, mine, _ in used:
+        for key, x, of, shared, mine, _ in used:
             shared.learn(x * z, error, q, self.drift.tau, ahead)
             for coordinate, value in t:
                 place = tail_place(key, coordinate, self.tail_bits)
-                self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), priors[1].tau, error, q)
+                self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), of.tail.tau, error, q)
             if mine:
-                mine.weights.learn(x * r, priors[0].tau, error, q)
-        for _, x, priors, _, _, parts in used:  # after the weights: all of them used the old τ
-            for prior, slope in zip(priors[: 3 if n >= the.CORE_TAU_START else 2], parts[2, ::-1], strict=False):
+                mine.weights.learn(x * r, of.own.tau, error, q)
+        for _, x, of, _, _, parts in used:  # after the weights: all of them used the old τ
+            for prior, slope in zip(of.priors[: 3 if n >= the.CORE_TAU_START else 2], parts[2, ::-1], strict=False):
                 prior.step(error * x * slope)
         self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.

@@ -35,7 +35,7 @@ from fedres.scoring.sealing import sealed, unsealed
 from service.models.kalman import KalmanPublication, template
 
 _HEADER = struct.Struct("<4sdd")  # format, least and greatest reward
-MARK = b"FRK0"
+MARK = b"FRK3"
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(dict[str, tuple[str, list[int], bytes]]).decode
@@ -100,6 +100,8 @@ def check_arrays(arrays: dict[str, Array]) -> None:
     _require(bool(((core >= -1) & (core < d)).all()), "must have a core of its own coordinates")
     _require(bool(((seen >= 0) & (seen <= arrays["scale_first"].shape[1])).all()), "must have counted first values")
     _require(np.count_nonzero(keys) <= MAX_SCALES, "must leave room for scales")
+    reuse = arrays["reuse"]
+    _require(bool(((reuse >= 0) & (reuse <= 1)).all()), "must have shares of features that come again")
     _require(np.unique(arrays["block_keys"]).size == counts[BLOCKS], "must have every block once")
     _require(bool((arrays["numbers"] > 0).all()), "must have a noise and a length")
 

@@ -95,7 +95,7 @@ def test_both_halves_are_those_of_the_readable_twin():
             plain.learn_residual(twin, readable(row), plain_part)
         known += rows[first : first + 30]
     assert server.shared.numbers[NOISE] == pytest.approx(twin.noise, rel=1e-5)
-    priors = [priors[0].log_tau for priors in twin.fields.values()]
+    priors = [field.own.log_tau for field in twin.fields.values()]
     assert server.shared.log_tau[: len(priors), OWN] == pytest.approx(priors, rel=1e-4)
 
 

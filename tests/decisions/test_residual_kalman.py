@@ -416,3 +416,21 @@ def test_looking_for_a_key_in_a_full_table_ends():
     assert find_block(shared, key) == -1
     put_block(shared.block_table, key, 1)
     assert (shared.block_table == 1).all()
+
+
+def test_what_does_not_come_again_is_hardly_explored():
+    """The first field's features are always new, the second's come again to all, the third's to the user as well."""
+    rng, model, rounds = np.random.default_rng(17), ResidualKalman(choice_events=0), []
+    for t in range(300):
+        action = ([1000 + t, 100 + rng.integers(5), 200 + t % 2], [1.0] * 3, [1, 2, 3])
+        rounds.append((t // 2, ([5], [1.0]), [action], 0, float(rng.random() < 0.5)))
+    learn_all(model, {}, rounds, [300])
+    anybody, user = model.shared.reuse[1:4].T.copy()
+    assert anybody == pytest.approx([0, 1, 1], abs=0.1)
+    assert user == pytest.approx([0, 0.1, 0], abs=0.1)
+    fields = model.shared.field_keys[1:4].tolist()
+    assert fields == [1, 2, 3]
+    unknown = request_of(([5], [1.0]), [([7000 + field], [1.0], [field]) for field in fields])
+    widths = model.predict(unknown).widths
+    model.shared.reuse[:] = 1.0
+    assert widths == pytest.approx(np.sqrt(anybody) * model.predict(unknown).widths)
