@@ -1,4 +1,4 @@
-"""The other routes of a loop, and those of the service: ordinary FastAPI, on bodies that are read strictly."""
+"""The other routes of a loop, and those of the service: ordinary FastAPI."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from service.http.limits import Limits
 from service.http.replies import Reply, json_reply
 from service.http.router import CLIENT
 from service.http.routes import BINARY, DEVICE, MSGPACK, Call, Routes
-from service.http.strict import decode, decode_msgpack, refuse_repeats
+from service.http.strict import decode, decode_msgpack
 from service.ranking import uploads
 from service.ranking.devices import Devices
 from service.ranking.requests import Action, Features, Id
@@ -140,8 +140,6 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
     )
     async def residuals(call: Call) -> Reply:
         sent = decode(_residuals, call.body)
-        if call.body.count(b":") != _colons(sent):
-            refuse_repeats(call.body)
         check_client(call.client, sent.client)
         at_most("residuals", "too_many_residuals", len(sent.residuals), limits.residuals)
         stored = await devices.residuals(call.loop, sent.client, sent.residuals)
@@ -227,13 +225,3 @@ def names(if_none_match: list[str], tag: str) -> bool:
 
 def _quoted(tag: str) -> str:
     return f'"{tag}"'
-
-
-def _colons(sent: Residuals) -> int:
-    """Return how many colons come with the names that were read, if no string outside of features has one."""
-    names = 2 + 7 * len(sent.residuals)  # client and residuals; seq, version, context, action, id, local and label
-    for each in sent.residuals:
-        names += (len(each.action.features) > 0) + (each.global_ is not None)
-        names += (each.variance is not None) + (each.slopes is not None)
-    raw = [part for each in sent.residuals for part in (each.context, each.action.features)]
-    return names + b"".join(raw).count(b":")

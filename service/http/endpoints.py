@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from service.http.router import PARAMETERS
 from service.http.routes import DEFAULT_LOOP
-from service.http.strict import decode_strictly
+from service.http.strict import decode
 
 T = TypeVar("T")
 
@@ -29,5 +29,5 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """Return the body as ``kind``, read strictly."""
-    return decode_strictly(msgspec.json.Decoder(kind), await request.body())
+    """Return the body as ``kind``."""
+    return decode(msgspec.json.Decoder(kind), await request.body())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +11,7 @@ from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
-from service.http.strict import LARGE_BYTES, decode, decode_aside, refuse_repeats
+from service.http.strict import LARGE_BYTES, decode
 from service.ranking.ranker import Ranker
 from service.ranking.requests import Id, RankRequest, RankResult
 from service.ranking.slots import SlotsRequest, SlotsResult
@@ -57,14 +56,8 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
     @routes.of_loop("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, hot=True)
     async def rank(call: Call) -> Reply:
         request = decode(_rank, call.body)
-        is_large = len(call.body) > LARGE_BYTES
-        if call.body.count(b":") != colons(request):
-            if is_large:
-                await asyncio.to_thread(refuse_repeats, call.body)
-            else:
-                refuse_repeats(call.body)
         _check(request, limits, call)
-        answer = ranker.rank_large if is_large else ranker.rank
+        answer = ranker.rank_large if len(call.body) > LARGE_BYTES else ranker.rank
         return json_reply(_encode(await answer(call.loop, request)))
 
     @routes.of_loop(
@@ -77,7 +70,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         hot=True,
     )
     async def rank_many(call: Call) -> Reply:
-        requests = (await decode_aside(_batch, call.body)).requests
+        requests = decode(_batch, call.body).requests
         at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
         for request in requests:
             _check(request, limits, call)
@@ -94,7 +87,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         hot=True,
     )
     async def rank_slots(call: Call) -> Reply:
-        request = await decode_aside(_slots, call.body)
+        request = decode(_slots, call.body)
         at_most("actions", "too_many_actions", len(request.actions), limits.actions)
         at_most("slots", "too_many_slots", len(request.slots), limits.slots)
         if len(request.slots) * len(request.actions) > limits.slot_actions:
@@ -110,8 +103,6 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
     )
     async def reward(call: Call) -> Reply:
         sent = decode(_reward, call.body)
-        if call.body.count(b":") != 1:
-            refuse_repeats(call.body)
         await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 
@@ -131,18 +122,6 @@ def _check(request: RankRequest, limits: Limits, call: Call) -> None:
         raise ApiError(403, "forbidden", message, "explain")
     at_most("actions", "too_many_actions", len(request.actions), limits.actions)
     at_most("exclude", "too_many_excluded", len(request.exclude), limits.actions)
-
-
-def colons(request: RankRequest) -> int:
-    """Return how many colons come with the names that were read, if no string has one.
-
-    A body with no more of them has no name twice outside of features, whose names are checked on their own.
-    """
-    features = [action.features for action in request.actions if action.features]
-    names = len(request.actions) + len(features) + 1
-    names += (request.user is not None) + (request.event_id is not None) + bool(request.exclude)
-    names += request.defer + request.explain + (len(request.context) > 2)
-    return names + b"".join([request.context, *features]).count(b":")
 
 
 def _answer(result: RankResult | ApiError) -> RankResult | Error:

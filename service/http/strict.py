@@ -1,10 +1,8 @@
-"""JSON and msgpack, read strictly: valid Unicode, finite numbers, bounded nesting, every name once in its object."""
+"""JSON and msgpack as the types of requests: valid Unicode, finite numbers, bounded nesting, no unknown names."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -16,7 +14,7 @@ T = TypeVar("T")
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Return the body as the decoder's type; of a name that comes twice in an object it has kept the last."""
+    """Return the body as the decoder's type; of a name that comes twice in an object, the last one counts."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -25,20 +23,6 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body") from None
-
-
-def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Return the same, and refuse names that come twice."""
-    value = decode(decoder, body)
-    refuse_repeats(body)
-    return value
-
-
-async def decode_aside(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Return the same; what takes many milliseconds, on a thread, so that others have their turn."""
-    if len(body) <= LARGE_BYTES:
-        return decode_strictly(decoder, body)
-    return await asyncio.to_thread(decode_strictly, decoder, body)
 
 
 def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
@@ -59,29 +43,9 @@ def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     return value
 
 
-def refuse_repeats(body: bytes) -> None:
-    """Refuse JSON in which a name comes twice in one object."""
-    try:
-        json.loads(body, object_pairs_hook=_each_once, parse_int=float)
-    except RecursionError:
-        raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
-    except ValueError as error:
-        raise ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body") from None
-
-
 def invalid(message: str) -> ApiError:
     """Return msgspec's complaint as an error of ours; the place at its end is the target."""
     said, _, place = message.partition(" - at `$")
     target = place.rstrip("`").lstrip(".") or "body"
     code = "too_long" if "length <=" in said else "invalid_request"
     return ApiError(422, code, f"{target}: {said[:1].lower()}{said[1:]}", target)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise ApiError(
-                400, "repeated_name", f"a name must come once in an object, got {name[:100]!a} twice", "body"
-            )
-        seen.add(name)

@@ -10,7 +10,7 @@ import pytest
 from service.errors import ApiError
 from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
 from service.http.devices import Updates
-from service.http.strict import decode_msgpack, decode_strictly
+from service.http.strict import decode, decode_msgpack
 
 
 def receiving(*chunks):
@@ -116,22 +116,20 @@ ANY = msgspec.json.Decoder()
         (b'{"a": "\\ud800 and more"}', 400, "invalid_json"),
         (b'{"a": "\xff"}', 400, "invalid_json"),
         (b"[" * 100_000 + b"]" * 100_000, 400, "nesting_too_deep"),
-        (b'{"a": 1, "b": {"c": 1, "\\u0063": 2}}', 400, "repeated_name"),
         (b'{"a": 1} {}', 400, "invalid_json"),
         (b"\xef\xbb\xbf{}", 400, "invalid_json"),
     ],
 )
 def test_json_is_read_strictly(body, status, code):
-    assert refused(lambda: decode_strictly(ANY, body)) == (status, code)
+    assert refused(lambda: decode(ANY, body)) == (status, code)
 
 
 def test_json_that_is_right_is_read():
-    assert decode_strictly(ANY, b'{"a": [1, 2.5, "\xc3\xa9", {"a": null}]}') == {"a": [1, 2.5, "é", {"a": None}]}
+    assert decode(ANY, b'{"a": [1, 2.5, "\xc3\xa9", {"a": null}]}') == {"a": [1, 2.5, "é", {"a": None}]}
 
 
-def test_many_names_and_one_repeated_take_no_longer_than_reading_them():
-    names = ",".join(f'"{i}":1' for i in range(100_000))
-    assert refused(lambda: decode_strictly(ANY, f'{{{names},"99999":1}}'.encode())) == (400, "repeated_name")
+def test_of_a_name_that_comes_twice_in_an_object_the_last_one_counts():
+    assert decode(ANY, b'{"a": 1, "b": {"c": 1, "\\u0063": 2}}') == {"a": 1, "b": {"c": 2}}
 
 
 UPDATES = msgspec.msgpack.Decoder(Updates)

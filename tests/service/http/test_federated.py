@@ -6,13 +6,10 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.http.devices import Residuals, _colons, names
-from service.http.strict import refuse_repeats
+from service.http.devices import names
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 ADAGRAD = {"model": "adagrad"}
@@ -187,32 +184,6 @@ def test_a_compressed_upload_is_read(client):
     body = json.dumps({"client": "phone-6", "residuals": [residual(client)]}).encode()
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert client.post("/v1/federated/residuals", content=gzip.compress(body), headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_what_devices_write_needs_no_closer_look(separators):
-    one = {"seq": 1, "version": 1, "context": {"a": {"b": ":"}}, "local": 0.5, "label": 1}
-    residuals = [{**one, "action": {"id": "a"}}, {**one, "action": {"id": "b", "features": {"x": 1}}, "global": 0.5}]
-    body = json.dumps({"client": "phone", "residuals": residuals}, separators=separators).encode()
-    assert body.count(b":") == _colons(msgspec.json.decode(body, type=Residuals))
-
-
-NAMES = st.sampled_from(["seq", "version", "context", "action", "local", "label", "global", "id", "features", "x"])
-VALUES = {"context": '{"x": 1}', "action": '{"id": "a", "features": {"y": 2}}', "global": "null"}
-
-
-@given(st.lists(NAMES, max_size=4), st.sampled_from(["", '"id": "b", ', '"features": null, ', '"features": {}, ']))
-def test_a_repeated_name_has_no_place_to_hide(names_again, in_the_action):
-    action = VALUES["action"].replace("{", "{" + in_the_action, 1)
-    written = ["seq", "version", "context", "local", "label", *names_again]
-    pairs = [f'"{name}": {VALUES.get(name, 1)}' for name in written]
-    body = f'{{"client": "a", "residuals": [{{{", ".join(pairs)}, "action": {action}}}]}}'.encode()
-    try:
-        sent = msgspec.json.decode(body, type=Residuals)
-    except msgspec.ValidationError:
-        return
-    if body.count(b":") == _colons(sent):
-        refuse_repeats(body)
 
 
 def test_defaults_that_are_spelled_out_and_names_with_colons_are_taken(client):

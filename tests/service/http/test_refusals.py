@@ -44,15 +44,7 @@ BODIES = {
     "no UTF-8 as user": (b'{"actions": [%s], "user": "\xff"}' % ONE, 400, "invalid_json"),
     "nesting": (b'{"actions": [%s], "context": %s}' % (ONE, b'{"a":' * 9 + b"1" + b"}" * 9), 422, "invalid_features"),
     "endless nesting": (b'{"actions": [%s], "context": %s' % (ONE, b'{"a":' * 100_000), 400, "nesting_too_deep"),
-    "actions twice": (b'{"actions": [%s], "actions": [%s]}' % (ONE, ONE), 400, "repeated_name"),
-    "an id twice": (b'{"actions": [{"id": "a", "id": "b", "features": {}}]}', 400, "repeated_name"),
     "a feature twice": (b'{"actions": [%s], "context": {"x": 1, "x": 2}}' % ONE, 422, "invalid_features"),
-    "a default twice, in a large body": (
-        b'{"actions": [%s], "explain": false, "explain": false}%b' % (ONE, b" " * 65_536),
-        400,
-        "repeated_name",
-    ),
-    "a default twice": (b'{"actions": [%s], "explain": false, "explain": false}' % ONE, 400, "repeated_name"),
     "a name unknown": (rank_with(colour="red"), 422, "invalid_request"),
     "no actions": (b'{"actions": []}', 422, "invalid_request"),
     "an action twice": (b'{"actions": [%s, %s]}' % (ONE, ONE), 422, "invalid"),
@@ -82,12 +74,17 @@ def test_a_wrong_rank_call_is_refused(client, name):
         (b'{"value": "1"}', 422, "invalid_request"),
         (b'{"value": true}', 422, "invalid_request"),
         (b'{"value": 2}', 422, "invalid"),
-        (b'{"value": 1, "value": 0}', 400, "repeated_name"),
         (b"{}", 422, "invalid"),  # whether a value is missing depends on the loop
     ],
 )
 def test_a_wrong_reward_is_refused(client, body, status, code):
     assert error(client.post("/v1/events/e/reward", content=body, headers=JSON)) == (status, code)
+
+
+def test_of_a_name_that_comes_twice_the_last_one_counts(client):
+    body = b'{"actions": [{"id": "a", "id": "b"}], "event_id": "first", "event_id": "last", "actions": [{"id": "c"}]}'
+    decided = client.post("/v1/rank", content=body, headers=JSON).json()
+    assert (decided["event_id"], decided["action"]) == ("last", "c")
 
 
 @pytest.mark.parametrize("path", ["/v1/settings", "/v1/actions", "/v1/loops", "/v1/evaluations", "/v1/rank/batch"])

@@ -103,12 +103,6 @@ def test_a_wrong_call_is_refused(client, fields, status, code, target):
     assert error.json()["error"]["target"] == target
 
 
-def test_a_name_that_comes_twice_is_refused(client):
-    body = json.dumps({"actions": ACTIONS, "slots": SLOTS})[:-1] + ', "slots": [{"id": "x"}]}'
-    error = client.post("/v1/rank/slots", content=body, headers={"Content-Type": "application/json"})
-    assert (error.status_code, error.json()["error"]["code"]) == (400, "repeated_name")
-
-
 def test_calls_are_counted_by_their_path_and_by_their_decisions(start):
     with start() as live, live.client() as client:
         before = client.get("/metrics").text
