@@ -26,8 +26,8 @@ from fedres.checks import whole
 from service.log.postgres_rows import Batch, Key, LockedHead, check_group, keys_of, texts
 from service.log.postgres_schema import NOW, Session
 from service.log.postgres_session import DatabaseClock, SharedSession
-from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Refused, StoreUnavailable
-from service.log.records import ACTIVATE, BASE, ERASED, RANK, REWARD, Entry, Record
+from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
+from service.log.records import ABOUT, BASE, ERASE, ERASED, OLD, RANK, Entry, Record
 from service.log.sqlite import entry_of
 
 NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
@@ -50,17 +50,47 @@ FIND = f"""SELECT {NAMES}, {BODIES} FROM (SELECT DISTINCT unnest(%b) AS sought) 
     CROSS JOIN LATERAL (SELECT * FROM fedres.log
     WHERE log.loop = %b AND log.event = given.sought OFFSET 0) AS found ORDER BY position"""
 # The user's own records, and the rewards and activations of the user's decisions.
-ERASE = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
+ERASE_USER = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
     SELECT position FROM fedres.log WHERE loop = %(loop)s AND "user" = %(user)s
     UNION SELECT found.position FROM fedres.log AS rank CROSS JOIN LATERAL (
         SELECT about.position FROM fedres.log AS about
-        WHERE about.loop = rank.loop AND about.event = rank.event AND about.kind IN ('{REWARD}', '{ACTIVATE}') OFFSET 0
+        WHERE about.loop = rank.loop AND about.event = rank.event AND about.kind IN {ABOUT} OFFSET 0
     ) AS found WHERE rank.loop = %(loop)s AND rank."user" = %(user)s AND rank.kind = '{RANK}'))"""
 REPLACED_BASES = f"""DELETE FROM fedres.log WHERE loop = %(loop)s AND position = ANY (ARRAY (
     SELECT position FROM (
         SELECT position, row_number() OVER (PARTITION BY "user" ORDER BY position DESC) AS newer
         FROM fedres.log WHERE loop = %(loop)s AND kind = '{BASE}') AS bases
     WHERE newer > 1))"""
+# Of the next records up to the cut: events decided up to there, with their rewards in front of the record ``begun``.
+OLD_EVENTS = f"""WITH piece AS MATERIALIZED (
+        SELECT position, kind, event, "user" FROM fedres.log
+        WHERE loop = %(loop)s AND position > %(after)s AND position <= %(cut)s ORDER BY position LIMIT %(limit)s),
+    doomed AS (
+        SELECT position FROM piece WHERE kind IN {OLD} OR (kind = '{ERASE}' AND "user" IS NULL)
+        UNION SELECT position FROM piece LEFT JOIN LATERAL (
+            SELECT 1 AS later FROM fedres.log AS decided WHERE decided.loop = %(loop)s AND decided.event = piece.event
+            AND decided.kind = '{RANK}' AND decided.position > %(cut)s OFFSET 0) AS found ON true
+        WHERE kind IN {ABOUT} AND later IS NULL
+        UNION SELECT found.position FROM piece CROSS JOIN LATERAL (
+            SELECT about.position FROM fedres.log AS about WHERE about.loop = %(loop)s AND about.event = piece.event
+            AND about.kind IN {ABOUT} AND about.position < %(begun)s OFFSET 0) AS found
+        WHERE piece.kind = '{RANK}')
+    SELECT (SELECT array_agg(position) FROM doomed), (SELECT max(position) FROM piece), (SELECT count(*) FROM piece)"""
+# Of the next base records: those with a newer one in front of the record ``done``.
+OLD_BASES = f"""WITH piece AS MATERIALIZED (
+        SELECT position, "user" FROM fedres.log
+        WHERE loop = %(loop)s AND kind = '{BASE}' AND position > %(after)s AND position < %(done)s
+        ORDER BY position LIMIT %(limit)s),
+    doomed AS (
+        SELECT position FROM piece WHERE EXISTS (
+            SELECT 1 FROM fedres.log AS newer WHERE newer.loop = %(loop)s AND newer."user" = piece."user"
+            AND newer.kind = '{BASE}' AND newer.position > piece.position AND newer.position < %(done)s)
+        OR ("user" IS NULL AND EXISTS (
+            SELECT 1 FROM fedres.log AS newer WHERE newer.loop = %(loop)s AND newer."user" IS NULL
+            AND newer.kind = '{BASE}' AND newer.position > piece.position AND newer.position < %(done)s)))
+    SELECT (SELECT array_agg(position) FROM doomed), (SELECT max(position) FROM piece), (SELECT count(*) FROM piece)"""
+PRUNE = "DELETE FROM fedres.log WHERE loop = %s AND position = ANY (%s)"
+PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
 REMOVED = "UPDATE fedres.head SET removed = removed + %s WHERE loop = %s"
 SET_NOTE = """INSERT INTO fedres.meta VALUES (%s, %s)
     ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
@@ -153,13 +183,36 @@ class PostgresLog:
         with self._session.lend() as db, _patient(db), db.transaction():
             heads, now = self._lock(db, [loop], epochs)
             whose = {"loop": loop, "user": _sought(user)}
-            n_erased = db.execute(ERASE, whose).rowcount
+            n_erased = db.execute(ERASE_USER, whose).rowcount
             n_replaced = db.execute(REPLACED_BASES, whose).rowcount
             db.execute(REMOVED, (n_erased + n_replaced, loop))
             erased = Record(loop, ERASED, body=body(n_erased))
             if self._call(db, Batch([[erased]], heads, now), epochs) is None:
                 raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
         return n_erased
+
+    def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
+        """Delete some; ``after`` counts positions up to the cut, then those of base records.
+
+        What is to go is looked up before the head is locked, so appends wait for the deletion only. The server's
+        autovacuum makes room for new records (docs/postgresql.md).
+        """
+        if after >= old.cut + old.done:
+            return None
+        question, start, end = (OLD_EVENTS, after, old.cut) if after < old.cut else (OLD_BASES, after - old.cut, old.done)
+        named = {"loop": loop, "after": start, "limit": PRUNED_AT_ONCE, **old._asdict()}
+        with self._session.lend() as db, _patient(db):
+            [(positions, last, n_seen)] = db.execute(question, named)
+            if positions:
+                with db.transaction():
+                    self._lock(db, [loop], NO_EPOCHS if epoch is None else {loop: epoch})
+                    db.execute(REMOVED, (db.execute(PRUNE, (loop, positions)).rowcount, loop))
+        reached = last if n_seen == PRUNED_AT_ONCE else end
+        return int(reached) + (0 if after < old.cut else old.cut)
+
+    def size(self) -> int:
+        [(n_bytes,)] = self._session.rows("SELECT pg_total_relation_size('fedres.log')")
+        return int(n_bytes)
 
     def scrub(self) -> Iterator[None]:
         """Do nothing: the files are the server's (docs/postgresql.md says what is left there, and for how long)."""

@@ -47,6 +47,14 @@ class Head(NamedTuple):
     removed: int  # records that were erased: last − removed are there
 
 
+class Pruning(NamedTuple):
+    """Old events that are to go: all that were decided up to a position, and what is logged about them."""
+
+    cut: int  # position
+    begun: int  # of the record that told learners to forget these events; later rewards are not about them
+    done: int  # of the record that names the base from which models are learned again
+
+
 NO_EPOCHS: Mapping[str, int] = {}
 
 Group = Sequence[Record]  # records of one loop that are stored together or not at all
@@ -93,6 +101,18 @@ class Log(Protocol):
         The record says that somebody was erased, not who. Older base records that newer ones replace go too.
         An ``epoch`` is checked as in ``append``.
         """
+
+    def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
+        """Delete some records of old events; return what to pass as ``after`` to go on, None once all is done.
+
+        A decision goes together with its rewards. Rewards whose event was decided behind the cut stay, and so does
+        whatever is no event: settings, catalogue, notes, the newest base of each user. The last calls give the space
+        back. Each call is one short transaction, may be repeated, and leaves a good log. An ``epoch`` is checked as
+        in ``append``.
+        """
+
+    def size(self) -> int:
+        """Return how many bytes the log takes on the disk, indices and free space inside included."""
 
     def scrub(self) -> Iterator[None]:
         """Leave nothing of deleted records in any file of this machine, step by step; other calls may come between."""

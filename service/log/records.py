@@ -22,6 +22,10 @@ NOTE = "note"  # what a tool keeps with a loop; the learner passes it over
 PIN = "pin"  # a model that decides for a control group; the learner passes it over
 ONCE = (RANK, RESIDUAL, UPDATE, JOIN, LOOP)  # an event has at most one record of each of these kinds
 
+# What goes with old events, and how: decisions with their rewards, wherever these are, and the others by position.
+OLD = (RANK, TICK, RESIDUAL, UPDATE, ERASED)
+ABOUT = (REWARD, ACTIVATE)
+
 RARE = (LOOP, DELETED, ERASE, ERASED, BASE)  # found by their kind
 
 EMPTY = b"{}"
@@ -287,19 +291,31 @@ class UpdateBody(msgspec.Struct, gc=False):
     body: bytes
 
 
-class EraseBody(msgspec.Struct):
-    """That a user is to be erased; the record names the user and goes with the user's others."""
+class EraseBody(msgspec.Struct, omit_defaults=True):
+    """That a user is to be erased; the record names the user and goes with the user's others.
+
+    A record without a user is about old events: somebody asks that those ``before`` a time go, or, with a ``cut``, the
+    holder of the loop says up to which position they do.
+    """
 
     token: str  # by which the erasure is known when it is complete
+    before: int = 0  # microseconds since 1970
+    cut: int = 0
 
 
 class ErasedBody(msgspec.Struct, omit_defaults=True):
-    """That somebody was erased, not who: the models as of position ``base`` are in the base records before this one."""
+    """That somebody was erased, not who: the models as of position ``base`` are in the base records before this one.
+
+    With a ``cut``, that events decided up to there are deleted from here on.
+    """
 
     records: int
     base: int
     token: str
     others: list[str] = []  # tokens of repeated requests to erase the same user, whose records went too
+    cut: int = 0
+    begun: int = 0  # position of the record that told learners to forget these events
+    before: int = 0  # older ones are gone; microseconds since 1970
 
 
 encode = msgspec.json.Encoder().encode

@@ -20,11 +20,14 @@ from typing import Any
 
 from fedres.checks import whole
 from service.log.checking import check_group, checked, duplicate, readable
-from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
 from service.log.records import (
+    ABOUT,
     ACTIVATE,
     BASE,
+    ERASE,
     ERASED,
+    OLD,
     ONCE,
     RANK,
     RARE,
@@ -36,7 +39,7 @@ from service.log.records import (
     checksum,
 )
 from service.log.sqlite_gaps import dirty_pages, overwrite, page_size, pages_in_wal
-from service.log.sqlite_schema import Connect, Connection, close, name_of, opened, quick_check
+from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, name_of, opened, quick_check
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -49,7 +52,7 @@ OTHER_BODIES = f"CASE WHEN example IS NULL THEN {BODIES} END"  # those that no e
 SET_HEAD = "REPLACE INTO head (loop, last, time, removed) VALUES (?, ?, ?, ?)"
 FIRST_OF = "SELECT position FROM log WHERE loop = ? AND event = ? AND kind = ?"
 # The user's own records, and the rewards and activations of the user's decisions.
-ERASE = f"""DELETE FROM log WHERE rowid IN (
+ERASE_USER = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log WHERE loop = ?1 AND user = ?2
     UNION SELECT about.rowid FROM log AS rank JOIN log AS about ON about.loop = rank.loop AND about.event = rank.event
     WHERE rank.loop = ?1 AND rank.user = ?2 AND rank.kind = '{RANK}' AND about.kind IN ('{REWARD}', '{ACTIVATE}'))"""
@@ -59,6 +62,31 @@ REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
         SELECT rowid AS base, position, max(position) OVER (PARTITION BY user) AS newest
         FROM log INDEXED BY log_by_kind WHERE loop = ?1 AND kind = '{BASE}' AND {IS_RARE})
     WHERE position < newest)"""
+# Of the records from behind ?2 to ?3: events decided up to the cut ?4, with their rewards in front of ?5.
+LAST_OF_SOME = "SELECT position FROM log WHERE loop = ? AND position > ? AND position <= ? ORDER BY position LIMIT 1 OFFSET ?"
+PRUNE_EVENTS = f"""DELETE FROM log WHERE rowid IN (
+    SELECT rowid FROM log AS old INDEXED BY log_by_position WHERE loop = ?1 AND position > ?2 AND position <= ?3 AND (
+        kind IN {OLD} OR (kind = '{ERASE}' AND user IS NULL) OR (kind IN {ABOUT} AND NOT EXISTS (
+            SELECT 1 FROM log AS decided INDEXED BY log_by_event
+            WHERE decided.loop = ?1 AND decided.event = old.event AND decided.kind = '{RANK}' AND decided.position > ?4)))
+    UNION SELECT about.rowid FROM log AS old INDEXED BY log_by_position
+        JOIN log AS about INDEXED BY log_by_event ON about.loop = ?1 AND about.event = old.event
+    WHERE old.loop = ?1 AND old.position > ?2 AND old.position <= ?3 AND old.kind = '{RANK}'
+        AND about.kind IN {ABOUT} AND about.position < ?5)"""
+LAST_OF_BASES = f"""SELECT position FROM log INDEXED BY log_by_kind WHERE loop = ? AND kind = '{BASE}' AND {IS_RARE}
+    AND position > ? AND position < ? ORDER BY position LIMIT 1 OFFSET ?"""
+# Of the base records from behind ?2 to ?3: those with a newer one in front of ?4.
+PRUNE_BASES = f"""DELETE FROM log WHERE rowid IN (
+    SELECT rowid FROM log AS old INDEXED BY log_by_kind
+    WHERE loop = ?1 AND kind = '{BASE}' AND {IS_RARE} AND position > ?2 AND position <= ?3 AND CASE WHEN user IS NULL
+        THEN EXISTS (SELECT 1 FROM log AS newer INDEXED BY log_by_kind
+            WHERE newer.loop = ?1 AND newer.kind = '{BASE}' AND newer.{IS_RARE}
+            AND newer.user IS NULL AND newer.position > old.position AND newer.position < ?4)
+        ELSE EXISTS (SELECT 1 FROM log AS newer INDEXED BY log_by_user WHERE newer.loop = ?1 AND newer.user = old.user
+            AND newer.kind = '{BASE}' AND newer.position > old.position AND newer.position < ?4) END)"""
+PRUNED_AT_ONCE = 500  # records that one call of ``prune`` looks at
+BASES_AT_ONCE = 50  # base records; for each it looks at all records of a user
+PAGES_AT_ONCE = 100  # that one call moves to the front of the file
 CODES = {
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
@@ -145,7 +173,7 @@ class SqliteLog:
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
             batch = _Batch(db, self.clock, {loop})
-            db.execute(ERASE, (loop, user))
+            db.execute(ERASE_USER, (loop, user))
             [(n_erased,)] = db.execute("SELECT changes()")
             db.execute(REPLACED_BASES, (loop,))
             [(n_replaced,)] = db.execute("SELECT changes()")
@@ -155,6 +183,33 @@ class SqliteLog:
             db.execute("COMMIT")
             _empty_wal(db)
             return int(n_erased)
+
+    def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
+        """Delete some; ``after`` counts positions up to the cut, then those of base records, then frees pages."""
+        with self._connection() as db:
+            if after >= old.cut + old.done:
+                return _give_pages_back(db, after)
+            db.execute("BEGIN IMMEDIATE")
+            batch = _Batch(db, self.clock, {loop})
+            if after < old.cut:
+                [end] = _first(db, LAST_OF_SOME, (loop, after, old.cut, PRUNED_AT_ONCE - 1)) or [old.cut]
+                db.execute(PRUNE_EVENTS, (loop, after, end, old.cut, old.begun))
+            else:
+                start = after - old.cut
+                [last] = _first(db, LAST_OF_BASES, (loop, start, old.done, BASES_AT_ONCE - 1)) or [old.done]
+                db.execute(PRUNE_BASES, (loop, start, last, old.done))
+                end = old.cut + last
+            [(n_pruned,)] = db.execute("SELECT changes()")
+            batch.removed(loop, int(n_pruned))
+            batch.update_heads()
+            db.execute("COMMIT")
+            return int(end)
+
+    def size(self) -> int:
+        with self._connection() as db:
+            [(n_pages,)], [(page,)] = db.execute("PRAGMA page_count"), db.execute("PRAGMA page_size")
+            wal = Path(f"{name_of(db)}-wal")
+        return int(n_pages) * int(page) + (wal.stat().st_size if wal.exists() else 0)
 
     def scrub(self) -> Iterator[None]:
         """Overwrite what deleted records left in unused parts of pages; appends may come between two steps.
@@ -388,6 +443,23 @@ def _raise_damaged(db: Connection, rows: str, parameters: tuple[object, ...]) ->
 def _is_refusal(error: sqlite3.Error) -> bool:
     """Return whether one record is to blame, and not the store."""
     return _code(error) in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_TOOBIG)
+
+
+def _first(db: Connection, query: str, parameters: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return next(iter(list(db.execute(query, parameters))), None)
+
+
+def _give_pages_back(db: Connection, after: int) -> int | None:
+    """Shorten the file by some of its free pages; return None once it has none, or is of the kind that keeps them."""
+    [(kind,)], [(n_free,)] = db.execute("PRAGMA auto_vacuum"), db.execute("PRAGMA freelist_count")
+    if kind != INCREMENTAL or not n_free:
+        list(db.execute("PRAGMA wal_checkpoint(PASSIVE)"))  # the file is shortened when its pages are moved there
+        return None
+    db.execute("BEGIN IMMEDIATE")
+    for _ in range(min(n_free, PAGES_AT_ONCE)):
+        list(db.execute("PRAGMA incremental_vacuum(1)"))  # sqlite3 takes one step of it, which frees one page
+    db.execute("COMMIT")
+    return after
 
 
 def _code(error: Exception) -> int:

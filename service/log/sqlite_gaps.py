@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SLICE_PAGES = 1_024  # looked at in one go, about 2 ms
-# A page that begins with one of these bytes belongs to a b-tree: all others begin with a page number below 2^25.
+# A page that begins with one of these bytes belongs to a b-tree: all others begin with a page number below 2^25, but
+# for pointer maps, which begin with any byte and are known by their numbers.
 HEADER_BYTES = {2: 12, 5: 12, 10: 8, 13: 8}
 MOST_PAGES = 1 << 25
 FILE_HEADER = 100  # bytes, in front of the first page's own header
@@ -32,7 +33,7 @@ Range = tuple[int, int]
 
 def dirty_pages(file: int) -> Iterator[list[int]]:
     """Yield numbers of pages with something in their unused parts, for one slice of an open file after the other."""
-    size = page_size(file)
+    size, maps = page_size(file), _Maps(file)
     n_pages = os.fstat(file).st_size // size
     if n_pages >= MOST_PAGES:
         raise ValueError(f"the file must have fewer than {MOST_PAGES} pages to be cleaned, got {n_pages}: VACUUM it")
@@ -40,9 +41,9 @@ def dirty_pages(file: int) -> Iterator[list[int]]:
         data = os.pread(file, SLICE_PAGES * size, (first - 1) * size)
         found = []
         for at in range(0, len(data), size):
-            if data[at] in HEADER_BYTES or (first == 1 and not at):
+            number = first + at // size
+            if (data[at] in HEADER_BYTES or number == 1) and number not in maps:
                 page = data[at : at + size]
-                number = first + at // size
                 if any(page[start:end].strip(b"\0") for start, end in unused(page, number)):
                     found.append(number)
         yield found
@@ -50,10 +51,10 @@ def dirty_pages(file: int) -> Iterator[list[int]]:
 
 def overwrite(file: int, pages: Iterable[int]) -> int:
     """Overwrite the unused parts of pages with zeros, and sync; return how many bytes that changed."""
-    size, n_changed = page_size(file), 0
+    size, maps, n_changed = page_size(file), _Maps(file), 0
     n_pages = os.fstat(file).st_size // size
     for number in pages:
-        if not 1 <= number <= n_pages:
+        if not 1 <= number <= n_pages or number in maps:
             continue
         at = (number - 1) * size
         page = os.pread(file, size, at)
@@ -90,6 +91,26 @@ def unused(page: bytes, number: int) -> list[Range]:
 def page_size(file: int) -> int:
     (size,) = struct.unpack(">H", os.pread(file, 2, 16))
     return 65_536 if size == 1 else int(size)
+
+
+class _Maps:
+    """Pages with pointers to others, in files that can be shortened: one in front of all those that it is about.
+
+    https://www.sqlite.org/fileformat2.html#pointer_map_or_ptrmap_pages
+    """
+
+    def __init__(self, file: int) -> None:
+        header = os.pread(file, FILE_HEADER, 0)
+        size = page_size(file)
+        self._has = any(header[52:56])  # the largest root page, 0 in a file without maps
+        self._every = (size - header[20]) // 5 + 1  # 5 bytes for each page; header[20] bytes are reserved
+        self._locked = (1 << 30) // size + 1  # the page that SQLite never uses
+
+    def __contains__(self, number: int) -> bool:
+        if not self._has or number < 2:
+            return False
+        first = (number - 2) // self._every * self._every + 2
+        return number == first + (first == self._locked)
 
 
 def pages_in_wal(database: Path, size: int) -> set[int]:

@@ -26,6 +26,8 @@ PRAGMAS = (
     "temp_store=MEMORY",  # else every large commit copies pages to a file in the folder for temporary files
 )
 
+INCREMENTAL = 2  # how SQLite calls a file that can be shortened step by step, from its making on
+
 _ONCE = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(ONCE))
 SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
@@ -94,6 +96,8 @@ def _prepare(db: Connection) -> None:
     fresh = _is_empty(db)
     if not fresh:
         check_kind(db)
+    else:
+        list(db.execute("PRAGMA auto_vacuum=INCREMENTAL"))  # before anything is written: pages that are free can go
     [(mode,)] = db.execute("PRAGMA journal_mode=WAL")
     if mode != "wal":
         raise StoreUnavailable("io", f"{name_of(db)} must be on a disk that allows WAL mode, got {mode}")

@@ -115,6 +115,28 @@ def test_overwriting_changes_only_what_no_reader_sees(tmp_path):
     assert check(path) == [("ok",)]
 
 
+def test_pointer_maps_of_a_file_that_can_be_shortened_are_left_alone(tmp_path):
+    path = tmp_path / "log.db"
+    with closing(SqliteLog(sqlite_file(path))) as log:
+        fill(log, random.Random(2), 8_000, "somebody")
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        [n_pages] = db.execute("PRAGMA page_count").fetchone()
+        db.execute("PRAGMA journal_mode=DELETE").fetchall()
+    assert n_pages > 2 * 820, "the file must have three maps"
+    content = path.read_bytes()
+    kinds = {content[4096 * (number - 1)] for number in (2, 822, 1_642)}
+    assert kinds & {2, 5}, "a map that begins as a b-tree's page does"
+    file = os.open(path, os.O_RDWR)
+    try:
+        overwrite(file, range(1, n_pages + 1))
+    finally:
+        os.close(file)
+    after = path.read_bytes()
+    assert all(after[at : at + 4096] == content[at : at + 4096] for at in (4096, 821 * 4096, 1_641 * 4096))
+    assert check(path) == [("ok",)]
+
+
 @pytest.mark.parametrize("damage", [b"\x0d\xff\xff\xff\xff\xff\xff", b"\x0d\0\x10\0\x01\0\x08", b"\0" * 8])
 def test_a_page_that_makes_no_sense_is_left_alone(damage):
     page = damage + b"secret" * 600

@@ -1,10 +1,11 @@
 """The contract of every log: what goes in comes out, in order, once, in whatever database it is."""
 
+import random
 import threading
 
 import pytest
 
-from service.log.protocol import Duplicate, Head, Refused, StoreUnavailable
+from service.log.protocol import Duplicate, Head, Pruning, Refused, StoreUnavailable
 from service.log.records import DamagedRecord, Record, checksum
 
 
@@ -267,6 +268,107 @@ def test_base_records_that_newer_ones_replace_go_with_an_erasure(log):
     assert positions(log, "news") == [1, 2]
     head = log.heads()["shop"]
     assert head.last - head.removed == 4
+
+
+# pruning
+
+
+def prune(log, old, loop="shop"):
+    """Prune until all is done; return how many calls that took."""
+    after, n_calls = 0, 0
+    while after is not None:
+        after = log.prune(loop, old, after)
+        n_calls += 1
+    return n_calls
+
+
+def test_pruning_removes_old_decisions_with_their_rewards_and_nothing_else(log):
+    append(
+        log,
+        Record("shop", "loop", "loop after 0"),
+        rank("a"),
+        reward("b"),  # early: its event is decided behind the cut
+        Record("shop", "settings"),
+        reward("never"),  # its event never came
+        Record("shop", "residual", "r", "device", b"example"),
+        Record("shop", "tick"),
+        Record("shop", "actions"),
+        rank("c"),  # 9, the cut
+        rank("b"),
+        reward("a"),  # late, and about an old event
+        rank("d"),
+        rank("a", loop="news"),
+        Record("shop", "erase"),  # 13
+        reward("c"),  # behind it: not about the old event any more
+        Record("shop", "erased"),  # 15
+    )
+    prune(log, Pruning(9, 13, 15))
+    kept = [(entry.position, entry.kind, entry.event) for entry in log.read("shop")]
+    assert kept == [
+        (1, "loop", "loop after 0"),
+        (3, "reward", "b"),
+        (4, "settings", None),
+        (8, "actions", None),
+        (10, "rank", "b"),
+        (12, "rank", "d"),
+        (13, "erase", None),
+        (14, "reward", "c"),
+        (15, "erased", None),
+    ]
+    assert log.heads()["shop"][::2] == (15, 6)
+    assert positions(log, "news") == [1]
+    assert append(log, rank("a"), rank("r")) == [16, 17], "ids of events that are gone are new"
+
+
+def test_pruning_removes_bases_that_newer_ones_replace_and_records_of_earlier_prunings(log):
+    append(
+        log,
+        rank("a"),
+        base("u", b"old"),
+        base("v", b"only"),
+        base(None, b"old"),
+        Record("shop", "erase"),
+        Record("shop", "erase", user="w"),  # somebody is still to be erased
+        Record("shop", "erased"),  # 7, the cut
+        Record("shop", "erase"),
+        base("u", b"new"),
+        base(None, b"new"),
+        Record("shop", "erased"),  # 11
+        base("v", b"of a pruning that is not done"),
+    )
+    prune(log, Pruning(7, 8, 11))
+    kept = [(entry.position, entry.kind, entry.user) for entry in log.read("shop")]
+    assert kept == [
+        (3, "base", "v"),
+        (6, "erase", "w"),
+        (8, "erase", None),
+        (9, "base", "u"),
+        (10, "base", None),
+        (11, "erased", None),
+        (12, "base", "v"),
+    ]
+
+
+def test_pruning_goes_in_short_steps_that_may_be_repeated(backend, log):
+    for k in range(6):
+        log.append([[rank(f"e{k}-{i}"), reward(f"e{k}-{i}")] for i in range(500)])
+    append(log, Record("shop", "erase"), Record("shop", "erased"))
+    old = Pruning(5_000, 6_001, 6_002)
+    step = log.prune("shop", old, 0)
+    assert 0 < step <= 500
+    assert log.heads()["shop"].removed <= 1_000
+    with backend.open() as other:  # after a crash it begins again
+        assert prune(other, old) > 10
+    assert log.heads()["shop"][::2] == (6_002, 5_000)
+    assert positions(log, limit=10_000) == list(range(5_001, 6_003))
+    assert prune(log, old) > 0
+    assert log.heads()["shop"].removed == 5_000
+
+
+def test_a_log_knows_how_many_bytes_it_takes(log):
+    empty = log.size()
+    log.append([[rank(f"e{k}", body=random.Random(k).randbytes(10_000))] for k in range(100)])
+    assert empty + 500_000 < log.size() < empty + 5_000_000
 
 
 def test_nobody_can_be_erased_from_a_loop_that_is_not_there(log):

@@ -10,7 +10,7 @@ import pytest
 
 from service.log.clock import steady_clock
 from service.log.opening import Store, open_log
-from service.log.protocol import Duplicate, StoreUnavailable
+from service.log.protocol import Duplicate, Pruning, StoreUnavailable
 from service.log.records import DamagedRecord, Record
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import SCHEMA_VERSION, sqlite_file
@@ -208,3 +208,39 @@ def test_a_store_whose_clock_was_ahead_is_opened_with_a_clock_that_goes_on_from_
     first, second = log.read("shop")
     log.close()
     assert ahead == first.time <= second.time < ahead + 600_000_000
+
+
+def test_pruning_shortens_the_file_step_by_step(log, file):
+    for k in range(8):
+        log.append([[rank(f"{k}-{i}", body=b'{"padding":"%s"}' % (b"x" * 1_000))] for i in range(500)])
+    append(log, Record("shop", "erase"), Record("shop", "erased"))
+    with closing(sqlite3.connect(file)) as tool:
+        tool.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    before, after, sizes = file.stat().st_size, 0, []
+    while after is not None:
+        after = log.prune("shop", Pruning(3_000, 4_001, 4_002), after)
+        with closing(sqlite3.connect(file)) as tool:
+            sizes.append(tool.execute("PRAGMA page_count").fetchone()[0])
+    assert max(one - other for one, other in zip(sizes, sizes[1:], strict=False)) <= 101
+    assert file.stat().st_size < before / 2
+    assert [entry.position for entry in log.read("shop", 0, 10_000)] == list(range(3_001, 4_003))
+    with closing(sqlite3.connect(file)) as tool:
+        assert tool.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_file_that_cannot_be_shortened_uses_its_free_pages_again(file):
+    SqliteLog(sqlite_file(file)).close()
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA journal_mode=DELETE").fetchall()
+        db.execute("PRAGMA auto_vacuum=NONE").fetchall()
+        db.execute("VACUUM")
+        assert db.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    with SqliteLog(sqlite_file(file)) as log:
+        append(log, *(rank(f"{k}", body=bytes(2_000)) for k in range(200)))
+        append(log, Record("shop", "erase"), Record("shop", "erased"))
+        after = 0
+        while after is not None:
+            after = log.prune("shop", Pruning(190, 201, 202), after)
+        n_bytes = log.size()
+        append(log, *(rank(f"new {k}", body=bytes(2_000)) for k in range(100)))
+        assert log.size() <= n_bytes + 20_000
