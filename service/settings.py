@@ -18,6 +18,7 @@ from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
 LONGEST_WAIT = 366 * 86_400.0
+LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
@@ -56,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bits: int = 18  # 2^bits shared weights, and a constant
     timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
     defences: Defences = Defences()  # against hostile devices
+    retention: float | None = None  # seconds after which events are removed from the log; None keeps them for ever
     annotations: dict[str, str] = {}  # what other tools keep with a loop
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for guardrail in self.guardrails:
             if guardrail.outcome not in self.outcomes:
                 raise ValueError(f"guardrails must be about the loop's outcomes, got {guardrail.outcome!r}")
+        if self.retention is not None:
+            _within("retention", self.retention, self.wait_time, LONGEST_RETENTION)
         _within("update_interval", self.update_interval, 0.001, 60)
         _within("bits", self.bits, 1, MOST_BITS)
         if self.timing == "aligned" and not self.takes_residuals:

@@ -52,15 +52,8 @@ def complete_erasures(learner: Learner) -> None:
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
             epoch = learner.epoch_to_end(state.head.name)
-            if epoch is not None and _caught_up(learner, state, user):
+            if epoch is not None and learner.catch_up(state) and user in state.head.erasing:
                 _erase(learner, state, user, token, epoch)
-
-
-def _caught_up(learner: Learner, state: LoopState, user: str) -> bool:
-    """Read all that the last holder has done, who can do nothing more; return whether the user is left to erase."""
-    while learner.step_log():
-        pass
-    return learner.loops.get(state.head.name) is state and user in state.head.erasing
 
 
 def clean_files(learner: Learner) -> None:
@@ -102,14 +95,14 @@ def _forget_in_snapshot(learner: Learner) -> None:
 def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int) -> None:
     _forget_in_snapshot(learner)
     learner.saver.flush(learner.loops)  # the models of all others are in the snapshot after this
-    _log_base(learner, state, epoch)
+    log_base(learner, state, epoch)
     learner.writer.erase(state.head.name, user, state.position, token, epoch)
     while learner.step_log():
         pass
     _forget_in_snapshot(learner)  # the snapshot before may also end with a record that is gone
 
 
-def _log_base(learner: Learner, state: LoopState, epoch: int) -> None:
+def log_base(learner: Learner, state: LoopState, epoch: int) -> None:
     """Log the models that have changed since the last base, and the shared one."""
     name, head = state.head.name, state.head
     records = []

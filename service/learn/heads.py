@@ -75,6 +75,16 @@ class PersonalBase(msgspec.Struct):
     model: bytes
 
 
+class Pruned(msgspec.Struct, frozen=True):
+    """The last pruning: from the record at ``begun`` on, no event that was decided up to ``cut`` is known."""
+
+    cut: int = 0  # position
+    begun: int = 0
+    before: int = 0  # all events that are left are as new as this, but for those that were waiting; microseconds
+    token: str = ""
+    done: int = 0  # position of the record from which on these events are deleted, 0 as long as there is no base
+
+
 class LoopHead(msgspec.Struct):
     """A loop at one position of its log."""
 
@@ -92,6 +102,8 @@ class LoopHead(msgspec.Struct):
     guard: Guard = msgspec.field(default_factory=Guard)
     erasing: dict[str, str] = {}  # users on their way out, by the token of their erasure
     erased: list[str] = []  # tokens of the last erasures that are complete
+    pruned: Pruned = Pruned()
+    to_prune: dict[str, int] = {}  # by token: before which time somebody asks to remove events
     installed: int = 0  # position of the record that replaced the shared model last
 
     @property

@@ -240,6 +240,11 @@ class Join:
         heapq.heapify(self._deadlines)
         self.unmatched = deque((entry for entry in self.unmatched if entry.event_id not in events), LISTED)
 
+    def forget_old(self, cut: int, before: int) -> None:
+        """Leave nothing of finished events that were decided up to a position, and of rewards before a time."""
+        self.forget({event for event, pending in self.events.items() if pending.finished and pending.order <= cut})
+        self.unmatched = deque((entry for entry in self.unmatched if entry.time >= before), LISTED)
+
     def _is_due(self, deadline: int, order: int, event: str) -> bool:
         """Return whether an event is still to expire then: not settled, forgotten or put off since."""
         pending = self.events.get(event)

@@ -14,11 +14,22 @@ from typing import Protocol
 
 from service.learn.erasures import Cleaning, clean_files, complete_erasures
 from service.learn.loop_state import LoopState, digest
+from service.learn.pruning import Prunings
 from service.learn.publishing import Followed, Published, publish_loop, published_now
-from service.learn.restoring import BATCH, begin, in_front_of, is_damaged, known_users, rebuild, restore_or_rebuild
+from service.learn.restoring import (
+    BATCH,
+    begin,
+    in_front_of,
+    is_damaged,
+    known_users,
+    last_pruning,
+    rebuild,
+    restore_or_rebuild,
+    take,
+)
 from service.learn.saving import Saver
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
-from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, Pruning, StoreUnavailable
 from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Record
 from service.models.personal import PersonalModels
 from service.models.published import Publisher
@@ -34,6 +45,7 @@ class Appender(Protocol):
 
     def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int: ...
+    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None) -> int | None: ...
     def scrub(self, ticket: int) -> bool: ...
 
 
@@ -69,6 +81,8 @@ class Learner:
         self.cleaning: Cleaning | None = None  # what is under way for others
         self._published: dict[str, Published] = {}  # what was last published of each loop
         self._names: list[str] | None = None
+        self.prunings = Prunings()
+        self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
         self.followed = Followed()
 
     # start
@@ -124,6 +138,7 @@ class Learner:
             self._tick()
             complete_erasures(self)
             clean_files(self)
+            self.prunings.step(self)
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
@@ -143,13 +158,33 @@ class Learner:
             position = self.positions.get(name, 0)
             if head.last > position and self._follows(name):
                 entries = self._read(name, position)
-                self._take(name, entries)
+                if entries and self._has_gaps(name, position):
+                    self._relearn(name)
+                else:
+                    self._take(name, entries)
                 began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
                 more |= len(entries) == BATCH or began_again
                 if name in self.loops and self.positions[name] < head.last:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
+
+    def catch_up(self, state: LoopState) -> bool:
+        """Read all that the last holder has done, who can do nothing more; return whether the loop is still this."""
+        while self.step_log():
+            pass
+        return self.loops.get(state.head.name) is state
+
+    def _has_gaps(self, name: str, position: int) -> bool:
+        """Return whether old events may have gone from what was just read from behind a position.
+
+        They go once the loop's holder has read up to the record that announces it; what it had read before is needed.
+        """
+        removed = self.log.heads()[name].removed
+        if self._removed.get(name, (0, 0))[0] != removed:
+            old = last_pruning(self.log, name)
+            self._removed[name] = removed, 0 if old is None else old.begun
+        return name in self.loops and self._removed.get(name, (0, 0))[1] > position
 
     def _check_length(self, heads: dict[str, Head]) -> None:
         """Learn no more once a log has become shorter: others may take the places of records that were learned."""
@@ -192,7 +227,7 @@ class Learner:
         for k, entry in enumerate(entries):
             if entry.kind in (LOOP, DELETED):
                 if name in self.loops:
-                    self.loops[name].take(entries[start:k])
+                    take(self.log, self.loops[name], entries[start:k])
                 start = k + 1
                 if entry.kind == LOOP and name not in self.loops:
                     begin(self, entry)
@@ -201,7 +236,7 @@ class Learner:
         if entries:
             self.positions[name] = entries[-1].position
         if name in self.loops:
-            self.loops[name].take(entries[start:])
+            take(self.log, self.loops[name], entries[start:])
             if self.loops[name].missed_erasure:
                 self._relearn(name)
 
@@ -210,11 +245,11 @@ class Learner:
         logging.getLogger(__name__).warning("loop %r is learned again: records that it needs were erased", name)
         state = self.loops.pop(name, None)
         if state is not None:
-            self._remove_personal(state)
+            self.remove_personal(state)
         self.saver.drop(name)
         rebuild(self, name)
 
-    def _remove_personal(self, state: LoopState) -> None:
+    def remove_personal(self, state: LoopState) -> None:
         name = state.head.name
         self.saver.finish()
         users = {
@@ -227,7 +262,7 @@ class Learner:
         state = self.loops.pop(name, None)
         if state is None:
             return
-        self._remove_personal(state)
+        self.remove_personal(state)
         self.publisher.drop(name, state.head.id)
         self._published.pop(name, None)
         self.saver.drop(name)
@@ -333,6 +368,9 @@ class _NoWriter:
 
     def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
         raise StoreUnavailable("readonly", "a replay erases nothing")
+
+    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None) -> int | None:
+        raise StoreUnavailable("readonly", "a replay removes nothing")
 
     def scrub(self, ticket: int) -> bool:
         raise StoreUnavailable("readonly", "a replay erases nothing")

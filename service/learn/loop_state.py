@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from service.learn.heads import CatalogueAction, LoopHead
+from service.learn.heads import CatalogueAction, LoopHead, Pruned
 from service.learn.join import Decided, Join, Rules, Settled
 from service.learn.lessons import Lessons
 from service.learn.loop_models import LearnedEvent, LoopModels
@@ -68,6 +68,7 @@ class LoopState:
         self.time = 0  # of the last record
         self.mark = 0  # of the last record: tells it from others at its position
         self.learn_from = 0
+        self.pruned_to = head.pruned.cut  # decisions up to there are being deleted: some may still be read
         self.catalogue_changed = self.clients_changed = True
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
@@ -123,6 +124,8 @@ class LoopState:
     def _rank(self, entry: Entry) -> None:
         assert entry.event is not None
         assert entry.example is not None
+        if entry.position <= self.pruned_to:
+            return
         if entry.user in self._ignored:
             self._ignored[entry.user].add(entry.event)
             return
@@ -266,7 +269,9 @@ class LoopState:
 
     def _take_erase(self, entry: Entry) -> None:
         """Forget a user, and what comes of the user until the erasure is complete."""
-        assert entry.user is not None
+        if entry.user is None:
+            self._take_prune(entry)
+            return
         events = self.join.events_of(entry.user)
         self.join.forget(events)
         self.lessons.forget(events)
@@ -278,6 +283,18 @@ class LoopState:
             if self.models.forget_events():
                 self.head.version = entry.position  # so that the snapshot's copy is written anew
 
+    def _take_prune(self, entry: Entry) -> None:
+        """Forget old events, or that somebody asks to remove them."""
+        body, head = decode_erase(entry.body), self.head
+        if not body.cut:
+            head.to_prune = {**head.to_prune, body.token: body.before}
+            return
+        head.to_prune = {token: before for token, before in head.to_prune.items() if token != body.token}
+        if entry.position > head.pruned.begun:
+            head.pruned = Pruned(body.cut, entry.position, body.before, body.token)
+        self.pruned_to = max(self.pruned_to, body.cut)
+        self.join.forget_old(body.cut, body.before)
+
     def forget_models(self, user: str) -> None:
         """Leave nothing of a user but what the shared model learned."""
         head = self.head
@@ -288,7 +305,7 @@ class LoopState:
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
         tokens = [body.token, *body.others]
-        known = not {*self.head.erasing.values(), *self.head.erased}.isdisjoint(tokens)
+        known = not {*self.head.erasing.values(), *self.head.erased, self.head.pruned.token}.isdisjoint(tokens)
         if entry.position >= self.learn_from and body.base > self.head.base and not known:
             self.missed_erasure = True
         for user in [user for user, token in self.head.erasing.items() if token in tokens]:
@@ -299,6 +316,10 @@ class LoopState:
             self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget
         self.head.base = max(self.head.base, body.base)
+        if body.cut:
+            if body.begun == self.head.pruned.begun:
+                self.head.pruned = msgspec.structs.replace(self.head.pruned, done=entry.position)
+            return
         new = [token for token in tokens if token not in self.head.erased]
         self.head.erased = [*self.head.erased, *new][-REMEMBERED_ERASURES:]
 

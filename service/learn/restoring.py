@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +14,7 @@ from service.learn.loop_state import LoopState, new_loop, record_mark
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import Head, Log
-from service.log.records import DELETED, ERASED, LOOP, RANK, DamagedRecord, Entry, decode_erased
+from service.log.records import DELETED, ERASE, ERASED, LOOP, RANK, DamagedRecord, Entry, ErasedBody, decode_erased
 from service.models.personal import personal_from_bytes
 
 if TYPE_CHECKING:
@@ -76,11 +77,33 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
 
 
 def forget_settled(log: Log, state: LoopState, last: int) -> None:
-    """Forget rewards that look as if they came early, because the decision they belong to was not read again."""
+    """Forget rewards that look as if they came early, because the decision they belong to was not read, or is deleted.
+
+    A reward that came after a pruning had begun is not about a decision that goes with it.
+    """
+    head, early = state.head, state.join.early()
+    if not early:
+        return
     with contextlib.suppress(DamagedRecord):
-        about = log.find(state.head.name, state.join.early())
-        decided = [entry for entry in about if entry.kind == RANK and state.head.since < entry.position <= last]
-        state.join.forget({str(entry.event) for entry in decided})
+        there, settled = set(), set()
+        for entry in log.find(head.name, early):
+            if head.since < entry.position <= last and entry.event is not None:
+                there.add(entry.event)
+                is_old = entry.position <= head.pruned.cut
+                if entry.kind == RANK and not (is_old and state.join.events[entry.event].first > head.pruned.begun):
+                    settled.add(entry.event)
+        state.join.forget(settled | (set(early) - there))
+
+
+def take(log: Log, state: LoopState, entries: Sequence[Entry]) -> None:
+    """Move a loop on. Where a pruning begins, all learners must forget the same events: the log tells which are old."""
+    start = 0
+    for k, entry in enumerate(entries):
+        if entry.kind == ERASE and entry.user is None:
+            state.take(entries[start : k + 1])
+            forget_settled(log, state, entry.position)
+            start = k + 1
+    state.take(entries[start:])
 
 
 def join_again(learner: Learner, state: LoopState, last: int) -> None:
@@ -93,24 +116,43 @@ def join_again(learner: Learner, state: LoopState, last: int) -> None:
                 learner.stand_still(state.head.name, damage)
                 return
             entries = in_front_of(learner.log, damage, state.position)
-        state.take([entry for entry in entries if entry.position <= last])
+        take(learner.log, state, [entry for entry in entries if entry.position <= last])
         if not entries or entries[-1].position >= last:
             return
 
 
 def rebuild(learner: Learner, name: str) -> None:
-    """Begin with the record that made the loop, or with the base of its last erasure."""
+    """Begin with the record that made the loop, or with the base of its last erasure or pruning."""
+    old = last_pruning(learner.log, name)
+    _rebuild(learner, name, old)
+    while (now := last_pruning(learner.log, name)) != old:  # what was read meanwhile may have had gaps
+        if name in learner.loops:
+            learner.remove_personal(learner.loops[name])
+        old = now
+        _rebuild(learner, name, old)
+
+
+def last_pruning(log: Log, name: str) -> ErasedBody | None:
+    """Return the newest pruning whose events are being deleted."""
+    return next(
+        (body for entry in reversed(log.of_kind(name, ERASED)) if (body := decode_erased(entry.body)).cut), None
+    )
+
+
+def _rebuild(learner: Learner, name: str, old: ErasedBody | None) -> None:
     made = learner.log.of_kind(name, LOOP)
     deleted = learner.log.of_kind(name, DELETED)
     if not made or (deleted and deleted[-1].position > made[-1].position):
         learner.positions[name] = deleted[-1].position if deleted else 0
         return
     state = begin(learner, made[-1])
+    state.pruned_to = 0 if old is None else old.cut
     erased = [entry for entry in learner.log.of_kind(name, ERASED) if entry.position > state.head.since]
     if erased:
         base = decode_erased(erased[-1].body).base
         state.learn_from = base + 1
         join_again(learner, state, base)
+        forget_settled(learner.log, state, base)
         install(learner, state, erased[-1], base)
         learner.positions[name] = base
 

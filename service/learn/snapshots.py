@@ -21,7 +21,7 @@ from service.learn.join import Unmatched
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
 
-FORMAT = 13
+FORMAT = 14
 TABLES = {"loop", "shared", "personal", "writer"}
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,

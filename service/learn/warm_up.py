@@ -13,7 +13,8 @@ from fedres.scoring.features import Preparer
 from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, score
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
-from service.log.records import LOOP, REWARD, ErasedBody, Record, encode, encode_reward
+from service.log.direct import DirectWriter
+from service.log.records import LOOP, REWARD, Record, encode, encode_reward
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current
@@ -22,18 +23,6 @@ from service.ranking.explaining import explanations
 from service.ranking.requests import Action, RankRequest
 from service.ranking.uploads import Residual, residual_records
 from service.settings import Settings
-
-
-class _Writer:
-    def __init__(self, log: SqliteLog) -> None:
-        self.append = log.append
-        self._log = log
-
-    def scrub(self, ticket: int) -> bool:
-        return not [*self._log.scrub()]
-
-    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
-        return self._log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)))
 
 
 def warm_up(folder: Path | None = None) -> None:
@@ -52,7 +41,7 @@ def _play(folder: Path) -> None:
     with SqliteLog(sqlite_file(folder / "log")) as log:
         settings = {"kalman": Settings(model="residual-kalman"), "adagrad": Settings(model="adagrad", bits=10)}
         log.append([[Record(name, LOOP, "loop after 0", body=encode(one))] for name, one in settings.items()])
-        learner = Learner(log, _Writer(log), Snapshots(folder / "models"), Publisher(folder, 1))
+        learner = Learner(log, DirectWriter(log), Snapshots(folder / "models"), Publisher(folder, 1))
         learner.open()
         models = Models(folder)
         for name, n in (("kalman", START_EVENTS + 2), ("adagrad", 2)):

@@ -15,6 +15,7 @@ from service.log.frames import (
     Failed,
     Frames,
     Ping,
+    Prune,
     Reply,
     Request,
     Scrub,
@@ -22,7 +23,7 @@ from service.log.frames import (
     framed,
     read_reply,
 )
-from service.log.protocol import NO_EPOCHS, Group, Outcome, Refused, StoreUnavailable
+from service.log.protocol import NO_EPOCHS, Group, Outcome, Pruning, Refused, StoreUnavailable
 
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
@@ -262,6 +263,14 @@ class BlockingWriter:
         [n_erased] = self._ask(Erase(next(self._ids), loop, user, base, token, epoch))
         assert isinstance(n_erased, int)
         return n_erased
+
+    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None = None) -> int | None:
+        """Delete some old events; return what to pass as ``after`` to go on, None once all is done."""
+        [*following] = self._ask(Prune(next(self._ids), loop, old, after, epoch))
+        if not following:
+            return None
+        assert isinstance(following[0], int)
+        return following[0]
 
     def scrub(self, ticket: int) -> bool:
         """Return whether nothing of what was deleted before the first call with this ticket is left in any file."""

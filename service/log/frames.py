@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from service.log.protocol import Duplicate, Outcome, Refused
+from service.log.protocol import Duplicate, Outcome, Pruning, Refused
 from service.log.records import Record
 
 LENGTH = struct.Struct("<I")
@@ -49,6 +49,16 @@ class Scrub(msgspec.Struct, tag=3, array_like=True):
     ticket: int  # the same until it is done
 
 
+class Prune(msgspec.Struct, tag=4, array_like=True):
+    """Asks to delete some old events; the reply has what comes next as ``after``, and nothing once all is done."""
+
+    id: int
+    loop: str
+    old: Pruning
+    after: int
+    epoch: int | None = None
+
+
 class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
     id: int
     outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
@@ -62,7 +72,7 @@ class Failed(msgspec.Struct, tag=1, array_like=True):
     message: str
 
 
-Request = Append | Erase | Ping | Scrub
+Request = Append | Erase | Ping | Scrub | Prune
 Reply = Done | Failed
 
 read_request = msgspec.msgpack.Decoder(Request).decode

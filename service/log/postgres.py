@@ -199,7 +199,9 @@ class PostgresLog:
         """
         if after >= old.cut + old.done:
             return None
-        question, start, end = (OLD_EVENTS, after, old.cut) if after < old.cut else (OLD_BASES, after - old.cut, old.done)
+        question, start, end = (
+            (OLD_EVENTS, after, old.cut) if after < old.cut else (OLD_BASES, after - old.cut, old.done)
+        )
         named = {"loop": loop, "after": start, "limit": PRUNED_AT_ONCE, **old._asdict()}
         with self._session.lend() as db, _patient(db):
             [(positions, last, n_seen)] = db.execute(question, named)

@@ -63,12 +63,14 @@ REPLACED_BASES = f"""DELETE FROM log WHERE rowid IN (
         FROM log INDEXED BY log_by_kind WHERE loop = ?1 AND kind = '{BASE}' AND {IS_RARE})
     WHERE position < newest)"""
 # Of the records from behind ?2 to ?3: events decided up to the cut ?4, with their rewards in front of ?5.
-LAST_OF_SOME = "SELECT position FROM log WHERE loop = ? AND position > ? AND position <= ? ORDER BY position LIMIT 1 OFFSET ?"
+LAST_OF_SOME = (
+    "SELECT position FROM log WHERE loop = ? AND position > ? AND position <= ? ORDER BY position LIMIT 1 OFFSET ?"
+)
 PRUNE_EVENTS = f"""DELETE FROM log WHERE rowid IN (
     SELECT rowid FROM log AS old INDEXED BY log_by_position WHERE loop = ?1 AND position > ?2 AND position <= ?3 AND (
         kind IN {OLD} OR (kind = '{ERASE}' AND user IS NULL) OR (kind IN {ABOUT} AND NOT EXISTS (
-            SELECT 1 FROM log AS decided INDEXED BY log_by_event
-            WHERE decided.loop = ?1 AND decided.event = old.event AND decided.kind = '{RANK}' AND decided.position > ?4)))
+            SELECT 1 FROM log AS decided INDEXED BY log_by_event WHERE decided.loop = ?1
+            AND decided.event = old.event AND decided.kind = '{RANK}' AND decided.position > ?4)))
     UNION SELECT about.rowid FROM log AS old INDEXED BY log_by_position
         JOIN log AS about INDEXED BY log_by_event ON about.loop = ?1 AND about.event = old.event
     WHERE old.loop = ?1 AND old.position > ?2 AND old.position <= ?3 AND old.kind = '{RANK}'

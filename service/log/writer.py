@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from service.log.direct import erase, prune
 from service.log.frames import (
     Append,
     Done,
@@ -23,6 +24,7 @@ from service.log.frames import (
     Failed,
     Frames,
     Ping,
+    Prune,
     Reply,
     Request,
     Scrub,
@@ -31,7 +33,6 @@ from service.log.frames import (
     read_request,
 )
 from service.log.protocol import Log, StoreUnavailable
-from service.log.records import ERASE, ErasedBody, decode_erase, encode
 
 READ_BYTES = 1 << 18
 MOST_RECORDS = 2_000  # in one transaction
@@ -104,6 +105,8 @@ class Writer:
                 self._append([(client, request)])
             if isinstance(request, Erase):
                 self._send(client, self._erase(request))
+            elif isinstance(request, Prune):
+                self._send(client, self._prune(request))
             elif isinstance(request, Scrub):
                 self._send(client, self._scrubbed(request))
             elif isinstance(request, Ping):
@@ -150,14 +153,15 @@ class Writer:
 
     def _erase(self, request: Erase) -> Reply:
         try:
-            log = self._opened()
-            asked = [entry for entry in log.of_kind(request.loop, ERASE) if entry.user == request.user]
-            others = [token for entry in asked if (token := decode_erase(entry.body).token) != request.token]
+            n_erased = erase(self._opened(), request.loop, request.user, request.base, request.token, request.epoch)
+            return Done(request.id, [n_erased])
+        except Exception as error:
+            return _failed(request.id, error)
 
-            def body(n_erased: int) -> bytes:
-                return encode(ErasedBody(n_erased, request.base, request.token, others))
-
-            return Done(request.id, [log.erase(request.loop, request.user, body, request.epoch)])
+    def _prune(self, request: Prune) -> Reply:
+        try:
+            after = prune(self._opened(), request.loop, request.old, request.after, request.epoch)
+            return Done(request.id, [] if after is None else [after])
         except Exception as error:
             return _failed(request.id, error)
 

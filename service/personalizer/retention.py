@@ -5,7 +5,7 @@ Records stay in the store, from which models are made again. What is left out is
 
 from __future__ import annotations
 
-from service.log.protocol import Log
+from service.learn.pruning import last_before
 from service.personalizer.configuration import Configurations, kept_of
 from service.ranking.ranker import Machine
 
@@ -19,16 +19,3 @@ async def retained_after(machine: Machine, configurations: Configurations, loop:
     if kept.log_retention_days < 0:
         return after
     return await machine.look_up(lambda log: last_before(log, loop, log.now() - kept.log_retention_days * DAY, after))
-
-
-def last_before(log: Log, loop: str, moment: int, low: int) -> int:
-    """Return the last position, ``low`` or behind it, whose record is older than a moment: times never go back."""
-    high = log.heads()[loop].last
-    while low < high:
-        middle = (low + high + 1) // 2
-        found = log.read(loop, middle - 1, 1, bodies=False)
-        if found and found[0].time < moment:
-            low = found[0].position
-        else:
-            high = middle - 1
-    return low

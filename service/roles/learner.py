@@ -54,7 +54,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
             n_saved = learner.saver.n_written
             wait = 0.0 if more else max(0.0, began + learner.seconds_until_due() - time.monotonic())
             _serve(selector, wait)
-            if began - active > QUIET_SECONDS and not stopping:
+            if began - active > QUIET_SECONDS and not stopping and not learner.prunings.busy:
                 _wait_for_records(selector, log)
     learner.close()
 

@@ -11,6 +11,7 @@ from service.learn.control import Question, answer
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
 from service.log.clock import continued
+from service.log.direct import prune
 from service.log.protocol import StoreUnavailable
 from service.log.records import LOOP, ErasedBody, Record, encode
 from service.log.sqlite import SqliteLog
@@ -56,6 +57,9 @@ class InlineWriter:
         for _ in self.log.scrub():
             pass
         return True
+
+    def prune(self, loop, old, after, epoch):
+        return prune(self.log, loop, old, after, epoch)
 
     def erase(self, loop, user, base, token, epoch):
         return self.log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token)), epoch)

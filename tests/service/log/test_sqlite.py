@@ -1,5 +1,6 @@
 """The log in SQLite: what the contract leaves open. Other tools can read it; other files stay as they are."""
 
+import itertools
 import random
 import re
 import sqlite3
@@ -221,7 +222,7 @@ def test_pruning_shortens_the_file_step_by_step(log, file):
         after = log.prune("shop", Pruning(3_000, 4_001, 4_002), after)
         with closing(sqlite3.connect(file)) as tool:
             sizes.append(tool.execute("PRAGMA page_count").fetchone()[0])
-    assert max(one - other for one, other in zip(sizes, sizes[1:], strict=False)) <= 101
+    assert max(one - other for one, other in itertools.pairwise(sizes)) <= 101
     assert file.stat().st_size < before / 2
     assert [entry.position for entry in log.read("shop", 0, 10_000)] == list(range(3_001, 4_003))
     with closing(sqlite3.connect(file)) as tool:

@@ -1,0 +1,127 @@
+"""Removing old events from the log, without stopping anything; models keep what they learned from them.
+
+1. One machine, the holder, logs up to which position events are to go (``erase`` without a user). No event of which it
+   waits for a reward is among them. Every learner forgets them there, so that their ids are new from that record on.
+2. The holder logs the models as they are, as after an erasure, and that they are there (``erased`` with a cut).
+3. Its log writer deletes the old events, a few hundred records at a time. A restart goes on with that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from service.learn.erasures import log_base
+from service.log.direct import is_pruned
+from service.log.protocol import Log, Pruning
+from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
+
+if TYPE_CHECKING:
+    from service.learn.learner import Learner
+    from service.learn.loop_state import LoopState
+
+RETRY_SECONDS = 5.0
+DAY = 86_400_000_000  # microseconds
+SHARE = 10  # events are removed when they are older than the retention by this part of it, and a day at most
+
+
+class Prunings:
+    """What is under way on this machine. ``step`` does a little of it."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, tuple[int, int | None]] = {}  # by loop: which pruning, and how far it is, None if done
+        self._looked: dict[str, int] = {}  # when old events were last looked for
+        self._retry: dict[str, float] = {}  # when to ask again whether this machine is a loop's holder
+        self.busy = False  # whether this machine deletes records
+
+    def step(self, learner: Learner) -> None:
+        if learner.cleaning is not None:  # which relies on all changes being in the write-ahead log
+            return
+        self.busy = False
+        for name, state in list(learner.loops.items()):
+            if time.monotonic() < self._retry.get(name, 0.0):
+                continue
+            if self._is_under_way(state) or state.head.to_prune or self._is_due(learner, state):
+                epoch = learner.epoch_to_end(name)
+                if epoch is None:
+                    self._retry[name] = time.monotonic() + RETRY_SECONDS
+                elif learner.catch_up(state):
+                    self._go_on(learner, state, epoch)
+
+    def _is_under_way(self, state: LoopState) -> bool:
+        """Return whether a pruning is not done, as far as is known here."""
+        begun = state.head.pruned.begun
+        return begun > 0 and self._after.get(state.head.name) != (begun, None)
+
+    def _is_due(self, learner: Learner, state: LoopState) -> bool:
+        """Return whether there may be events that are too old, once in a while."""
+        head, now = state.head, learner.log.now()
+        if head.settings.retention is None:
+            return False
+        retention = round(head.settings.retention * 1e6)
+        interval = min(DAY, retention // SHARE)
+        if now - max(self._looked.get(head.name, 0), head.pruned.before + retention) < interval:
+            return False
+        self._looked[head.name] = now
+        return True
+
+    def _go_on(self, learner: Learner, state: LoopState, epoch: int) -> None:
+        head = state.head
+        if head.pruned.begun and not head.pruned.done:
+            _complete(learner, state, epoch)
+        elif self._is_under_way(state):
+            self._delete_some(learner, state, epoch)
+        elif head.to_prune:
+            token, before = next(iter(head.to_prune.items()))
+            _begin(learner, state, before, token, epoch)
+        elif head.settings.retention is not None:
+            before = learner.log.now() - round(head.settings.retention * 1e6)
+            if old_events(learner.log, state, before) > head.pruned.cut:
+                _begin(learner, state, before, os.urandom(8).hex(), epoch)
+
+    def _delete_some(self, learner: Learner, state: LoopState, epoch: int) -> None:
+        name, old = state.head.name, Pruning(state.head.pruned.cut, state.head.pruned.begun, state.head.pruned.done)
+        begun, after = self._after.get(name, (0, 0))
+        if begun != old.begun:
+            after = None if is_pruned(learner.log, name, old.begun) else 0
+        if after is not None:
+            after, self.busy = learner.writer.prune(name, old, after, epoch), True
+        self._after[name] = (old.begun, after)
+
+
+def old_events(log: Log, state: LoopState, before: int) -> int:
+    """Return up to which position events are older than a time, and none is in use."""
+    head, needed = state.head, state.oldest_needed()
+    least = max(head.since, head.pruned.cut)
+    known = state.position if needed is None else needed - 1
+    return max(min(last_before(log, head.name, before, least), known), least)
+
+
+def _begin(learner: Learner, state: LoopState, before: int, token: str, epoch: int) -> None:
+    cut = old_events(learner.log, state, before)
+    body = encode(EraseBody(token, max(before, state.head.pruned.before), cut))
+    learner.writer.append([[Record(state.head.name, ERASE, body=body)]], {state.head.name: epoch})
+    learner.catch_up(state)
+
+
+def _complete(learner: Learner, state: LoopState, epoch: int) -> None:
+    learner.saver.flush(learner.loops)  # all models are in the snapshot after this
+    log_base(learner, state, epoch)
+    name, old = state.head.name, state.head.pruned
+    body = ErasedBody(0, state.position, old.token, cut=old.cut, begun=old.begun, before=old.before)
+    learner.writer.append([[Record(name, ERASED, body=encode(body))]], {name: epoch})
+    learner.catch_up(state)
+
+
+def last_before(log: Log, loop: str, moment: int, low: int) -> int:
+    """Return the last position, ``low`` or behind it, whose record is older than a moment: times never go back."""
+    high = log.heads()[loop].last
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = log.read(loop, middle - 1, 1, bodies=False)
+        if found and found[0].time < moment:
+            low = found[0].position
+        else:
+            high = middle - 1
+    return low
