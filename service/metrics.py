@@ -99,15 +99,33 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
     "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
     "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
+    "events_since": (
+        "fedres_events_since_seconds",
+        False,
+        "Older events were removed from the log; seconds since 1970, 0 if none were.",
+    ),
 }
+LOG_FIGURES = {  # name in the status: (name of the metric, help)
+    "bytes": ("fedres_log_bytes", "Size of the log on its disk."),
+    "records": ("fedres_log_records", "Records in the log."),
+    "bytes_per_event": ("fedres_log_bytes_per_event", "Size of the log by decision in it, with its rewards."),
+    "disk_free_bytes": ("fedres_disk_free_bytes", "Free space on the disk with this machine's files."),
+    "disk_bytes": ("fedres_disk_bytes", "Size of the disk with this machine's files."),
+}
+NO_FIGURES: Mapping[str, float | None] = {}
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class _Machine:
     """The figures of loops and of processes, read when somebody asks."""
 
-    def __init__(self, loops: Mapping[str, Mapping[str, float]], processes: Iterable[Mapping[str, object]]) -> None:
-        self._loops, self._processes = loops, processes
+    def __init__(
+        self,
+        loops: Mapping[str, Mapping[str, float]],
+        processes: Iterable[Mapping[str, object]],
+        log: Mapping[str, float | None],
+    ) -> None:
+        self._loops, self._processes, self._log = loops, processes, log
 
     def collect(self) -> Iterator[Family]:
         for name, (metric, grows, text) in LOOP_FIGURES.items():
@@ -115,6 +133,10 @@ class _Machine:
             for loop, gauges in self._loops.items():
                 family.add_metric([loop], float(gauges.get(name, math.nan)))
             yield family
+        for name, (metric, text) in LOG_FIGURES.items():
+            value = self._log.get(name)
+            if value is not None:
+                yield GaugeMetricFamily(metric, text, value=value)
         up = GaugeMetricFamily("fedres_process_up_seconds", "Age of a process.", labels=["role", "pid"])
         restarts = CounterMetricFamily("fedres_process_restarts", "Restarts of a process.", labels=["role", "number"])
         for process in self._processes:
@@ -124,10 +146,14 @@ class _Machine:
         yield restarts
 
 
-def text(loops: Mapping[str, Mapping[str, float]], processes: Iterable[Mapping[str, object]] = ()) -> bytes:
+def text(
+    loops: Mapping[str, Mapping[str, float]],
+    processes: Iterable[Mapping[str, object]] = (),
+    log: Mapping[str, float | None] = NO_FIGURES,
+) -> bytes:
     """Return all figures of the machine as Prometheus reads them."""
     registry = CollectorRegistry()
-    registry.register(_Machine(loops, processes))
+    registry.register(_Machine(loops, processes, log))
     if FOLDER in os.environ:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""``fedres log``: verify, back up, restore, export and import a store, and give a damaged record up."""
+"""``fedres log``: verify, back up, restore, export, import and prune a store, and give a damaged record up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = typer.Typer(
     no_args_is_help=True,
     callback=private_files,
-    help="Verify, back up, restore, export and import the log of a service, from which all models are made.",
+    help="Verify, back up, restore, export, import and prune the log of a service, from which all models are made.",
 )
 app.add_typer(log, name="log")
 
@@ -250,6 +250,63 @@ def drop(
             typer.confirm(f"Give record {position} of loop {loop!r} up for good?", abort=True)
         opened.drop(loop, position)
     typer.echo(f"record {position} of loop {loop!r} is dropped")
+
+
+@log.command()
+@one_line_errors
+def prune(
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Such as 30d, 12h or 90m.")],
+    loop: Annotated[str | None, typer.Option(help="The one loop to prune; all unless given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is that old, and remove nothing.")] = False,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Remove decisions that are older than this, with their rewards. Models keep what they learned from them.
+
+    Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
+    a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
+    """
+    from datetime import UTC, datetime
+
+    from service.learn import prune_store
+    from service.log.opening import Store, open_log
+
+    seconds = _seconds("--older-than", older_than)
+    path = store_path(store, folder)
+    if not is_postgresql(store) and not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    opening = Store(path, store if is_postgresql(store) else None)
+    interrupted = "what was removed stays removed; the service, or the same command, goes on"
+    with store_errors(interrupted), contextlib.closing(open_log(opening)) as opened:
+        before = opened.now() - round(seconds * 1e6)
+        moment = datetime.fromtimestamp(before / 1e6, UTC).isoformat(timespec="seconds")
+        loops = prune_store.loops_of(opened, loop)
+        if dry_run:
+            for name in loops:
+                old = prune_store.old_events(opened, name, before)
+                typer.echo(f"loop {name!r}: {old.events} events ({old.records} records) from before {moment}")
+            return
+        n_before = opened.size()
+        with progress_bar(f"pruning {path}") as progress:
+            removed = prune_store.prune_store(opening, opened, loops, before, lambda n: progress(n, n))
+        for name, n_records in removed.items():
+            typer.echo(f"loop {name!r}: {n_records} records from before {moment} are removed")
+        typer.echo(f"the log takes {opened.size() / 1e6:.1f} MB; it took {n_before / 1e6:.1f} MB")
+
+
+UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+
+
+def _seconds(option: str, text: str) -> float:
+    """Return how many seconds an age is."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * UNITS[unit]
+    except (KeyError, ValueError):
+        raise ValueError(f"{option} must be a number and d, h, m or s, such as 30d, got {text!r}") from None
+    if not 0 <= seconds <= 100 * 366 * 86_400:
+        raise ValueError(f"{option} must be between 0 and 100 years, got {text!r}")
+    return seconds
 
 
 def _sqlite_path(command: str, store: str, folder: Path) -> Path:

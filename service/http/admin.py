@@ -29,6 +29,7 @@ from service.settings import Settings
 MOST = 2**62  # SQLite's integers end at twice that
 LOOP_USER = "/v1/loops/{loop}/users/{user}"
 PROMETHEUS = "text/plain; version=0.0.4"
+SINCE = "Fedres-Events-Since"  # a header of exports
 
 Loop = Annotated[str, Depends(loop_of)]
 User = Annotated[str, Depends(user_of)]
@@ -107,7 +108,7 @@ def loop_routes(admin: Admin) -> Routes:
         after: Annotated[int, Query(ge=0, le=MOST)] = 0,
         limit: Annotated[int | None, Query(ge=1, le=MOST)] = None,
     ) -> Response:
-        return await _lines(admin.events(loop, after, limit))
+        return await _lines(admin.events(loop, after, limit), admin.events_since(loop))
 
     @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
     async def get_unmatched(loop: Loop) -> Response:
@@ -231,9 +232,9 @@ def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
 
     @routes.of_service("GET", "/metrics", READ, "Metrics for Prometheus.", reply=TEXT)
     async def get_metrics() -> Response:
-        gauges, processes = await status.gauges(), status.processes()
+        gauges, processes, log = await status.gauges(), status.processes(), await status.log()
         metrics.flush_requests()
-        return Response(await run_in_threadpool(metrics.text, gauges, processes), media_type=PROMETHEUS)
+        return Response(await run_in_threadpool(metrics.text, gauges, processes, log), media_type=PROMETHEUS)
 
     @routes.of_service("GET", "/healthz", OPEN, "Liveness: the process answers.", reply=Health)
     async def get_health() -> Response:
@@ -261,8 +262,11 @@ def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
     return send
 
 
-async def _lines(events: AsyncIterator[bytes]) -> Response:
-    """Return events as JSON lines; what fails before the first of them is an error like any other."""
+async def _lines(events: AsyncIterator[bytes], since: str | None = None) -> Response:
+    """Return events as JSON lines; what fails before the first of them is an error like any other.
+
+    A header says ``since`` when there are events, where older ones were removed.
+    """
     first = await anext(events, b"")
 
     async def all_of_them() -> AsyncIterator[bytes]:
@@ -270,4 +274,4 @@ async def _lines(events: AsyncIterator[bytes]) -> Response:
         async for lines in events:
             yield lines
 
-    return StreamingResponse(all_of_them(), media_type=LINES)
+    return StreamingResponse(all_of_them(), media_type=LINES, headers={} if since is None else {SINCE: since})

@@ -35,6 +35,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         state.join.n_early,
         state.models.personal.n_users[head.id],
         len(state.lessons.assumed),
+        head.pruned.before,
     )
     if state.catalogue_changed:
         publisher.publish_catalogue(view, head.catalogue)

@@ -18,7 +18,7 @@ from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.maintenance import remove_derived
 from service.log.protocol import Head, Log
-from service.log.records import ERASED, Entry, checksum
+from service.log.records import Entry, checksum
 from service.log.sqlite import BODIES, INSERT, NAMES, SET_HEAD, entry_of
 from service.log.sqlite_schema import opened, sqlite_file
 from service.log.verifying import Progress, heads_of, ignore_progress, snapshot_of
@@ -73,7 +73,7 @@ def export_sqlite(
 def export_log(
     log: Log, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
 ) -> int:
-    """Do the same through the calls of any log; raise ``ValueError`` if a user was erased meanwhile."""
+    """Do the same through the calls of any log; raise ``ValueError`` if records were removed meanwhile."""
     heads = _chosen(log.heads(), loop)
 
     def entries() -> Iterator[Entry]:
@@ -82,8 +82,8 @@ def export_log(
             while after < head.last and (found := log.read(name, after, 1_000)):
                 yield from (entry for entry in found if entry.position <= head.last)
                 after = found[-1].position
-            if any(entry.position > head.last for entry in log.of_kind(name, ERASED)):
-                raise ValueError(f"a user of loop {name!r} was erased meanwhile: export again")
+            if log.heads()[name].removed != head.removed:
+                raise ValueError(f"records of loop {name!r} were removed meanwhile: export again")
 
     return _write(target, form, heads, entries(), progress)
 

@@ -32,6 +32,7 @@ class LoopView(msgspec.Struct, array_like=True):
     n_early: int = 0  # events with a reward that are not decided yet
     n_users: int = 0  # with a personal model
     n_assumed: int = 0  # pending events that were learned as if they had failed
+    events_since: int = 0  # older events were removed from the log; microseconds since 1970
 
     @property
     def id(self) -> str:

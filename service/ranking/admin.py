@@ -33,7 +33,7 @@ from service.models.kalman_personal import PersonalKalman
 from service.ranking import reports
 from service.ranking.experiments import LiftReport
 from service.ranking.explaining import personal_model
-from service.ranking.exporting import export_lines
+from service.ranking.exporting import export_lines, time_or_none
 from service.ranking.figures import Question, answer
 from service.ranking.how_personal import MOST_USERS, HowPersonal, Remembered, how_personal
 from service.ranking.pinned import check_new, pin_body, read_pinned
@@ -231,6 +231,10 @@ class Admin:
         async for lines in self._exported(loop, since, max(after, since), limit, None):
             yield lines
 
+    def events_since(self, loop: str) -> str | None:
+        """Return from when on a loop has all its events, None where it has them from its making on."""
+        return time_or_none(self._machine.loop(loop).view.events_since)
+
     async def user_events(self, user: str, loops: Sequence[str] | None = None) -> AsyncIterator[bytes]:
         """Yield a user's logged events in these loops, in all by default; each names its loop."""
         if loops is None:
@@ -322,4 +326,5 @@ class Admin:
         """Return off-policy values of policies on the logged events."""
         view = self._machine.loop(loop).view
         asked = loop, view.since, policies, estimators, time_uniform, view.settings.reward_range
-        return await self._machine.jobs.call(reports.evaluation, *asked, seconds=JOB_SECONDS)
+        found = await self._machine.jobs.call(reports.evaluation, *asked, seconds=JOB_SECONDS)
+        return {**found, "events_since": self.events_since(loop)}

@@ -59,6 +59,7 @@ class LiftReport(msgspec.Struct):
     variance_left: float  # share of the variance that users' earlier rewards do not explain
     more_users: int | None  # until the absolute interval is half as wide
     outcomes: list[OutcomeLift]
+    events_since: str | None = None  # older events were removed from the log; null if none were
 
 
 class Sums:

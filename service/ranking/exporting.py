@@ -179,5 +179,10 @@ def time_of(entry: Entry) -> str:
     return datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds")
 
 
+def time_or_none(microseconds: int) -> str | None:
+    """Return a time as it goes out, None for 0."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="seconds") if microseconds else None
+
+
 def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)

@@ -19,10 +19,12 @@ import numpy as np
 from fedres.checks import Array
 from service.learn.join import Join, Rules, Settled
 from service.learn.loop_state import read_settings_body, rules_of
+from service.log.direct import is_pruned
 from service.log.protocol import Head, Log
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
+    ERASED,
     JOIN,
     LOOP,
     RANK,
@@ -32,6 +34,7 @@ from service.log.records import (
     Entry,
     LoggedRank,
     decode_actions,
+    decode_erased,
     decode_rank,
     read_decision,
 )
@@ -39,7 +42,7 @@ from service.outcomes import Guardrail
 from service.ranking.device_figures import DeviceList, DeviceLog
 from service.ranking.drift import Drift, drift_of
 from service.ranking.experiments import Experiment, LiftReport, OutcomeLift
-from service.ranking.exporting import NO_FEATURES, settle
+from service.ranking.exporting import NO_FEATURES, settle, time_or_none
 from service.ranking.feature_figures import FeatureSamples
 from service.ranking.loop_report import LoopReport
 from service.ranking.series import (
@@ -75,7 +78,8 @@ class LoopFigures:
 
     def __init__(self, since: int, head: Head) -> None:
         self.since, self.position, self.time = since, since - 1, 0
-        self.removed = head.removed
+        self.removed, self.erased = head.removed, 0  # records that went, and where the last erasure or pruning was
+        self.pruned_before = 0  # older events are not in the log any more; microseconds since 1970
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
         self.finished: deque[Finished] = deque(maxlen=MOST)
@@ -98,6 +102,8 @@ class LoopFigures:
             settings = self._settings[entry.position] = read_settings_body(entry.body)
             self._newest = entry.position
             self.experiment.take_settings(settings.control, entry.position, entry.time)
+        elif entry.kind == ERASED:
+            self.erased, self.pruned_before = entry.position, decode_erased(entry.body).before or self.pruned_before
         elif entry.kind == ACTIONS:
             self._catalogue.update({action.id: action.features for action in decode_actions(entry.body).put})
         elif entry.kind == RANK:
@@ -219,7 +225,7 @@ class LoopFigures:
 
         own = np.ones(len(rewarded))
         waiting = {**msgspec.structs.asdict(self.funnel), "waiting": self._join.n_waiting}
-        shows = self.experiment.report() if self.experiment.control.share else None
+        shows = self.lift() if self.experiment.control.share else None
         return LoopReport(
             position=self.position,
             time=datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(timespec="seconds"),
@@ -240,7 +246,12 @@ class LoopFigures:
                 self._settings[self._newest].reward_range,
             ),
             alarms=self._alarms(rewarded, shows, drift),
+            events_since=time_or_none(self.pruned_before),
         )
+
+    def lift(self) -> LiftReport:
+        """Return what the control group shows, of the events that the log has."""
+        return msgspec.structs.replace(self.experiment.report(), events_since=time_or_none(self.pruned_before))
 
     def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None, drift: Drift | None) -> list[Alarm]:
         alarms, held = [], self.experiment.control.hold
@@ -301,6 +312,17 @@ def answer(worker: Worker, question: Question) -> bytes:
     return msgspec.json.encode(worker.reporter.answer(worker.log, question))
 
 
+def _is_outdated(known: LoopFigures, log: Log, loop: str, head: Head) -> bool:
+    """Return whether records that were read are gone; while old events are being removed, that can wait."""
+    if known.removed == head.removed:
+        return False
+    erased = log.of_kind(loop, ERASED)
+    if not erased or erased[-1].position > known.erased:
+        return True
+    body = decode_erased(erased[-1].body)
+    return not body.cut or is_pruned(log, loop, body.begun)
+
+
 class Reporter:
     """Answers questions, and remembers what it read for the next one.
 
@@ -316,7 +338,7 @@ class Reporter:
         """Return what the log says now."""
         loop, head = question.loop, log.heads()[question.loop]
         known = self._loops.get(loop)
-        if known is None or known.since != question.since or known.removed != head.removed:  # or somebody was erased
+        if known is None or known.since != question.since or _is_outdated(known, log, loop, head):
             known = self._loops[loop] = LoopFigures(question.since, head)
             self._reports.pop(loop, None)
         self._loops[loop] = self._loops.pop(loop)  # the newest last
@@ -345,7 +367,7 @@ class Reporter:
 
 _ANSWERS: dict[str, Callable[[Reporter, LoopFigures, Question], Any]] = {
     "report": Reporter._report,
-    "lift": lambda _, figures, question: figures.experiment.report(),
+    "lift": lambda _, figures, question: figures.lift(),
     "user": lambda _, figures, question: figures.events_of(question.user, question.most),
     "taken": lambda _, figures, question: figures.newest_taken(question.most),
     "devices": lambda _, figures, question: figures.device_list(),

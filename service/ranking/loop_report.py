@@ -29,3 +29,4 @@ class LoopReport(msgspec.Struct):
     lift: LiftReport | None  # null without a control group
     values: list[PolicyValue]  # empty below 100 events whose probabilities are known
     alarms: list[Alarm]
+    events_since: str | None = None  # older events were removed from the log; null if none were

@@ -45,6 +45,7 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "control_reward": _ratio(sums.control_reward, sums.control_settled),
         "late_rewards": sums.late_rewards,
         "unmatched_rewards": sums.unmatched_rewards,
+        "events_since": view.events_since / 1e6,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,10 +31,13 @@ class Process(msgspec.Struct):
 
 
 class Status:
-    """Answers for the whole machine; ``folder`` is where the supervisor writes, None without one."""
+    """Answers for the whole machine; ``folder`` is where the supervisor writes, None without one.
 
-    def __init__(self, machine: Machine, store: str, folder: Path | None = None) -> None:
-        self._machine, self._store, self._folder = machine, store, folder
+    ``disk`` is a folder on the disk with the machine's own files, which a log in SQLite is one of.
+    """
+
+    def __init__(self, machine: Machine, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
+        self._machine, self._store, self._folder, self._disk = machine, store, folder, disk
 
     def processes(self) -> list[dict[str, Any]]:
         """Return the machine's processes with role, pid, uptime and restarts."""
@@ -70,8 +74,36 @@ class Status:
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._machine.models.staleness(), 3),
             "processes": self.processes(),
+            "log": await self.log(),
             "quotas": asdict(self._machine.quotas),
             "loops": {name: self._gauges(name, heads) for name in names},
+        }
+
+    async def log(self) -> dict[str, float | None]:
+        """Return what the log takes on its disk; None for what is not known.
+
+        How many events are left is estimated: all records of a loop count alike among those that were removed.
+        """
+        try:
+            heads, n_bytes = await self._machine.look_up(lambda log: (log.heads(), log.size()))
+        except (ApiError, StoreUnavailable):
+            heads, n_bytes = {}, None
+        n_records = sum(head.last - head.removed for head in heads.values())
+        n_events = 0.0
+        for name in self._machine.models.names():
+            if name in heads:
+                left = 1 - heads[name].removed / heads[name].last
+                n_events += left * self._machine.loop(name).view.statistics.ranks
+        try:
+            disk = os.statvfs(self._disk)
+        except OSError:
+            disk = None
+        return {
+            "bytes": n_bytes,
+            "records": n_records,
+            "bytes_per_event": None if n_bytes is None or n_events < 1 else round(n_bytes / n_events, 1),
+            "disk_free_bytes": None if disk is None else disk.f_bavail * disk.f_frsize,
+            "disk_bytes": None if disk is None else disk.f_blocks * disk.f_frsize,
         }
 
     def check_ready(self) -> None:

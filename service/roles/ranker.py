@@ -63,7 +63,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     learner = LearnerClient(config.learner_socket)
     open_store, aside = partial(open_log, config.store), partial(ProcessAside, config.store)
     machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
-    status = Status(machine, config.store.path.name, config.run)
+    status = Status(machine, config.store.path.name, config.run, config.store.path.parent)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)

@@ -119,7 +119,7 @@ def test_a_log_of_any_backend_is_exported_by_its_own_calls(store, tmp_path):
                 log.erase(loop, "user-1", lambda n: b'{"records":0,"base":0,"token":""}')
                 return found
 
-        with pytest.raises(ValueError, match="was erased meanwhile: export again"):
+        with pytest.raises(ValueError, match="were removed meanwhile: export again"):
             transfer.export_log(Erasing(), tmp_path / "third.jsonl", "jsonl")
         assert not (tmp_path / "third.jsonl").exists()
 

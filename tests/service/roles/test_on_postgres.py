@@ -11,6 +11,7 @@ from machine import running
 
 from service.errors import ApiError
 from service.learn.losses import check_losses
+from service.log import postgres
 from service.log.opening import Store
 from service.log.postgres import PostgresLog
 from service.log.protocol import StoreUnavailable
@@ -166,3 +167,35 @@ async def test_a_learner_learns_no_more_from_a_database_that_lost_what_it_had_le
             engine.learner.step()
         assert f"ends at {position - 3}, but was learned up to {position}" in str(engine.learner.trouble)
         assert engine.learner.positions["default"] == position
+
+
+async def test_two_machines_agree_while_events_are_pruned_and_one_goes_on_for_another(tmp_path, database, monkeypatch):
+    monkeypatch.setattr(postgres, "PRUNED_AT_ONCE", 9)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    on_postgres = {"open_log": functools.partial(PostgresLog, database)}
+    async with running(folders[1], **on_postgres) as b:
+        async with running(folders[0], **on_postgres) as a:
+            for k in range(60):
+                await (a, b)[k % 2].rank("default", request(f"user-{k % 3}", k % 4, f"e{k}"))
+                await (a, b)[k % 3 % 2].reward("default", f"e{k}", k % 5 / 5)
+            await b.rank("default", request("user-1", 1, "waiting"))
+            await a.settle()
+            assert a.learner.hold("default") is not None
+            ask = EraseBody("token", a.log.now() + 10**9)
+            b.log.append([[Record("default", ERASE, body=encode(ask))]])
+            for _ in range(6):
+                a.learner.step()
+                assert a.digest() == b.digest() == b.rebuilt()
+            assert any(entry.event == "e59" for entry in b.logged()), "it must not be done"
+        for _ in range(40):
+            b.learner.step()
+            b.learner.prunings._retry.clear()
+            await b.reward("default", "e1", 1.0)
+        assert [entry.event for entry in b.logged() if entry.kind == "rank"] == ["waiting"]
+        await b.rank("default", request("user-2", 2, "e1"))
+        await b.reward("default", "waiting", 1.0)
+        assert b.digest() == b.rebuilt()
+    async with running(folders[0], **on_postgres) as a:  # its snapshot is older than the pruning
+        assert a.digest() == a.rebuilt()
