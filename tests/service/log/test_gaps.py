@@ -118,7 +118,7 @@ def test_overwriting_changes_only_what_no_reader_sees(tmp_path):
 def test_pointer_maps_of_a_file_that_can_be_shortened_are_left_alone(tmp_path):
     path = tmp_path / "log.db"
     with closing(SqliteLog(sqlite_file(path))) as log:
-        fill(log, random.Random(2), 8_000, "somebody")
+        fill(log, random.Random(2), 16_000, "somebody")
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
         [n_pages] = db.execute("PRAGMA page_count").fetchone()
