@@ -83,6 +83,7 @@ class Residual(NamedTuple):
 
     error: float
     mean: float  # of the server's half
+    variance: float  # of the same
     length: float  # of the inputs
 
 
@@ -90,21 +91,32 @@ def residual_of(model: ResidualKalman, event: Events, part: Part) -> Residual:
     """Return what is left over of one event. As rewards lie within a span of 1, larger errors are cut."""
     assert model.shared is not None
     slopes, n = np.empty(1 + event.hashes.size), int(event.n_context[0])
-    mean, _, length = example_part(model.shared, event.hashes, event.values, event.fields, n, n, slopes)
+    mean, variance, length = example_part(model.shared, event.hashes, event.values, event.fields, n, n, slopes)
     error = float((float(event.rewards[0]) - model.low) / model.span - mean - part.mean)
-    return Residual(min(max(error, -1.0), 1.0), float(mean), float(length))
+    return Residual(min(max(error, -1.0), 1.0), float(mean), float(variance), float(length))
 
 
 def learn_residual(model: ResidualKalman, event: Events, part: Part, left: Residual, weight: float = 1.0) -> None:
     """Learn one event; of less weight is what counts as noisier than the device says."""
     shared = model.shared
     assert shared is not None
-    variance = (shared.numbers[NOISE] + part.variance) / weight - shared.numbers[NOISE]
+    noise = float(shared.numbers[NOISE])
+    variance = (noise + part.variance) / weight - noise
+    error = _within_range(left, left.variance / (noise + variance + left.variance))
     label = (float(event.rewards[0]) - model.low) / model.span
-    model.learn_packed(event, NO_OWNS, np.array([[label - left.mean - left.error, variance]]))
+    model.learn_packed(event, NO_OWNS, np.array([[label - left.mean - error, variance]]))
     if part.slopes.size:
         names = field_keys(event.fields[int(event.n_context[0]) :])
-        step_device_priors(shared, names, weight * left.error * part.slopes)
+        step_device_priors(shared, names, weight * error * part.slopes)
+
+
+def _within_range(left: Residual, gain: float) -> float:
+    """Return the error, cut so that mean + gain · error is in [0, 1], or no further out than the mean is.
+
+    The device alone says what its own part is: one that always says too much would move the mean without end.
+    """
+    step = min(max(gain * left.error, -max(left.mean, 0.0)), max(1.0 - left.mean, 0.0))
+    return step / gain if gain > 0 else left.error
 
 
 # The device's half

@@ -58,8 +58,10 @@ def learn_residual(server: ResidualKalman, example: Example, part: Part) -> None
     if not server.bases:
         server.learn(event)
         return
-    mean, label = part_of(server, example.seen, example.action).mean, (example.reward - server.low) / server.span
-    error = min(max(label - mean - part.mean, -1.0), 1.0)
+    shared, label = part_of(server, example.seen, example.action), (example.reward - server.low) / server.span
+    mean, gain = shared.mean, shared.variance / (server.noise + shared.variance + part.variance)
+    step = gain * min(max(label - mean - part.mean, -1.0), 1.0)  # of the mean, which stays in [0, 1]
+    error = min(max(step, -max(mean, 0.0)), max(1.0 - mean, 0.0)) / gain
     server._learn(event, new=True, beside=(label - mean - error, part.variance))
     for name, slope in part.slopes.items():
         prior = server._field(name, new=True).own

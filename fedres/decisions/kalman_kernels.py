@@ -244,7 +244,8 @@ def learn_all(
 ) -> float:  # fmt: skip
     """Learn from events in their order; ``new`` says that their numbers may settle scales. Return the sum of e².
 
-    ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the span.
+    ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the span. It is
+    overwritten by the error of each event and the length of its inputs.
     """
     most = 1
     for e in range(events.users.size):
@@ -264,6 +265,19 @@ def renew_basis(shared: Any, squares: Array) -> None:
                 squares[0, i, j] = shared.moment[i, j] / n
         eigenvectors(squares[0], squares[1], shared.bases[n_bases])
         shared.counts[BASES] += 1
+
+
+@bare_kernel
+def length_of(scratch: Any, n_places: int, n_tail: int, n_blocks: int) -> float:
+    """Return the length of an example's inputs: of its context, times that of its blocks."""
+    inputs, blocks = 0.0, 0.0
+    for j in range(n_places):
+        inputs += scratch.z[scratch.places[j]] * scratch.z[scratch.places[j]]
+    for j in range(n_tail):
+        inputs += scratch.t[j] * scratch.t[j]
+    for f in range(n_blocks):
+        blocks += scratch.xs[f] * scratch.xs[f]
+    return math.sqrt(inputs * blocks)
 
 
 @bare_kernel
@@ -327,6 +341,7 @@ def learn_in(
         squares += error * error
         noise = shared.numbers[NOISE]
         variance += beside[e, 1]
+        beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, m)
         q, ahead, phi = noise + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
         for f in range(m):
             for j in range(places.size):

@@ -6,7 +6,6 @@ devices' weights is the server's to learn, so it needs the slopes of a device's 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedres.decisions.kalman_inputs import (
     key_of,
     scale_of,
 )
-from fedres.decisions.kalman_kernels import core_part, inputs_in, learn_in, step_prior, tail_part
+from fedres.decisions.kalman_kernels import core_part, inputs_in, learn_in, length_of, step_prior, tail_part
 from fedres.decisions.kalman_own import tau_of
 from fedres.decisions.kalman_state import CORE, OWN, SCALES, TAIL, Events, Workspace, scratch_for
 from fedres.local_learners.adagrad import bare_kernel, kernel
@@ -61,11 +60,7 @@ def example_part(
     n_blocks = action_blocks(shared, hashes[n_context:], values[n_context:], own, False, keys, xs, names)
     order = field_keys(own)
     slopes[: order.size] = 0.0
-    mean, variance, inputs, blocks = 0.0, 0.0, 0.0, 0.0
-    for j in range(n_places):
-        inputs += z[places[j]] * z[places[j]]
-    for j in range(n_tail):
-        inputs += t[j] * t[j]
+    mean, variance = 0.0, 0.0
     for f in range(n_blocks):
         field = field_place(shared, names[f], False)
         part_mean, part_variance, slope = core_part(
@@ -78,11 +73,10 @@ def example_part(
             slope += tail_slope
         mean += xs[f] * part_mean
         variance += xs[f] * xs[f] * part_variance
-        blocks += xs[f] * xs[f]
         for j in range(order.size):
             if order[j] == names[f]:
                 slopes[j] += xs[f] * slope
-    return mean, variance, math.sqrt(inputs * blocks)
+    return mean, variance, length_of(scratch, n_places, n_tail, n_blocks)
 
 
 @kernel

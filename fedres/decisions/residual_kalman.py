@@ -136,12 +136,20 @@ class ResidualKalman:
         learned = self.learn_packed(events, Owns(words, sizes))
         return [np.array(own) for own in np.split(learned.words, np.cumsum(learned.sizes))[: len(owns)]]
 
-    def learn_packed(self, events: Events, owns: Owns, beside: Array | None = None) -> Owns:
+    def learn_packed(
+        self, events: Events, owns: Owns, beside: Array | None = None, left: Array | None = None
+    ) -> Owns:  # fmt: skip
         """Do so with personal models that lie one after the other.
 
         ``beside`` has the mean and the variance of what another model predicts of each event, in shares of the range
         of rewards: then this one learns what that leaves over. The start does not look at it.
+
+        ``left``, zeros, is filled with the error of each event before it was learned and the length of its inputs;
+        those of the start stay 0.
         """
+        left = np.zeros((events.users.size, 2)) if left is None else left
+        if beside is not None:
+            left[:] = beside
         while self.first is not None and events.users.size:
             if self.shared is not None and beside is not None:
                 self.first = None  # what was left over cannot be learned again
@@ -152,10 +160,10 @@ class ResidualKalman:
             if self.shared is None:
                 self._settle()
             else:
-                owns = self._learn(part, owns, None)
-            events, beside = _part(events, n, events.users.size), None if beside is None else beside[n:]
+                owns = self._learn(part, owns, left[:n])
+            events, left = _part(events, n, events.users.size), left[n:]
             self._choose()
-        return self._learn(events, owns, beside)
+        return self._learn(events, owns, left)
 
     def _n_kept(self, events: Events) -> int:
         """Return how many of the events there is room for before the next step: the end of the start, or the choice."""
@@ -202,7 +210,7 @@ class ResidualKalman:
                     getattr(trial, name)[:, USER] = getattr(self.shared, name)[:, USER]
                 self.shared, least = trial, squares
 
-    def _learn(self, events: Events, owns: Owns, beside: Array | None) -> Owns:
+    def _learn(self, events: Events, owns: Owns, beside: Array) -> Owns:
         if self.shared is not None and events.users.size:
             self.shared, owns, _ = self._learned(self.shared, events, owns, beside, new=True)
         return owns

@@ -9,7 +9,8 @@ the first), each with one vote however much it sends, so that a minority of clie
   ``client_pull`` times the mean client's, the most demanding quarter left out of the mean. A client whose error stays
   large while the others' shrink would otherwise steer the model: nothing holds against it until their errors grow.
 
-A quarter of the clients can be hostile, then. Whoever has many client ids is many clients.
+A quarter of the clients can be hostile, then. Whoever has many client ids is many clients. Users for whom the service
+decides are clients too where the model is ``residual-kalman``: all their events are learned, and say what is usual.
 
 In the first window there is nothing to compare with, and a flood makes most of those heard first hostile. A huge
 gradient or delta is never made good; so none is learned from until half of the clients that joined were heard, and
@@ -82,6 +83,9 @@ class Guard(msgspec.Struct):
     seen: int = 0  # uploads in this window
     learned: int = 0  # the same, those beyond a client's share not counted
     before: Usual = Usual()  # of the window before; in the first one, how many clients are waited for
+    nameless: int = 0  # events without a user in this window
+    hosts: int = 0  # users in this window for whom the service decided
+    hosted: int = 0  # the same, in the newest window that had some
 
     def weigh(
         self, client: str, values: Array, defences: Defences, error: Callable[[Array], float] | None = None
@@ -98,6 +102,23 @@ class Guard(msgspec.Struct):
         weight = self._weigh(own, pull, defences)
         self._close()
         return values, weight
+
+    def count(self, user: str | None, norm: float, error: float) -> None:
+        """Take note of an event that the service decided and that was learned from.
+
+        Events without a user count as of one client for every ``TURNS``, which is what a mean client sends.
+        """
+        if user is None:
+            user = f"\0{self.nameless // TURNS}"  # no id has a NUL
+            self.nameless += 1
+        self.hosts += user not in self.sent
+        own = self.sent.setdefault(user, Sent())
+        own.uploads += 1
+        own.norm += (norm - own.norm) / own.uploads
+        own.pull += abs(error) * math.hypot(norm, 1.0)
+        self.seen += 1
+        self.learned += 1
+        self._close()
 
     def clip(self, client: str, vector: Array, defences: Defences, joined: int = 0) -> Array | None:
         """Return a gradient or delta, clipped; None if it is not to be learned from.
@@ -185,10 +206,12 @@ class Guard(msgspec.Struct):
         full = self.learned >= length and not self._early()
         if not full and self.seen < PATIENCE * length and len(self.sent) < MOST_CLIENTS:
             return
-        clients = max(len(self.sent), self._clients() // 2)
-        norm = _kept_by_most([sent.norm for sent in self.sent.values()])
-        self.before = Usual(clients, self.learned / clients, norm, self._pull())
-        self.sent, self.seen, self.learned = {}, 0, 0
+        clients = max(len(self.sent), 3 * self._clients() // 4)  # a burst of some must not hide the others
+        if self.hosts or len(self.sent) >= self.hosted:  # a few devices while users are away are not what is usual
+            norm = _kept_by_most([sent.norm for sent in self.sent.values()])
+            self.before = Usual(clients, self.learned / clients, norm, self._pull())
+        self.hosted = self.hosts or self.hosted
+        self.sent, self.seen, self.learned, self.nameless, self.hosts = {}, 0, 0, 0, 0
 
 
 def combine(vectors: Sequence[Array], how: str) -> Array:
@@ -226,7 +249,7 @@ def _kept_by_most(norms: list[float]) -> float:
 
 
 def _trimmed_mean(numbers: list[float], n: int) -> float:
-    """Return the mean of the numbers and as many 0 as make them n, the greatest quarter left out."""
-    kept = n - int(TRIMMED * n)
+    """Return the mean of the numbers and as many 0 as make them n, the greatest quarter left out; of three, one."""
+    kept = n - (1 if n == 3 else int(TRIMMED * n))
     rest = kept - (n - len(numbers))
     return math.fsum(sorted(numbers)[:rest]) / kept if rest > 0 else 0.0

@@ -12,6 +12,7 @@ from fedres.decisions import kalman_state
 from fedres.scoring.batch import CHUNK_BITS, Events, Shared
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import PersonalModel, SharedModel
+from service.learn.guard import Guard
 from service.learn.join import Decided
 from service.learn.kalman import KalmanShared
 from service.learn.shared_models import AnyShared, expanded_example
@@ -63,13 +64,16 @@ class LoopModels:
         """Let the shared model keep nothing of single events; return whether it did."""
         return isinstance(self.shared, KalmanShared) and self.shared.model.forget_events()
 
-    def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int) -> None:
+    def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int, guard: Guard) -> None:
         """Learn from events that were decided under the same settings, in this order.
 
         The shared model has been this one since the position ``installed``.
         """
         if isinstance(self.shared, KalmanShared):
-            self._learn_kalman(self.shared, learned, settings, installed)
+            left = self._learn_kalman(self.shared, learned, settings, installed)
+            for (decided, _, _), (error, length) in zip(learned, left.tolist(), strict=True):
+                if length > 0:  # not of the start
+                    guard.count(decided.user, length, error)
         elif isinstance(self.shared, FederatedModel):
             self._learn_one_by_one(self.shared, learned, settings)
         else:
@@ -77,7 +81,7 @@ class LoopModels:
 
     def _learn_kalman(
         self, shared: KalmanShared, learned: Sequence[LearnedEvent], settings: Settings, installed: int
-    ) -> None:
+    ) -> Array:
         users, changed, places = _users_of(learned, personal=settings.personal)
         features = [decided.features for decided, _, _ in learned]
         sizes = [len(each.hashes) // 4 for each in features]
@@ -90,7 +94,7 @@ class LoopModels:
             np.array([reward for _, reward, _ in learned], np.float32),
             places,
         )
-        self.personal.learn_kalman(self._loop, users, changed, events, shared.model, installed)
+        return self.personal.learn_kalman(self._loop, users, changed, events, shared.model, installed)
 
     def _learn_batch(self, shared: SharedModel, learned: Sequence[LearnedEvent], settings: Settings) -> None:
         users, changed, places = _users_of(learned, personal=settings.personal)

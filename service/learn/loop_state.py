@@ -197,7 +197,7 @@ class LoopState:
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:
             self.head.version = learned[-1].position
-            self.models.learn(learned, settings, self.head.installed)
+            self.models.learn(learned, settings, self.head.installed, self.head.guard)
 
     def _count_control(self, reward: float | None, learns: bool) -> None:
         if reward is not None:

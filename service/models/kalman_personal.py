@@ -105,13 +105,14 @@ def _store_all(words: Array, offsets: Array, keys: Array, owns: Array, sizes: Ar
 
 def learn_in_memory(
     memory: MemoryWriter, keys: Array, changed: Array, events: Events, model: ResidualKalman, installed: int
-) -> tuple[Array, int]:
+) -> tuple[Array, int, Array]:
     """Learn from events of the users with these keys, who last learn at the positions ``changed``.
 
-    Return which of them have a model now, as those of the start do not, and for how many it is their first.
+    Return which of them have a model now, as those of the start do not, for how many it is their first, and of each
+    event the error before it was learned and the length of its inputs.
     """
-    offsets = np.empty(len(keys), np.int64)
-    learned = model.learn_packed(events, Owns(*_load_all(memory.words, keys, installed, offsets)))
+    offsets, left = np.empty(len(keys), np.int64), np.zeros((events.users.size, 2))
+    learned = model.learn_packed(events, Owns(*_load_all(memory.words, keys, installed, offsets)), None, left)
     held = np.flatnonzero(learned.sizes)
     n_new = int(np.count_nonzero(offsets[held] < 0))
     moved = []
@@ -123,4 +124,4 @@ def learn_in_memory(
     _store_all(memory.words, offsets, keys, learned.words, learned.sizes, changed)
     for u in moved:
         memory.show((int(keys[u, 0]), int(keys[u, 1])), int(offsets[u]))
-    return held, n_new
+    return held, n_new, left

@@ -283,3 +283,22 @@ def test_what_makes_no_sense_is_refused():
         msgspec.convert({"max_norm": float("nan")}, Defences)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"combine": "mode"}, Defences)
+
+
+def test_users_that_the_service_decides_for_count_as_clients():
+    """One device alone has nobody to be compared with; beside hosted users it gets what they have."""
+    alone, beside, nameless = Guard(), Guard(), Guard()
+    for k in range(400):
+        beside.count(f"user {k % 40}", 1.0, 0.4)
+        nameless.count(None, 1.0, 0.4)
+    learned = [sum(residual(guard, "hostile", ONE, -1.0)[1] for _ in range(200)) for guard in (alone, beside, nameless)]
+    assert learned[0] > 100
+    assert max(learned[1:]) < 10
+    assert len(nameless.sent) <= 1 + 400 // TURNS
+
+
+def test_a_hosted_user_is_forgotten_by_name():
+    guard = Guard()
+    guard.count("anna", 1.0, 0.4)
+    guard.forget("anna")
+    assert (guard.sent, guard.seen, guard.learned) == ({}, 0, 0)

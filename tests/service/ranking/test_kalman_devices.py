@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from device_uploads import hosted, residual, some_residuals
 from machine import Engine, running
-from playing import head_of, rebuilt, refused_for
+from playing import head_of, raw, rebuilt, refused_for
 
 from fedres.decisions.federated_kalman import DeviceKalman
 from fedres.decisions.kalman_document import read_document
@@ -14,6 +14,8 @@ from fedres.decisions.kalman_state import OWN
 from fedres.decisions.residual_kalman import request_of
 from fedres.scoring.features import Named, Preparer
 from service.learn.guard import Defences
+from service.ranking.requests import Action, RankRequest
+from service.ranking.uploads import Residual
 
 SURE = {"variance": 0.01, "slopes": [0.1, 0.2, 0.3]}
 
@@ -131,3 +133,99 @@ def test_a_hostile_minority_is_kept_within_bounds(tmp_path):
         if (tmp_path / name).mkdir() is None
     )
     assert abs(honest - defended) < abs(honest - open_)
+
+
+REWARDED = {"tea": 0.8, "juice": 0.3, "cola": 0.1}  # probabilities
+FREE = {"variance": 0.0, "slopes": []}
+
+
+def weather(rng):
+    return {"weather": ("cold", "warm")[rng.integers(2)]}
+
+
+async def host(engine, rng, n, users):
+    """Decide and reward ``n`` times; return how often tea was taken. Nobody has a name if there are no users."""
+    taken = 0
+    for _ in range(n):
+        asked = RankRequest(
+            user=f"u{rng.integers(users)}" if users else None,
+            context=raw(weather(rng)),
+            actions=[Action(name, raw({})) for name in REWARDED],
+            event_id=f"e{rng.integers(2**60)}",
+        )
+        name = (await engine.rank("default", asked)).action_id
+        taken += name == "tea"
+        await engine.reward("default", asked.event_id, float(rng.random() < REWARDED[name]))
+    await engine.settle()
+    return taken
+
+
+def sent(rng, seqs, n, lie=None):
+    """Return honest residuals, or those of a device that always says: tea is worse than predicted, the rest better."""
+    found = []
+    for _ in range(n):
+        name = [*REWARDED][rng.integers(3)]
+        label, local = (float(rng.random() < REWARDED[name]), 0.0) if lie is None else (0.0, lie)
+        if lie is not None and name != "tea":
+            label, local = 1.0, -lie
+        found.append(Residual(next(seqs), 1, raw(weather(rng)), Action(name, raw({})), local, label, **FREE))
+    return found
+
+
+async def scores(engine):
+    asked = RankRequest(context=raw({"weather": "cold"}), actions=[Action(name, raw({})) for name in REWARDED])
+    return {row.id: row.score for row in (await engine.rank("default", asked)).ranking}
+
+
+@pytest.mark.parametrize("users", [40, 0])
+def test_one_device_moves_no_hosted_score_out_of_the_range_nor_changes_the_best_action(tmp_path, users):
+    """It says ±1e9 as its own part, so that its error is always the largest; without bounds tea came to −102."""
+
+    async def story():
+        rng, seqs = np.random.default_rng(1), iter(range(1, 10**6))
+        async with running(tmp_path) as engine:
+            await host(engine, rng, 400, users)
+            before = await scores(engine)
+            for _ in range(4):
+                await engine.residuals("default", "hostile", sent(rng, seqs, 500, lie=1e9))
+            await engine.settle()
+            after = await scores(engine)
+            assert all(-0.05 <= score <= 1.05 for score in after.values())
+            assert after == pytest.approx(before, abs=0.25)
+            assert await host(engine, rng, 100, users) >= 80
+            digest = engine.digest("default")
+        assert rebuilt(tmp_path) == digest
+
+    asyncio.run(story())
+
+
+def test_without_any_defence_one_device_stays_within_the_range_of_rewards(tmp_path):
+    async def story():
+        rng, seqs = np.random.default_rng(1), iter(range(1, 10**6))
+        off = Defences(max_norm=None, client_share=None, client_pull=None)
+        async with running(tmp_path, defences=off) as engine:
+            await host(engine, rng, 100, 10)
+            for lie in (1e9, -1e9):
+                await engine.residuals("default", "hostile", sent(rng, seqs, 500, lie=lie))
+                await engine.settle()
+                assert all(-0.5 <= score <= 1.5 for score in (await scores(engine)).values())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("n_honest", [3, 20])
+def test_a_hostile_device_among_honest_ones_does_not_make_the_best_action_the_last(tmp_path, n_honest):
+    async def story():
+        rng, seqs = np.random.default_rng(1), iter(range(1, 10**6))
+        async with running(tmp_path) as engine:
+            for k in range(60):
+                for device in range(n_honest):
+                    await engine.residuals("default", f"phone-{device}", sent(rng, seqs, 5))
+                if k >= 20:
+                    await engine.residuals("default", "hostile", sent(rng, seqs, 50, lie=1e9))
+            await engine.settle()
+            after = await scores(engine)
+            assert after["tea"] == max(after.values())
+            assert after == pytest.approx(REWARDED, abs=0.15 if n_honest == 20 else 0.4)
+
+    asyncio.run(story())
