@@ -92,26 +92,33 @@ class Columns:
         return ", ".join(said)
 
 
-def read_records(
-    source: Source, columns: Columns, progress: Progress = ignore_progress
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where a decision is, and the decision as an object of a JSON lines log, in the order of time.
+class Decisions:
+    """The decisions of a table, as objects of a JSON lines log.
 
     Without ``actions``, they are those that the table has in its column of actions.
     """
-    columns = columns.within(source)
-    ids, is_number, is_sorted = _survey(source, columns)
-    reader = _Reader(columns, ids, is_number)
-    prefix = Path(source.name).name
-    rows = source.rows(reader.names, progress)
-    if not is_sorted:
-        time = reader.names.index(str(columns.time))
-        rows = iter(sorted(rows, key=lambda row: seconds(row[1][time])))
-    for where, cells in rows:
-        try:
-            yield where, reader.record(f"{prefix} {where}", cells)
-        except ValueError as error:
-            raise ValueError(f"{source.name}, {where}: {error}") from None
+
+    def __init__(self, source: Source, columns: Columns) -> None:
+        self.source, self._columns = source, columns.within(source)
+        ids, is_number, self._is_sorted = _survey(source, self._columns)
+        self._reader = _Reader(self._columns, ids, is_number)
+        self._prefix = f"{Path(source.name).name} {source.unit}"
+
+    def rows(self, progress: Progress = ignore_progress) -> Iterator[tuple[int, Sequence[Any]]]:
+        """Yield rows by their numbers, in the order of time."""
+        rows, names = self.source.rows(self._reader.names, progress), self._reader.names
+        if self._is_sorted:
+            return rows
+        time = names.index(str(self._columns.time))
+        return iter(sorted(rows, key=lambda row: seconds(row[1][time])))
+
+    def event_id(self, number: int, cells: Sequence[Any]) -> str:
+        """Return the id of the decision in a row, by the number of the row if no column has it."""
+        return self._reader.event_id(cells) or f"{self._prefix} {number}"
+
+    def record(self, number: int, cells: Sequence[Any]) -> dict[str, Any]:
+        """Return the decision of a row; a ``ValueError`` names the column, and not the row."""
+        return {"event_id": self.event_id(number, cells), **self._reader.record(cells)}
 
 
 def _survey(source: Source, columns: Columns) -> tuple[tuple[str, ...], frozenset[str], bool]:
@@ -124,14 +131,15 @@ def _survey(source: Source, columns: Columns) -> tuple[tuple[str, ...], frozense
         return tuple(ids), frozenset(), True
     names = [str(columns.action), *([columns.time] if columns.time else []), *context]
     first = len(names) - len(context)
-    for where, cells in source.rows(names, ignore_progress):
+    for number, cells in source.rows(names, ignore_progress):
         if not listed and cells[0] is not None:
             ids.setdefault(_id(cells[0]))
         if columns.time:
             try:
                 now = seconds(cells[1])
             except ValueError as error:
-                raise ValueError(f"{source.name}, {where}: column {columns.time!r}: {error}") from None
+                where = f"{source.name}, {source.unit} {number}"
+                raise ValueError(f"{where}: column {columns.time!r}: {error}") from None
             is_sorted, before = is_sorted and before <= now, now
         if is_number:
             is_number -= {name for name, cell in zip(context, cells[first:], strict=True) if not _is_number(cell)}
@@ -149,13 +157,13 @@ class _Reader:
         self._actions = [{"id": name} for name in ids]
         self.names = [*self._words.values(), *self._context]
 
-    def record(self, name: str, cells: Sequence[Any]) -> dict[str, Any]:
-        """Return an object for a row, which has this name unless a column names it."""
+    def event_id(self, cells: Sequence[Any]) -> str | None:
+        cell = cells[list(self._words).index("event_id")] if "event_id" in self._words else None
+        return None if is_missing(cell) else _id(cell)
+
+    def record(self, cells: Sequence[Any]) -> dict[str, Any]:
         cell = dict(zip(self._words, cells, strict=False))
-        record: dict[str, Any] = {
-            "event_id": name if is_missing(cell.get("event_id")) else _id(cell["event_id"]),
-            "context": self._features(cells[len(self._words) :]),
-        }
+        record: dict[str, Any] = {"context": self._features(cells[len(self._words) :])}
         record["actions"], ids, known = self._actions, self._ids, self._known
         if "actions" in cell:
             ids = [_id(one) for one in self._list("actions", cell["actions"])]

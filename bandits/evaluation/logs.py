@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
-from bandits.evaluation.columns import Columns, read_records
+from bandits.evaluation.columns import Columns, Decisions
 from bandits.evaluation.sources import TABLE_ENDINGS, Progress, Source, ignore_progress, is_table, open_source
 from bandits.evaluation.values import (
     action_features,
@@ -72,11 +72,12 @@ def read_events(log: Any, columns: Columns = NO_COLUMNS, progress: Progress = ig
 
 
 def _table_events(source: Source, columns: Columns, progress: Progress) -> Iterator[LoggedEvent]:
-    for where, record in read_records(source, columns, progress):
+    decisions = Decisions(source, columns)
+    for row, cells in decisions.rows(progress):
         try:
-            yield from_record(record)
+            yield from_record(decisions.record(row, cells))
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"{source.name}, {where}: {error}") from None
+            raise ValueError(f"{source.name}, {source.unit} {row}: {error}") from None
 
 
 def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
@@ -93,6 +94,15 @@ def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
 def read_objects(path: str | Path, progress: Progress = ignore_progress) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, JSON object) for every line that is not blank."""
     decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+    for at, line in read_lines(path, progress):
+        try:
+            yield at, as_object("the line", decode(line.decode()))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {at}: {error}") from None
+
+
+def read_lines(path: str | Path, progress: Progress = ignore_progress) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line) for every line that is not blank, plain or ``.gz``."""
     at = 0
     try:
         with open(path, "rb") as file, _plain(path, file) as lines:
@@ -101,11 +111,9 @@ def read_objects(path: str | Path, progress: Progress = ignore_progress) -> Iter
                 if at % LINES == 0:
                     progress(min(file.tell(), size), size)
                 if not line.isspace():
-                    yield at, as_object("the line", decode(line.decode()))
+                    yield at, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}, line {at + 1}: the gzip data is broken: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}, line {at}: {error}") from None
 
 
 def _plain(path: str | Path, file: BinaryIO) -> BinaryIO:

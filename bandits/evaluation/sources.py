@@ -22,9 +22,10 @@ class Source(Protocol):
     name: str  # as errors call it
     names: list[str]  # of its columns
     is_text: bool  # cells are texts, whatever they mean
+    unit: str  # what its rows are counted as: lines of a text from 1, rows from 0
 
-    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield where a row is, for errors, and its cells of these columns; None where a cell is empty."""
+    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield the number of a row and its cells of these columns; None where a cell is empty."""
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -49,6 +50,7 @@ class Csv:
     """A CSV file with a header, separated by tabs if its name says .tsv."""
 
     is_text: bool = True
+    unit: str = "line"
 
     def __init__(self, path: Path) -> None:
         self.name, self._path = str(path), path
@@ -60,7 +62,7 @@ class Csv:
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"{path} must have columns with different names, got {', '.join(self.names)}")
 
-    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
         places, n, size = [self.names.index(name) for name in names], len(self.names), self._path.stat().st_size
         with open(self._path, "rb") as file, self._text(file) as text:
             lines = csv.reader(text, delimiter=self._delimiter, strict=True)
@@ -71,7 +73,7 @@ class Csv:
                         progress(min(file.tell(), size), size)
                     if len(cells) == n:
                         row = tuple([None if (cell := cells[k]) in EMPTY else cell for k in places])
-                        yield f"line {lines.line_num}", row
+                        yield lines.line_num, row
                     elif cells:
                         raise ValueError(f"must have {n} cells, as the header has, got {len(cells)}")
             except (csv.Error, ValueError, EOFError, OSError) as error:
@@ -87,6 +89,7 @@ class Parquet:
     """A Parquet file, through pyarrow."""
 
     is_text: bool = False
+    unit: str = "row"
 
     def __init__(self, path: Path) -> None:
         try:
@@ -101,12 +104,11 @@ class Parquet:
             raise ValueError(f"{path} must be a Parquet file: {error}") from None
         self.names: list[str] = list(self._file.schema_arrow.names)
 
-    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
         total, before = self._file.metadata.num_rows, 0
         for batch in self._file.iter_batches(CHUNK, columns=list(names)):
             columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in names]
-            for at, cells in enumerate(zip(*columns, strict=True), before):
-                yield f"row {at}", cells
+            yield from enumerate(zip(*columns, strict=True), before)
             before += batch.num_rows
             progress(before, total)
 
@@ -116,6 +118,7 @@ class Frame:
 
     name: str = "the table"
     is_text: bool = False
+    unit: str = "row"
 
     def __init__(self, frame: Any) -> None:
         names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", None) or frame.columns
@@ -126,11 +129,10 @@ class Frame:
             raise ValueError(f"columns must be of one length, got {sizes}")
         self._size = next(iter(sizes.values()), 0)
 
-    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def rows(self, names: Sequence[str], progress: Progress) -> Iterator[tuple[int, tuple[Any, ...]]]:
         for start in range(0, self._size, CHUNK):
             columns = [_cells(self._columns[name], start) for name in names]
-            for at, cells in enumerate(zip(*columns, strict=True), start):
-                yield f"row {at}", cells
+            yield from enumerate(zip(*columns, strict=True), start)
             progress(min(start + CHUNK, self._size), self._size)
 
 

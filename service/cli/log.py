@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.base import JsonFile, app, console, one_line_errors, private_files, progress_bar, write_json
+from service.cli.evaluate import (
+    ActionColumn,
+    ActionIds,
+    ContextColumns,
+    EventColumn,
+    ProbabilitiesColumn,
+    ProbabilityColumn,
+    RewardColumn,
+    TimeColumn,
+    UserColumn,
+    column_names,
+    read_as,
+)
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
 
 if TYPE_CHECKING:
+    from bandits.evaluation import Columns
     from service.log.protocol import Log
     from service.log.verifying import Progress, Verification
 
@@ -172,10 +186,23 @@ def export(
 @one_line_errors
 def import_(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="A file of `fedres log export`, or files in dsjson.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A file of `fedres log export`, or files of decisions: JSON lines, dsjson or tables.",
+        ),
     ],
-    loop: Annotated[str, typer.Option(help="dsjson: the loop it goes to, made if it is not there.")] = "default",
-    skip_wrong: Annotated[bool, typer.Option(help="dsjson: name wrong lines and pass over them.")] = False,
+    loop: Annotated[str, typer.Option(help="Decisions: the loop they go to, made if it is not there.")] = "default",
+    skip_wrong: Annotated[bool, typer.Option(help="Decisions: name wrong lines and pass over them.")] = False,
+    action: ActionColumn = None,
+    reward: RewardColumn = None,
+    probability: ProbabilityColumn = None,
+    user: UserColumn = None,
+    context: ContextColumns = None,
+    actions: ActionIds = None,
+    probabilities: ProbabilitiesColumn = None,
+    time: TimeColumn = None,
+    event_id: EventColumn = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -183,32 +210,55 @@ def import_(
 
     Each record is checked. If anything is wrong, or the command is interrupted, there is no store.
 
-    Files that end in .dsjson or .dsjson.gz are logs of Azure Personalizer, rlclientlib or Vowpal Wabbit. Their
-    decisions are appended to a loop of a store, new or not, with their probabilities. A wrong line ends the import
-    unless --skip-wrong is given. Run the command again to go on after an interruption.
+    Other files hold decisions that were made elsewhere, which are appended to a loop of a store, new or not, with their
+    probabilities: JSON lines, as GET /v1/events writes and `fedres evaluate` reads them; .dsjson and .dsjson.gz of
+    Azure Personalizer, rlclientlib or Vowpal Wabbit; tables (.csv, .tsv, .parquet) with the columns that you name. A
+    wrong line ends the import unless --skip-wrong is given. Run the command again to go on after an interruption.
     """
+    from bandits.evaluation import Columns
+    from service import decision_files
     from service.log import transfer
 
-    is_dsjson = [file.name.endswith((".dsjson", ".dsjson.gz")) for file in files]
-    if all(is_dsjson):
-        _import_dsjson(files, loop, store, folder, skip_wrong=skip_wrong)
+    columns = Columns(
+        action=action,
+        reward=reward,
+        probability=probability,
+        user=user,
+        context=column_names(context),
+        actions=actions,
+        probabilities=probabilities,
+        time=time,
+        event_id=event_id,
+    )
+    for file in files:
+        if not file.exists():
+            raise ValueError(f"FILE must be there, got {file}")
+    kinds = {file: decision_files.kind_of(file) for file in files}
+    if columns.given and decision_files.TABLE not in kinds.values():
+        raise ValueError(f"{columns.given[0]} must come with a table (.csv, .tsv, .parquet), got {files[0]}")
+    if decision_files.EXPORT not in kinds.values():
+        _import_decisions(kinds, columns, loop, store, folder, skip_wrong=skip_wrong)
         return
     if len(files) > 1:
-        raise ValueError(f"FILE must be one file, or all must end in .dsjson or .dsjson.gz, got {len(files)}")
+        raise ValueError(f"FILE must be one exported log, or files of decisions, got {len(files)} files")
     path = _sqlite_path("import", store, folder)
     with store_errors(), progress_bar(f"importing {files[0]}") as progress:
         n_records = transfer.import_log(files[0], path, progress)
     typer.echo(f"{path} has {n_records} records")
 
 
-def _import_dsjson(files: list[Path], loop: str, store: str, folder: Path, *, skip_wrong: bool) -> None:
+def _import_decisions(
+    kinds: Mapping[Path, str], columns: Columns, loop: str, store: str, folder: Path, *, skip_wrong: bool
+) -> None:
     from fedres.lease import Lease
+    from service.decision_files import DSJSON, TABLE, JsonLines, TableRows
     from service.log.opening import Store, open_log
-    from service.personalizer.importing import import_dsjson
+    from service.personalizer.importing import DecisionFile, Dsjson, import_decisions
 
-    for file in files:
-        if not file.exists():
-            raise ValueError(f"FILE must be there, got {file}")
+    files: dict[Path, DecisionFile] = {}
+    for file, kind in kinds.items():
+        read_as(file, columns)
+        files[file] = TableRows(file, columns) if kind == TABLE else (Dsjson if kind == DSJSON else JsonLines)(file)
     path = store_path(store, folder)
     database = store if is_postgresql(store) else None
     lease = contextlib.nullcontext() if database else Lease(path)  # a database has its own order
@@ -219,7 +269,7 @@ def _import_dsjson(files: list[Path], loop: str, store: str, folder: Path, *, sk
         contextlib.closing(open_log(Store(path, database))) as opened,
         progress_bar(f"importing {len(files)} files") as progress,
     ):
-        found = import_dsjson(opened, loop, files, progress=progress, wrong=report)
+        found = import_decisions(opened, loop, files, progress=progress, wrong=report)
     typer.echo(f"loop {loop!r} has {found.stored} more events; {found.known} were there, {found.wrong} lines wrong")
 
 

@@ -1,20 +1,20 @@
-"""dsjson into a loop's log, with its probabilities, as if it had been decided here.
+"""Decisions of files into a loop's log, with their probabilities, as if they had been made here.
 
 Events are known by their id: an import that was interrupted is run again, and goes on with what is missing.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
+from bandits.evaluation.logs import read_lines
 from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body
@@ -28,7 +28,8 @@ from service.settings import Settings
 
 BATCH = 1_000  # lines that are stored together
 
-Progress = Callable[[int, int], None]  # bytes read so far, and of all files
+Progress = Callable[[int, int], None]  # how much of a file is read
+Rows = Sequence[tuple[int, Any]]
 
 
 class Imported(NamedTuple):
@@ -43,100 +44,124 @@ class WrongLine(ValueError):  # noqa: N818
     """A line that cannot be taken."""
 
 
-def import_dsjson(
+class DecisionFile(Protocol):
+    """A file of decisions, read a row at a time: a line of a text, or a row of a table."""
+
+    unit: str  # what rows are called
+    settings: Settings  # of a loop that is made for them
+    reward: str  # what the reward is called
+
+    def rows(self, progress: Progress) -> Iterator[tuple[int, Any]]: ...
+    def ids(self, number: int, row: Any) -> list[str]: ...
+    def read(self, number: int, row: Any) -> list[Logged]: ...
+
+
+class Dsjson:
+    """Lines in dsjson."""
+
+    unit, settings, reward = "line", azure_settings(), "-_label_cost"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rows(self, progress: Progress) -> Iterator[tuple[int, bytes]]:
+        return read_lines(self._path, progress)
+
+    def ids(self, number: int, line: bytes) -> list[str]:
+        return event_ids(line)
+
+    def read(self, number: int, line: bytes) -> list[Logged]:
+        return read_line(line)
+
+
+def import_decisions(
     log: Log,
     name: str,
-    files: Sequence[Path],
+    files: Mapping[Path, DecisionFile],
     *,
     progress: Progress,
     wrong: Callable[[str], None] | None = None,
 ) -> Imported:
     """Append the decisions of files to a loop, which is made if it is not there.
 
-    A wrong line ends the import unless ``wrong`` takes what is said of it. All that came before is stored.
+    A wrong row ends the import unless ``wrong`` takes what is said of it. All that came before is stored.
     """
-    importer = _Importer(log, name, wrong)
-    sizes, before = [file.stat().st_size for file in files], 0
-    for file, size in zip(files, sizes, strict=True):
-        with open(file, "rb") as raw, _plain(file, raw) as lines:
-            numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-            while batch := list(islice(numbered, BATCH)):
-                importer.take(file, batch)
-                progress(before + min(raw.tell(), size), sum(sizes))
-        before += size
+    importer = _Importer(log, name, next(iter(files.values())).settings, wrong)
+    for path, file in files.items():
+        rows = file.rows(progress)
+        while batch := list(islice(rows, BATCH)):
+            importer.take(path, file, batch)
     return Imported(importer.stored, importer.known, importer.wrong)
 
 
-def _plain(file: Path, raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(raw)) if file.name.endswith(".gz") else raw
-
-
 class _Importer:
-    def __init__(self, log: Log, name: str, report: Callable[[str], None] | None) -> None:
+    def __init__(self, log: Log, name: str, settings: Settings, report: Callable[[str], None] | None) -> None:
         self._log, self._name, self._report = log, name, report
-        self._settings, self._position = _settings_in(log, name)
+        self._settings, self._position = _settings_in(log, name, settings)
         self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings, patience=None)))
         self._preparer = Preparer()
         self.stored = self.known = self.wrong = 0
 
-    def take(self, file: Path, lines: Sequence[tuple[int, bytes]]) -> None:
-        """Store the decisions of lines; where one is wrong and not passed over, those before it are stored first."""
-        numbers, logged, ended = [], [], None
-        for number, line in self._unknown(lines):
+    def take(self, path: Path, file: DecisionFile, rows: Rows) -> None:
+        """Store the decisions of rows; where one is wrong and not passed over, those before it are stored first."""
+        places, logged, ended = [], [], None
+        rows = self._unknown(file, rows)
+        for place, (number, row) in enumerate(rows):
             try:
-                found = self._read(line)
+                found = self._read(file, number, row)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-                ended = self._refuse(file, number, str(error))
+                ended = self._refuse(path, file.unit, number, str(error))
                 if ended is not None:
                     break
                 continue
             logged += found
-            numbers += [number] * len(found)
+            places += [place] * len(found)
         prepared = prepare_all([one.request for one in logged], self._loop, self._preparer)
-        wrong = {number: made for number, made in zip(numbers, prepared, strict=True) if isinstance(made, ApiError)}
-        for number, reason in sorted(wrong.items()):
-            ended = self._refuse(file, number, str(reason)) or ended
+        wrong = {place: made for place, made in zip(places, prepared, strict=True) if isinstance(made, ApiError)}
+        for place, reason in sorted(wrong.items()):
+            ended = self._refuse(path, file.unit, rows[place][0], str(reason)) or ended
             if ended is not None:
                 break
         last = min(wrong, default=math.inf) if ended is not None else math.inf
         self._append(
             [
                 self._records(one, made)
-                for number, one, made in zip(numbers, logged, prepared, strict=True)
-                if number not in wrong and number < last
+                for place, one, made in zip(places, logged, prepared, strict=True)
+                if place not in wrong and place < last
             ]
         )
         if ended is not None:
             raise ended
 
-    def _unknown(self, lines: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
-        """Return lines without those that an earlier run has stored: it went on at least to the last of a batch."""
-        if not self._known(lines[-1:]):
-            return lines
-        known, unknown = self._known(lines), []
-        for number, line in lines:
-            ids = _ids(line)
+    def _unknown(self, file: DecisionFile, rows: Rows) -> Rows:
+        """Return rows without those that an earlier run has stored: it went on at least to the last of a batch."""
+        if not self._known(file, rows[-1:]):
+            return rows
+        known, unknown = self._known(file, rows), []
+        for number, row in rows:
+            ids = _ids(file, number, row)
             if known.issuperset(ids):
                 self.known += len(ids)
             else:
-                unknown.append((number, line))
+                unknown.append((number, row))
         return unknown
 
-    def _known(self, lines: Sequence[tuple[int, bytes]]) -> set[str]:
-        asked = [name for _, line in lines for name in _ids(line)]
+    def _known(self, file: DecisionFile, rows: Rows) -> set[str]:
+        asked = [name for number, row in rows for name in _ids(file, number, row)]
         return {str(entry.event) for entry in self._log.find(self._name, asked) if entry.kind == RANK}
 
-    def _read(self, line: bytes) -> list[Logged]:
+    def _read(self, file: DecisionFile, number: int, row: Any) -> list[Logged]:
         low, high = self._settings.reward_range
-        found = read_line(line)
+        found = file.read(number, row)
         for one in found:
             if one.reward is not None and not low <= one.reward <= high:
-                raise ValueError(f"-_label_cost must be in [{low:g}, {high:g}], got {one.reward:g}")
+                rule = f"{file.reward} must be in [{low:g}, {high:g}], the loop's reward_range, got {one.reward:g}"
+                raise ValueError(f"{rule}: make a loop with another range first")
         return found
 
-    def _refuse(self, file: Path, number: int, message: str) -> WrongLine | None:
-        """Return what ends the import, None where the line is passed over."""
-        said = f"{file}, line {number}: {message}"
+    def _refuse(self, path: Path, unit: str, number: int, message: str) -> WrongLine | None:
+        """Return what ends the import, None where the row is passed over."""
+        said = f"{path}, {unit} {number}: {message}"
         if self._report is None:
             return WrongLine(said)
         self._report(said)
@@ -163,19 +188,18 @@ class _Importer:
                 self.stored += 1
 
 
-def _ids(line: bytes) -> list[str]:
-    """Return the ids of a line's decisions, one that nobody has where it has none."""
+def _ids(file: DecisionFile, number: int, row: Any) -> list[str]:
+    """Return the ids of a row's decisions, one that nobody has where it has none."""
     try:
-        return event_ids(line)
+        return file.ids(number, row)
     except (ValueError, RecursionError, msgspec.MsgspecError):
         return [""]
 
 
-def _settings_in(log: Log, name: str) -> tuple[Settings, int]:
-    """Return a loop's newest settings and their position; make the loop if it is not there."""
+def _settings_in(log: Log, name: str, settings: Settings) -> tuple[Settings, int]:
+    """Return a loop's newest settings and their position; make the loop with ``settings`` if it is not there."""
     made, deleted = log.of_kind(name, LOOP), log.of_kind(name, DELETED)
     if not made or (deleted and deleted[-1].position > made[-1].position):
-        settings = azure_settings()
         event = f"loop after {deleted[-1].position if deleted else 0}"
         [position] = log.append([[Record(name, LOOP, event, body=encode(settings))]])
         if isinstance(position, Refused):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from service.cli.base import app
 from service.personalizer.dsjson import event_ids, read_line
-from service.personalizer.importing import WrongLine, import_dsjson
+from service.personalizer.importing import Dsjson, WrongLine, import_decisions
 
 
 def line(k, chosen=2, cost=-1.0, **changes):
@@ -132,7 +132,7 @@ WRONG = {
 
 
 def imported(engine, file, **options):
-    return import_dsjson(engine.log, "bought", [file], progress=lambda *_: None, **options)
+    return import_decisions(engine.log, "bought", {file: Dsjson(file)}, progress=lambda *_: None, **options)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -216,8 +216,9 @@ def test_the_command_makes_a_store_and_can_be_run_again(tmp_path):
     assert ended.exit_code == 0, ended.output
     assert "loop 'shop' has 0 more events; 40 were there, 1 lines wrong" in ended.output
     assert run(app, ["log", "verify", "--store", store]).exit_code == 0
+    (tmp_path / "x.jsonl").write_text("{}")
     ended = run(app, ["log", "import", str(first), str(tmp_path / "x.jsonl"), "--store", store])
-    assert "FILE must be one file" in ended.output
+    assert "FILE must be one exported log, or files of decisions, got 2 files" in ended.output
 
 
 def test_an_interrupted_import_says_how_to_go_on(tmp_path, monkeypatch):
@@ -227,6 +228,6 @@ def test_an_interrupted_import_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.personalizer.importing.import_dsjson", interrupted)
+    monkeypatch.setattr("service.personalizer.importing.import_decisions", interrupted)
     ended = CliRunner().invoke(app, ["log", "import", str(file), "--store", f"sqlite:///{tmp_path}/fedres.db"])
     assert (ended.exit_code, "run the command again to go on" in ended.output) == (130, True)
