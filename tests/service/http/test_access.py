@@ -40,6 +40,7 @@ NO_KEY = {
     "GET /",
     "GET /dashboard.js",
     "GET /parts.js",
+    "GET /manage.js",
     "GET /dashboard.css",
     "GET /demo",
     "GET /demo.js",

@@ -38,6 +38,7 @@ TAKE_NOTHING = (
     "/",
     "/dashboard.js",
     "/parts.js",
+    "/manage.js",
     "/dashboard.css",
     "/demo",
     "/demo.js",
