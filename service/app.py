@@ -63,6 +63,7 @@ def create_app(
     hosts: Hosts | None = None,
     audit: Audit | None = None,
     root_path: str = "",
+    access_log: bool = False,
 ) -> FastAPI:
     """Return the application of a ranker; ``root_path`` is where a proxy offers it."""
     limits = limits or Limits()
@@ -99,6 +100,7 @@ def create_app(
         audit=audit or Audit(None),
         reshape={b"personalizer": reshape, b"loops": reshape},
         root_path=root_path,
+        access_log=access_log,
     )
     return app
 

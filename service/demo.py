@@ -19,6 +19,8 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
+from service import logs
+
 POLICY, UNIFORM, BEST = "demo", "demo-uniform", "demo-best"
 LOOPS: dict[str, dict[str, Any]] = {
     POLICY: {"control": {"share": 0.2, "experiment": "demo"}},
@@ -156,7 +158,7 @@ def run(url: str, parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
     while not stop.is_set() and not _is_up(url):
         time.sleep(0.1)
-    simulate(url, lambda line: print(line, flush=True), stop)
+    simulate(url, logs.say, stop)
 
 
 def _is_up(url: str) -> bool:

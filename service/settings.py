@@ -13,6 +13,7 @@ from fedres.scoring.federated import dense_learner, takes_residuals
 from fedres.scoring.model import LEARNING_RATE
 from service.control_group import Control
 from service.errors import ApiError
+from service.hints import hint
 from service.learn.guard import Defences
 from service.outcomes import Guardrail, check_outcomes
 
@@ -117,7 +118,9 @@ def read_settings(fields: dict[str, Any]) -> Settings:
         return msgspec.convert(fields, Settings)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
-        target = place.strip("`.") or _named(message)
+        named = _named(message)  # before the hint, which names others
+        message += hint(message, place, Settings)
+        target = place.strip("`.") or named
         raise ApiError(
             422, "invalid_settings", f"{target}: {message}" if place.strip("`.") else message, target
         ) from None

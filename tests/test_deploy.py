@@ -1,5 +1,6 @@
 """Files for operators: rules and dashboard name metrics that exist, and Prometheus's own tool accepts them."""
 
+import configparser
 import json
 import re
 import shutil
@@ -89,3 +90,20 @@ def test_the_commands_of_the_containers_are_those_of_the_command_line():
     described = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     for word in services["fedres"]["command"]:
         assert not word.startswith("--") or word in described, word
+
+
+def test_a_container_gets_time_to_stop_and_room_for_models():
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]["fedres"]
+    assert (service["stop_grace_period"], service["shm_size"]) == ("105s", "2gb")
+    assert "password" not in " ".join(service["command"])
+    assert service["environment"]["FEDRES_STORE"].startswith("postgresql://")
+
+
+def test_the_systemd_unit_starts_the_service_in_its_folder_and_lets_the_supervisor_end_the_others():
+    unit = configparser.RawConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(DEPLOY / "fedres.service", encoding="utf-8")
+    service = unit["Service"]
+    assert service["ExecStart"] == "/opt/fedres/bin/fedres serve"
+    assert (service["KillMode"], service["UMask"], service["Restart"]) == ("mixed", "0077", "always")
+    assert int(service["TimeoutStopSec"]) >= 105

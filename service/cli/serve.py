@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,18 +23,21 @@ app.add_typer(keys, name="keys")
 Store = Annotated[
     str,
     typer.Option(
+        envvar="FEDRES_STORE",
         help="Where the log is stored: sqlite:///PATH (relative), sqlite:////PATH (absolute), "
-        "or postgresql://USER:PASSWORD@HOST/DATABASE."
+        "or postgresql://USER:PASSWORD@HOST/DATABASE.",
     ),
 ]
-Folder = Annotated[Path, typer.Option(help="With PostgreSQL: folder for this machine's snapshots.")]
+Folder = Annotated[
+    Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's snapshots.")
+]
 Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
 DAY = 86_400.0
 DEFAULT_STORE = "sqlite:///fedres.db"
 DEFAULT_FOLDER = Path()
 
 
-@app.command()
+@app.command(context_settings={"auto_envvar_prefix": "FEDRES"})
 @one_line_errors
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a key.")] = "127.0.0.1",
@@ -71,9 +75,20 @@ def serve(
     ] = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of web pages that may call the service, such as https://shop.example. Repeatable."),
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="Format of log lines: text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="Least level of log lines: debug, info, warning or error.")] = "info",
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log a line for each request.")] = False,
 ) -> None:
-    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models."""
+    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models.
+
+    Every option can come from the environment: FEDRES_PORT for --port, and so on; several values separated by spaces.
+    """
     from fedres.lease import LeaseHeld
+    from service import logs
     from service.errors import ApiError
     from service.http.hosts import Hosts
     from service.http.keys import open_keys
@@ -84,7 +99,8 @@ def serve(
     from service.roles.exposure import check_exposure
     from service.roles.supervisor import serve as run
 
-    Hosts(allowed_host or ())
+    logs.check(log_format, log_level)
+    Hosts(allowed_host or (), origins=allowed_origin or ())
     path = store_path(store, folder)
     kept = Store(path, store if is_postgresql(store) else None, any_architecture)
     if not 0 <= port <= 65_535:
@@ -110,11 +126,15 @@ def serve(
         loops=None if loops is None else read_loops(loops),
         tls=None if tls_cert is None else Tls(certificate=tls_cert, private_key=tls_key),
         allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        access_log=access_log,
         root_path=read_root_path(root_path),
         accept_loss=accept_loss,
     )
+    logs.set_up(log_format, log_level)
     try:
-        run(config, demo=demo, say=typer.echo, welcome=lambda url: welcome(url, path, has_keys, demo))
+        where = shown_store(store, path)
+        run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, where, has_keys, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
 
@@ -146,14 +166,15 @@ def one_line_store_errors() -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
-def welcome(url: str, path: Path, has_keys: bool, demo: bool) -> str:
+def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
     access = "requests need a key" if has_keys else "no key yet, so none is needed (fedres keys add)"
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
-    ready = f"fedres is ready; it stores everything in {path}; {access}"
+    places += f"\n  demo     {url}/demo" * demo
+    ready = f"fedres {version('fedres')} is ready; it stores everything in {store}; {access}"
     lines = [ready, places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
     if demo:
-        lines.append(f"Simulated readers come by; watch them at {url}/")
+        lines.append(f"Simulated readers come by: watch them at {url}/, and read beside them at {url}/demo")
     return "\n".join(lines)
 
 
@@ -165,10 +186,24 @@ def store_path(store: str, folder: Path) -> Path:
         raise ValueError(f"folder must come with a store in PostgreSQL, got {str(folder)!r} and {store!r}")
     prefix, path = "sqlite:///", store.removeprefix("sqlite:///")
     if not store.startswith(prefix) or not path:
-        raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {store!r}")
+        without_password = re.sub(r":[^/:@]*@", ":***@", store)
+        raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {without_password!r}")
     if not Path(path).parent.is_dir():
         raise ValueError(f"store must be in a folder that is there, got {store!r}: create {Path(path).parent}")
     return Path(path)
+
+
+def shown_store(store: str, path: Path) -> str:
+    """Return where a store is, as people are told: no password, and with PostgreSQL this machine's own folder."""
+    if not is_postgresql(store):
+        return str(path)
+    from psycopg.conninfo import conninfo_to_dict
+
+    found = {name: str(value) for name, value in conninfo_to_dict(store).items()}
+    user = f"{found['user']}@" if "user" in found else ""
+    port = f":{found['port']}" if "port" in found else ""
+    address = f"postgresql://{user}{found.get('host', '')}{port}/{found['dbname']}"
+    return f"{address}, snapshots of this machine in {path.parent.resolve()}"
 
 
 def is_postgresql(store: str) -> bool:
@@ -204,8 +239,11 @@ def example(url: str) -> str:
 def add_key(
     role: Annotated[
         str,
-        typer.Argument(help="rank (decisions and rewards), device (federated), read (status, metrics) or admin (all)."),
-    ],
+        typer.Argument(
+            metavar="ROLE",
+            help="rank (decisions and rewards), device (federated), read (status, metrics) or admin (all).",
+        ),
+    ] = "",
     loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
     client: Annotated[str | None, typer.Option(help="Restrict the key to this device; default any device.")] = None,
     days: Days = None,
@@ -216,6 +254,8 @@ def add_key(
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
+    if not role:
+        raise ValueError("ROLE must be one of rank, device, read and admin: fedres keys add rank")
     with one_line_store_errors():
         seconds = None if days is None else days * DAY
         text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)

@@ -15,6 +15,7 @@ import ipaddress
 from collections.abc import Iterable
 
 from service.errors import ApiError
+from service.http.cors import Origins
 
 ANY = "*"
 MOST_REMEMBERED = 1_000
@@ -24,10 +25,12 @@ OWN_SITES = (None, b"same-origin", b"none")  # none: the user typed the address
 class Hosts:
     """Names under which the service is known beside ``localhost`` and addresses; ``*`` is any name.
 
-    Where names are given, they are checked for callers with a key too.
+    Where names are given, they are checked for callers with a key too. Pages of ``origins`` may call as those of the
+    service itself may.
     """
 
-    def __init__(self, allowed: Iterable[str] = (), own: str = "localhost") -> None:
+    def __init__(self, allowed: Iterable[str] = (), own: str = "localhost", origins: Iterable[str] = ()) -> None:
+        self.origins = Origins(origins)
         given = [name.lower().rstrip(".") for name in allowed]
         for name in given:
             if not name or "/" in name or (":" in name and not _is_address(name)):
@@ -45,8 +48,8 @@ class Hosts:
         if not self._is_known(name):
             message = f"Host must be an address, localhost or one of --allowed-host, got {name[:100]!a}"
             raise ApiError(421, "unknown_host", message, "Host")
-        if origin is not None and not self._is_own(origin, host):
-            message = f"Origin must be this service or one of --allowed-host, got {origin[:100].decode('latin-1')!a}"
+        if origin is not None and not self._is_own(origin, host) and not self.origins.has(origin):
+            message = f"Origin must be this service or one of --allowed-origin, got {origin[:100].decode('latin-1')!a}"
             raise ApiError(403, "foreign_origin", message, "Origin")
         if origin is None and site not in OWN_SITES and ANY not in self._given:
             message = f"Sec-Fetch-Site must be same-origin or none, got {(site or b'')[:100].decode('latin-1')!a}"

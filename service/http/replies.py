@@ -11,6 +11,7 @@ import msgspec
 
 from service.errors import ApiError, unavailable
 from service.log.protocol import StoreUnavailable
+from service.logs import failed_requests, serving
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,7 +24,9 @@ NO_FRAMES = (b"content-security-policy", b"frame-ancestors 'none'")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
 
+REQUEST_ID = b"x-request-id"
 LONGEST_REQUEST_ID = 200  # bytes; a longer one is not repeated
+NOT_READY = "not_ready"  # what a load balancer is told again and again; whoever is in trouble logs it once
 
 log = logging.getLogger("fedres.service")
 
@@ -83,28 +86,39 @@ def wrong_method(method: str, allowed: str) -> Reply:
 
 
 def failure(error: Exception) -> Reply:
-    """Return the reply to what went wrong; what nobody foresaw is logged in full, and not shown."""
-    if isinstance(error, ApiError):
-        return refusal(error)
+    """Return the reply to what went wrong: that the service is to blame is logged, and in full if nobody foresaw it."""
     if isinstance(error, StoreUnavailable):
-        return refusal(unavailable(error))
-    if isinstance(error, MemoryError):
-        return refusal(ApiError(503, "out_of_memory", "the service has no memory left; try again"))
-    log.error("a request failed", exc_info=error)
-    return refusal(ApiError(500, "internal", "the service failed; its log has the details"))
+        error = unavailable(error)
+    elif isinstance(error, MemoryError):
+        error = ApiError(503, "out_of_memory", "the service has no memory left; try again")
+    if isinstance(error, ApiError):
+        return refusal(error) if error.status < 500 or error.code == NOT_READY else _failed(error)
+    return _failed(ApiError(500, "internal", "the service failed; its log has the details"), error)
 
 
-def echoing(send: Send, request_id: bytes | None) -> Send:
-    """Return a ``send`` whose reply repeats the request's X-Request-Id, so that clients can tell replies apart."""
-    if request_id is None or len(request_id) > LONGEST_REQUEST_ID:
+def _failed(error: ApiError, cause: Exception | None = None) -> Reply:
+    """Log a failure of the service with the request's id, which its reply has too."""
+    request = serving.get()
+    what = "a request" if request is None else f"{request.method} {request.path}"
+    named = request is None or request.has_id  # then the reply repeats it anyway
+    if failed_requests.allows():
+        level = logging.ERROR if error.status == 500 else logging.WARNING
+        log.log(level, "%s failed: %d %s: %s", what, error.status, error.code, error.message, exc_info=cause)
+    headers = () if request is None or named else ((REQUEST_ID, request.id.encode()),)
+    return refusal(error, headers)
+
+
+def adding(send: Send, headers: Headers) -> Send:
+    """Return a ``send`` whose reply has more headers."""
+    if not headers:
         return send
 
-    async def echoed(message: MutableMapping[str, Any]) -> None:
+    async def added(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+            message = {**message, "headers": [*message["headers"], *headers]}
         await send(message)
 
-    return echoed
+    return added
 
 
 def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -22,12 +22,14 @@ from service.http.keys import ANYONE, Key, Keys
 from service.http.lane import Lane
 from service.http.limits import Buckets, Limits
 from service.http.replies import (
+    LONGEST_REQUEST_ID,
+    REQUEST_ID,
     Error,
     Receive,
     Reply,
     Scope,
     Send,
-    echoing,
+    adding,
     failure,
     log,
     safe,
@@ -36,6 +38,7 @@ from service.http.replies import (
     wrong_method,
 )
 from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
+from service.logs import Request, serving
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
 WITH_BODY = ("POST", "PUT", "PATCH")
@@ -165,6 +168,7 @@ class Router:
         audit: Audit,
         reshape: Mapping[bytes, Reshape] | None = None,
         root_path: str = "",
+        access_log: bool = False,
     ) -> None:
         self._app, self.keys, self._hosts, self._audit = app, keys, hosts, audit
         self._reshape = reshape or {}  # by the first segment of paths
@@ -174,6 +178,7 @@ class Router:
         self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
         self._other_bytes = limits.body_bytes
         self._lane = Lane()
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -181,23 +186,31 @@ class Router:
             return
         began = perf_counter()
         path, status = await self._answer(scope, receive, send)
-        metrics.count_request(path, scope["method"] if path != UNKNOWN else "any", status, perf_counter() - began)
+        seconds = perf_counter() - began
+        metrics.count_request(path, scope["method"] if path != UNKNOWN else "any", status, seconds)
+        if self._access_log:
+            fields = {"method": scope["method"], "path": path, "status": status, "ms": round(seconds * 1e3, 3)}
+            said = "%(method)s %(path)s %(status)d %(ms).1f ms"
+            log.info(said, fields, extra={"fields": fields})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
         """Return the route's path and the status of the reply that was sent."""
         path, raw_path = UNKNOWN, b""
+        request = Request(scope["method"])
+        serving.set(request)
         try:
+            head = read_head(scope["headers"])
+            send = self._introduced(request, head, send)
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
             if self._root:
                 raw_path = _below(self._root, raw_path)
             methods, parameters = self._table.find(raw_path)
             path, method = methods.path, scope["method"]
+            request.path = path
             route = methods.routes.get("GET" if method == "HEAD" else method)
             if route is None:
-                reply = _no_method(method, methods.allowed())
+                reply = self._no_method(method, methods.allowed(), head.origin)
             else:
-                head = read_head(scope["headers"])
-                send = echoing(send, head.request_id)
                 key = self._admit(route, parameters, method, head)
                 if scope.get("query_string"):
                     _check_query(route, scope["query_string"])
@@ -225,6 +238,24 @@ class Router:
             reply = self._reshaped(raw_path, reply)
         await send_reply(send, reply)
         return path, reply.status
+
+    def _introduced(self, request: Request, head: Head, send: Send) -> Send:
+        """Give the request its id; return a ``send`` that repeats it and says which pages may read the reply."""
+        headers = self._hosts.origins.headers(head.origin)
+        given = head.request_id
+        if given is not None and len(given) <= LONGEST_REQUEST_ID:
+            request.take_id(given)
+            headers = (*headers, (REQUEST_ID, given))
+        elif self._access_log:
+            headers = (*headers, (REQUEST_ID, request.id.encode()))
+        return adding(send, headers)
+
+    def _no_method(self, method: str, allowed: str, origin: bytes | None) -> Reply:
+        if method != "OPTIONS":
+            return wrong_method(method, allowed)
+        if self._hosts.origins.has(origin):
+            return self._hosts.origins.preflight(allowed)
+        return Reply(204, headers=((b"allow", allowed.encode()),))
 
     def _reshaped(self, raw_path: bytes, reply: Reply) -> Reply:
         reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
@@ -307,10 +338,6 @@ class _Passed:
         else:
             self.complete = not message.get("more_body", False)
         await self._send(message)
-
-
-def _no_method(method: str, allowed: str) -> Reply:
-    return Reply(204, headers=((b"allow", allowed.encode()),)) if method == "OPTIONS" else wrong_method(method, allowed)
 
 
 def _check_query(route: Route, query: bytes) -> None:

@@ -47,6 +47,7 @@ class Server(uvicorn.Server):
             ws="none",
             interface="asgi3",
             lifespan="off",
+            log_config=None,  # its loggers go where ours go
             log_level="warning",
             access_log=False,
             proxy_headers=False,

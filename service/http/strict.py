@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from service.errors import ApiError
+from service.hints import hint
 
 LARGE_BYTES = 65_536
 
@@ -18,7 +19,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid(str(error), decoder.type) from None
     except RecursionError:
         raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -33,7 +34,7 @@ def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
         value = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_msgpack", f"the body must be msgpack: {error}", "body") from None
     shortest = len(msgspec.msgpack.encode(value))
@@ -43,9 +44,10 @@ def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     return value
 
 
-def invalid(message: str) -> ApiError:
-    """Return msgspec's complaint as an error of ours; the place at its end is the target."""
+def invalid(message: str, kind: Any) -> ApiError:
+    """Return msgspec's complaint about a ``kind`` as an error of ours; the place at its end is the target."""
     said, _, place = message.partition(" - at `$")
+    said += hint(said, place, kind)
     target = place.rstrip("`").lstrip(".") or "body"
     code = "too_long" if "length <=" in said else "invalid_request"
     return ApiError(422, code, f"{target}: {said[:1].lower()}{said[1:]}", target)

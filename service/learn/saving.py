@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from service.learn.loop_state import LoopState
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+FAILED = "a snapshot could not be written, and the next one tries again: %s"
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -105,7 +108,8 @@ class Saver:
                 if status == 0:
                     self._written(pending)
                 else:
-                    logging.getLogger(__name__).warning("a snapshot could not be written; the next one tries again")
+                    if os.WIFSIGNALED(status):  # else the child has said why
+                        log.warning(FAILED, f"the process that wrote it ended with signal {os.WTERMSIG(status)}")
                     self._give_back(pending)
 
     def _gather(self, loops: Mapping[str, LoopState]) -> _Pending:
@@ -172,5 +176,7 @@ def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:
             own.epoch = snapshots.epoch
             own.write(pending.changes())
         code = 0
+    except Exception as error:
+        log.warning(FAILED, error)
     finally:
         os._exit(code)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from service.log.protocol import Head, StoreUnavailable
 from service.ranking import reports
 from service.ranking.ranker import Machine
 
+VERSION = version("fedres")
 PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
 MAX_STALENESS = 5.0  # seconds that a machine's view of the log may be old; then it is not ready
 
@@ -66,6 +68,7 @@ class Status:
         learner = self._machine.models.learner()
         names = self._machine.models.names()
         return {
+            "version": VERSION,
             "store": self._store,
             "position": sum(head.last for name, head in heads.items() if name in names),
             "learned_position": sum(self._machine.loop(name).view.position for name in names),
@@ -110,7 +113,7 @@ class Status:
         """Refuse if a load balancer should ask another machine."""
         trouble = self._trouble()
         if trouble is not None:
-            raise ApiError(503, "not_ready", trouble)
+            raise ApiError(503, "not_ready", trouble)  # see NOT_READY of service.http.replies
 
     def _trouble(self) -> str | None:
         models = self._machine.models

@@ -26,6 +26,8 @@ class Config:
     tls: Tls | None = None
     root_path: str = ""  # below which a proxy offers the service
     allowed_hosts: tuple[str, ...] = ()  # names under which the service is known
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may call it from a browser
+    access_log: bool = False
     limits: Limits = field(default_factory=Limits)
     accept_loss: bool = False  # start although records are missing
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes

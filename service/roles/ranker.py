@@ -67,9 +67,16 @@ async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
-    hosts = Hosts(config.allowed_hosts, config.host)
-    audit = audit_of(config.store.path)
-    app = create_app(machine, status, keys=keys, limits=limits, hosts=hosts, audit=audit, root_path=config.root_path)
+    app = create_app(
+        machine,
+        status,
+        keys=keys,
+        limits=limits,
+        hosts=Hosts(config.allowed_hosts, config.host, config.allowed_origins),
+        audit=audit_of(config.store.path),
+        root_path=config.root_path,
+        access_log=config.access_log,
+    )
     server = Server(app, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:

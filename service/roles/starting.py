@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from service.errors import ApiError
 from service.http.replies import SOON, Receive, Reply, Scope, Send, json_reply, refusal, send_reply
@@ -16,25 +17,46 @@ from service.http.server import Server
 from service.roles.config import Config
 
 BETWEEN = 5.0  # seconds between two words on how it goes
+FUNCTIONS = 281  # that a first start compiles, about: it depends on the versions of numba and Python
 HTML = (b"content-type", b"text/html; charset=utf-8")
-PAGE = b"""<!doctype html>
+PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedres is starting</title>
 <body style="font-family: system-ui, sans-serif; margin: 4rem auto; max-width: 36rem">
 <h1>fedres is starting</h1>
-<p>The first start on a machine compiles code, which takes about a minute. This page reloads until then.</p>
+<p>{progress}</p>
+<p>The first start on a machine compiles code, which takes one to three minutes. This page reloads until then.</p>
 """
 
 Say = Callable[[str], None]
 
 
+class Progress:
+    """How many functions were compiled so far, in memory that forked processes share."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8)
+
+    @property
+    def n(self) -> int:
+        return int.from_bytes(self._memory[:8], "little")
+
+    @n.setter
+    def n(self, n: int) -> None:
+        self._memory[:8] = n.to_bytes(8, "little")
+
+    def shown(self) -> str:
+        """Return how far it is; nothing where nothing is compiled."""
+        return f"{self.n} of about {max(FUNCTIONS, self.n)} functions are compiled." if self.n else ""
+
+
 @contextlib.contextmanager
-def compiling(say: Say) -> Iterator[None]:
+def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
     """Say so if something is compiled meanwhile; what is in numba's cache is not."""
+    counted = progress or Progress()
     from numba.core import event
 
     class Compiled(event.Listener):
         begun = said_at = 0.0
-        n = 0
 
         def on_start(self, _: object) -> None:
             if not self.begun:
@@ -42,17 +64,17 @@ def compiling(say: Say) -> Iterator[None]:
                 say("Compiling what decides and learns: once, a minute or two.")
 
         def on_end(self, _: object) -> None:
-            self.n += 1
+            counted.n += 1
             if time.monotonic() - self.said_at > BETWEEN:
                 self.said_at = time.monotonic()
-                say(f"  {self.n} functions compiled after {time.monotonic() - self.begun:.0f} s")
+                say(f"  {counted.shown()[:-1]} after {time.monotonic() - self.begun:.0f} s")
 
     with event.install_listener("numba:compile", Compiled()):
         yield
 
 
 @contextlib.contextmanager
-def serve_starting(config: Config, sock: socket.socket) -> Iterator[None]:
+def serve_starting(config: Config, sock: socket.socket, progress: Progress | None = None) -> Iterator[None]:
     """Answer ``/healthz`` with 200 and all else with 503, in a process of its own."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,7 +82,7 @@ def serve_starting(config: Config, sock: socket.socket) -> Iterator[None]:
     pid = os.fork()
     if pid == 0:
         try:
-            answer_while(config, sock, parent)
+            answer_while(config, sock, parent, progress)
         finally:
             os._exit(0)
     try:
@@ -70,7 +92,7 @@ def serve_starting(config: Config, sock: socket.socket) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def answer_while(config: Config, sock: socket.socket, parent: int) -> None:
+def answer_while(config: Config, sock: socket.socket, parent: int, progress: Progress | None = None) -> None:
     """Answer as long as the process that started this one lives."""
     import asyncio
 
@@ -80,7 +102,7 @@ def answer_while(config: Config, sock: socket.socket, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def serve() -> None:
-        server = Server(_not_ready, sock.dup(), config.limits, config.tls)
+        server = Server(_not_ready(progress or Progress()), sock.dup(), config.limits, config.tls)
 
         def look() -> None:
             if os.getppid() != parent:
@@ -94,12 +116,18 @@ def answer_while(config: Config, sock: socket.socket, parent: int) -> None:
         runner.run(serve())
 
 
-async def _not_ready(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["path"] == "/healthz":
-        await send_reply(send, json_reply(b'{"status":"ok"}'))
-    elif scope["method"] == "GET" and any(
-        name == b"accept" and b"text/html" in value for name, value in scope["headers"]
-    ):
-        await send_reply(send, Reply(503, PAGE, (HTML, SOON)))
-    else:
-        await send_reply(send, refusal(ApiError(503, "starting", "the service is starting; try again"), (SOON,)))
+def _not_ready(progress: Progress) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Return the application that says to programs and to people that the service is not ready yet."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        wants_page = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+        if scope["path"] == "/healthz":
+            await send_reply(send, json_reply(b'{"status":"ok"}'))
+        elif scope["method"] == "GET" and wants_page:
+            page = PAGE.replace("{progress}", progress.shown())
+            await send_reply(send, Reply(503, page.encode(), (HTML, SOON)))
+        else:
+            message = " ".join(["the service is starting; try again.", progress.shown()]).rstrip(" .")
+            await send_reply(send, refusal(ApiError(503, "starting", message), (SOON,)))
+
+    return answer

@@ -25,10 +25,11 @@ from typing import NoReturn
 
 from fedres import checks
 from fedres.lease import Lease
+from service import logs
 from service.http.server import bind, shown
 from service.log.files import make_private
 from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, PUBLISHED, Config
-from service.roles.starting import compiling, serve_starting
+from service.roles.starting import Progress, compiling, serve_starting
 
 BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
@@ -68,14 +69,15 @@ class Supervisor:
         waking.setblocking(False)
         self._waking = waking
         self._stopping = False
+        self._stopped_by = ""  # a signal
         self._started = time.time()
         signal.set_wakeup_fd(waking.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def _stop(self, *_: object) -> None:
-        self._stopping = True
+    def _stop(self, number: int, *_: object) -> None:
+        self._stopping, self._stopped_by = True, signal.Signals(number).name
 
     def start_all(self) -> None:
         for child in self.children:
@@ -101,6 +103,10 @@ class Supervisor:
 
     def stop_all(self) -> None:
         """End rankers first, so that what they took is stored; then the learner, which saves; the log writer last."""
+        began = time.monotonic()
+        log.info(
+            "stopping%s: requests under way are answered first", f" by {self._stopped_by}" * bool(self._stopped_by)
+        )
         for role in ("demo", "ranker", "learner", "log"):
             ending = [child for child in self.children if child.role == role and child.pid]
             for child in ending:
@@ -109,8 +115,10 @@ class Supervisor:
             self._wait_for(ending, DRAIN_SECONDS)
             for child in ending:
                 if child.pid:
+                    log.error("%s %d is killed: it did not end within %g s", role, child.number, DRAIN_SECONDS)
                     os.kill(child.pid, signal.SIGKILL)
             self._wait_for(ending, KILL_SECONDS)
+        log.info("stopped after %.1f s", time.monotonic() - began)
 
     def _wait_for(self, ending: list[Child], seconds: float) -> None:
         """Wait until processes have ended, at most so long: one that waits for a dead disk cannot even be killed."""
@@ -173,6 +181,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        logs.set_role(f"{child.role}-{child.number}")
         os.close(self._write)
         self._wake.close()
         self._waking.close()
@@ -208,7 +217,8 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         url = f"{'https' if config.tls else 'http'}://{shown(first)}"
         config = replace(config, run=undo.enter_context(_run_folder(config)))
         os.environ[METRICS_FOLDER] = str(config.run / METRICS)
-        with serve_starting(config, first), compiling(say):
+        progress = Progress()
+        with serve_starting(config, first, progress), compiling(say, progress):
             prepare(config)
         sockets = [first]
         for _ in range(config.rankers - 1):  # only now: nobody would have accepted their connections
@@ -223,6 +233,7 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
 
 def _end_start(undo: contextlib.ExitStack) -> NoReturn:
     """End a service that is starting, and leave nothing behind; an exception may be lost in what is being imported."""
+    log.info("stopping by SIGTERM while starting")
     undo.close()
     sys.stdout.flush()
     os._exit(0)
@@ -244,15 +255,15 @@ def prepare(config: Config) -> None:
     make_current(config.run)
     warm_up(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
-        logging.getLogger("fedres.service").warning("accepted: %s", lost)
-    log = open_log(config.store, verify=True, accept_loss=config.accept_loss)
+        log.warning("accepted: %s", lost)
+    opened = open_log(config.store, verify=True, accept_loss=config.accept_loss)
     try:
-        check_keys(log, open_keys(config.store))
+        check_keys(opened, open_keys(config.store))
         followed = config.loops is None or DEFAULT_LOOP in config.loops
-        if followed and DEFAULT_LOOP not in log.heads():
-            log.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
+        if followed and DEFAULT_LOOP not in opened.heads():
+            opened.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
     finally:
-        log.close()
+        opened.close()
 
 
 def _children(

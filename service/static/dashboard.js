@@ -20,7 +20,7 @@ const PAGES = [
 ];
 
 async function overview() {
-  const { loops } = await json("v1/status");
+  const { loops, processes } = await json("v1/status");
   const all = Object.entries(loops).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })), holder = el("div"), input = el("input", { id: "filter", type: "search", value: filter, autocomplete: "off", oninput: fill });
   function fill() {
     filter = input.value;
@@ -33,6 +33,7 @@ async function overview() {
   fill();
   return [el("h1", {}, "Loops"), section(null,
     all.length > 10 && el("p", {}, el("label", { for: "filter" }, "Name has "), input), holder, newLoop()),
+    processes.some(one => one.role == "demo") && section("Demo", el("p", {}, el("a", { href: ROOT + "demo" }, "A news site that learns from you"), ", beside its simulated readers.")),
     all.every(([, g]) => !g.ranks) && firstDecision("v1")];
 }
 
@@ -48,7 +49,7 @@ async function operations() {
   const s = await json("v1/status");
   return [el("h1", {}, "Operations"),
     s.trouble && alarm("Trouble", s.trouble),
-    section("Log and learner", figures([["store", s.store], ["records", count(s.position)], ["learned", count(s.learned_position)],
+    section("Log and learner", figures([["version", s.version], ["store", s.store], ["records", count(s.position)], ["learned", count(s.learned_position)],
       ["behind", count(s.position - s.learned_position)], ["last heard of the learner", number(s.staleness_seconds, 2) + " s ago"],
       ["published", `${number(s.published_bytes / 2 ** 20)} MiB`], ["rebuilt from the log", count(s.rebuilt)]])),
     section("Processes", table(["role", "pid", "up", "restarts"], s.processes.map(p =>
@@ -229,14 +230,22 @@ async function eventPage(loop, event) {
 
 async function userPage(loop, user) {
   const found = await json(`${loopPath(loop)}/users/${segment(user)}/decisions`);
+  if (!found.decisions.length && !await hasEvents(loop, user))
+    return [el("h1", {}, "User ", user), el("p", {}, "in ", link(loop, "loops", loop)), section(null, el("p", {}, "The log has nothing of this user in this loop."))];
   const parts = found.decisions.flatMap(s => s.explanations.filter(one => one.id == s.event.action));
   const own = parts.reduce((sum, one) => sum + Math.abs(one.personal), 0), all = own + parts.reduce((sum, one) => sum + Math.abs(one.shared), 0);
   return [el("h1", {}, "User ", user), el("p", {}, "in ", link(loop, "loops", loop)),
-    section(null, !found.decisions.length && el("p", {}, "The log has no decision for this user in this loop."),
+    section(null, !found.decisions.length && el("p", {}, "This user has older decisions only."),
       figures([["newest decisions", count(found.decisions.length)], ["personal part of their scores", percent(all ? own / all : null)]]),
       el("p", {}, el("button", { onclick: act(() => exportUser(loop, user)) }, "Export events"), " ",
         el("button", { class: "danger", onclick: () => erase(loop, user) }, "Erase…"))),
     found.decisions.map(s => section(null, el("h2", {}, link(s.event.event_id, "loops", loop, "events", s.event.event_id), ` at ${when(s.event.time)}`), story(loop, s, false)))];
+}
+
+async function hasEvents(loop, user) {
+  const reader = (await ask(`${loopPath(loop)}/users/${segment(user)}/events`)).body.getReader(), { value } = await reader.read();
+  reader.cancel();
+  return Boolean(value?.length);
 }
 
 async function exportUser(loop, user) {

@@ -112,14 +112,16 @@ def _locked(function, lock):
     return call
 
 
-async def _run(folder, limits, tls, audit, settings, ready, root_path):
+async def _run(folder, limits, tls, audit, settings, ready, root_path, hosts):
     with bound("127.0.0.1", 0) as sock:
         engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")
             noted = audit_of(folder / "store.db") if audit else None
             status = Status(engine.machine, "store.db")
-            app = create_app(engine.machine, status, keys=keys, limits=limits, audit=noted, root_path=root_path)
+            app = create_app(
+                engine.machine, status, keys=keys, limits=limits, audit=noted, hosts=hosts, root_path=root_path
+            )
             server = Server(app, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))
             await server.serve()
@@ -128,13 +130,13 @@ async def _run(folder, limits, tls, audit, settings, ready, root_path):
 
 
 @contextlib.contextmanager
-def run_service(folder, limits=None, tls=None, audit=False, root_path="", **settings):
+def run_service(folder, limits=None, tls=None, audit=False, root_path="", hosts=None, **settings):
     """Serve the store at ``folder / "store.db"`` meanwhile; ``settings`` are of its loop."""
     ready = Future()
 
     def run():
         try:
-            uvloop.run(_run(folder, limits or Limits(), tls, audit, settings, ready, root_path))
+            uvloop.run(_run(folder, limits or Limits(), tls, audit, settings, ready, root_path, hosts))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from service.cli import app
+from service.cli.serve import shown_store, welcome
 
 SMALL = ["--rollouts", "3", "--rounds", "60", "--clients", "6"]
 
@@ -236,3 +237,41 @@ def test_the_console_script_is_installed():
     command = [str(Path(sys.executable).with_name("fedres")), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"fedres \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_the_store_can_come_from_the_environment(tmp_path):
+    environment = {"FEDRES_STORE": f"sqlite:///{tmp_path}/of-environment.db"}
+    made = CliRunner().invoke(app, ["keys", "add", "rank"], env=environment)
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "of-environment.db-keys").exists()
+    other = CliRunner().invoke(app, ["keys", "list", "--store", f"sqlite:///{tmp_path}/other.db"], env=environment)
+    assert made.output.split("_")[1] not in other.output
+
+
+def test_a_key_without_a_role_is_refused_with_the_roles(tmp_path):
+    refused = CliRunner().invoke(app, ["keys", "add", "--store", f"sqlite:///{tmp_path}/store.db"])
+    assert refused.exit_code == 2
+    assert "ROLE must be one of rank, device, read and admin" in refused.stderr
+
+
+def test_the_start_names_the_database_and_no_password():
+    where = shown_store("postgresql://anna:secret@db.example:5433/shop?sslmode=require", Path("a/shop.postgresql"))
+    assert where == f"postgresql://anna@db.example:5433/shop, snapshots of this machine in {Path('a').resolve()}"
+    assert shown_store("postgresql:///shop", Path("shop.postgresql")).startswith("postgresql:///shop, ")
+    assert shown_store("sqlite:///a.db", Path("a.db")) == "a.db"
+    said = welcome("http://127.0.0.1:8000", where, has_keys=False, demo=True)
+    assert where in said
+    assert "http://127.0.0.1:8000/demo" in said
+    refused = CliRunner().invoke(app, ["serve", "--store", "postgres//anna:secret@db.example/shop"])
+    assert refused.exit_code == 2
+    assert "secret" not in refused.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--log-format", "xml"), ("--log-level", "loud"), ("--allowed-origin", "*")]
+)
+def test_options_of_logs_and_origins_are_checked(tmp_path, option, value):
+    store = f"sqlite:///{tmp_path}/store.db"
+    refused = CliRunner().invoke(app, ["serve", "--store", store, option, value])
+    assert refused.exit_code == 2
+    assert f"{option[2:]} must be" in refused.stderr

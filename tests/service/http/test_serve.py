@@ -56,7 +56,10 @@ def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_los
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
         load.join()
-    assert (tmp_path / "stderr").read_text() == ""
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    assert [line.split(maxsplit=3)[1:3] for line in lines] == [["INFO", "supervisor"]] * 2
+    assert "stopping by SIGTERM" in lines[0]
+    assert "stopped after" in lines[1]
     with serving(tmp_path) as service:
         stored = {json.loads(line)["event_id"] for line in service.ask("/v1/events").text.splitlines()}
     assert set(acknowledged) <= stored

@@ -1,19 +1,9 @@
 """Other users of the machine can neither read a store nor lock it; a lock that is held all the same is told."""
 
-import subprocess
-import sys
-
+from locking import write_lock
 from serving import serving, until
 
 RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
-WRITE_LOCK = 120  # the byte of the -shm file that SQLite locks to write
-HOLD = f"""
-import fcntl, sys
-file = open(sys.argv[1], "rb")
-fcntl.lockf(file, fcntl.LOCK_SH, 1, {WRITE_LOCK})
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def modes(folder):
@@ -36,9 +26,7 @@ def test_new_files_and_those_of_earlier_starts_are_their_owners_alone(tmp_path):
 
 def test_a_lock_of_another_process_is_told_to_load_balancers_and_logged(tmp_path):
     with serving(tmp_path) as service:
-        holder = [sys.executable, "-c", HOLD, str(tmp_path / "store.db-shm")]
-        with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "held\n"
+        with write_lock(service.store):
             reply = service.ask("/v1/rank", "POST", json=RANK)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] in ("store_busy", "store_timeout")
@@ -46,7 +34,6 @@ def test_a_lock_of_another_process_is_told_to_load_balancers_and_logged(tmp_path
             logged = (tmp_path / "stderr").read_text()
             assert "the store takes nothing" in logged
             assert "another process holds a lock" in logged
-            process.stdin.close()
         until(lambda: service.ask("/readyz").status_code == 200)
         assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
         assert "the store takes records again" in (tmp_path / "stderr").read_text()

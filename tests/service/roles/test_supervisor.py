@@ -248,7 +248,7 @@ def test_a_signal_ends_all_and_leaves_neither_sockets_nor_shared_memory(tmp_path
         assert not run.exists()
     names = {path.name.removeprefix("store.db") for path in tmp_path.iterdir()}
     assert names == {"", "-lease", "-models", "stderr"}
-    assert (tmp_path / "stderr").read_text() == ""
+    assert " INFO supervisor stopped after " in (tmp_path / "stderr").read_text().splitlines()[-1]
 
 
 HELD = """
