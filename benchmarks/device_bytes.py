@@ -128,7 +128,9 @@ def play(case: Case, task: Deal, url: str, target: float, folder: Path) -> Itera
         clients = [f"device-{i}" for i in range(len(task.label))]
         folders = [folder / name / client for client in clients]
         devices = [
-            stack.enter_context(DeviceClient(through, *named, loop=name, learner="linear", sync_seconds=None))
+            stack.enter_context(
+                DeviceClient(through, *named, loop=name, learner="linear", sync_seconds=None, open_seconds=0)
+            )
             for named in zip(clients, folders, strict=True)
         ]
         sync_all(devices)

@@ -10,6 +10,7 @@ import random
 import sys
 import tempfile
 import uuid
+from typing import Any
 
 import httpx
 
@@ -24,11 +25,13 @@ MOODS = ("happy", "sad")
 ROUNDS = 200
 
 
-def menu(hours: dict[str, str]) -> dict[str, dict[str, str]]:
+def menu(hours: dict[str, str]) -> list[dict[str, Any]]:
     """Return what is on offer in these hours."""
-    return {
-        f"{taste} {drink}": {"drink": drink, "taste": taste} for drink in hours.values() for taste in ("sweet", "plain")
-    }
+    return [
+        {"id": f"{taste} {drink}", "features": {"drink": drink, "taste": taste}}
+        for drink in hours.values()
+        for taste in ("sweet", "plain")
+    ]
 
 
 def value(name: str, wanted: str, mood: str, action: str) -> float:

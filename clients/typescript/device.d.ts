@@ -1,37 +1,40 @@
-import type { Features } from "./fedres.d.ts";
+import type { Actions, Features, Id, IdOf } from "./fedres.d.ts";
 
 export interface DeviceOptions {
   /** This device's name; its key should be bound to it. */
-  client: string;
-  loop?: string;
-  key?: string;
+  client: Id;
+  loop?: string | undefined;
+  key?: string | undefined;
   /** That of the loop's model: "residual-kalman", the default, or "linear" for loops with "adagrad". */
-  learner?: "residual-kalman" | "linear";
+  learner?: "residual-kalman" | "linear" | undefined;
   /** Clip, round or add noise to what is uploaded of the personal model, as in Python; noise needs clip and scale. */
-  privacy?: { clip?: number; step?: number; noise?: "gaussian" | "laplace"; scale?: number } | null;
+  privacy?: { clip?: number; step?: number; noise?: "gaussian" | "laplace"; scale?: number } | null | undefined;
   /** Where everything is kept; IndexedDB in browsers, else memory. */
-  store?: Store;
+  store?: Store | undefined;
   /** Seconds between two syncs, 5 by default; null: sync only when called. */
-  syncSeconds?: number | null;
+  syncSeconds?: number | null | undefined;
+  /** Seconds that `open` waits for the newest model, 2 by default; 0: it does not ask for it. */
+  openSeconds?: number | undefined;
   /** Uploads, and decisions without a reward, that are kept; 10,000 by default. */
-  queueLimit?: number;
-  fetch?: typeof fetch;
-  clock?: () => number;
-  random?: () => number;
+  queueLimit?: number | undefined;
+  fetch?: typeof fetch | undefined;
+  clock?: (() => number) | undefined;
+  random?: (() => number) | undefined;
 }
 
-export interface DeviceRequest {
-  context?: Features;
-  actions: Record<string, Features> | string[];
+export interface DeviceRequest<A extends Actions = Actions> {
+  context?: Features | null | undefined;
+  actions: A;
   /** Never leaves the device. */
-  private?: Features;
-  exclude?: string[];
-  eventId?: string;
+  private?: Features | null | undefined;
+  exclude?: Iterable<Id> | null | undefined;
+  eventId?: Id | null | undefined;
 }
 
-export interface DeviceDecision {
+export interface DeviceDecision<I extends Id = string> {
   eventId: string;
-  action: string;
+  /** The id as it was passed. */
+  action: I;
   probability: number;
   scores: Record<string, number>;
   /** 0: no shared model took part. */
@@ -47,9 +50,10 @@ export interface DeviceStatus {
 }
 
 export class FedresDevice {
-  static open(url: string, options: DeviceOptions): Promise<FedresDevice>;
-  decide(request: DeviceRequest): Promise<DeviceDecision>;
-  reward(eventId: string, value: number): Promise<void>;
+  /** `url` is FEDRES_URL of Node's environment where it is undefined. */
+  static open(url: string | undefined, options: DeviceOptions): Promise<FedresDevice>;
+  decide<A extends Actions>(request: DeviceRequest<A>): Promise<DeviceDecision<IdOf<A>>>;
+  reward(eventId: Id, value: number | boolean | bigint): Promise<void>;
   sync(): Promise<{ sent: number; dropped: number; version: number; trouble: string | null }>;
   status(): DeviceStatus;
   close(): Promise<void>;

@@ -5,6 +5,7 @@ import { checkPrivacy, eventDraw, pick, probabilities } from "./choosing.js";
 import { IndexedDBStore, MemoryStore } from "./device_store.js";
 import { newEventId } from "./fedres.js";
 import { KalmanHalf, LinearHalf } from "./halves.js";
+import { actionList, checkOptions, environment, features, identifier, identifiers, number } from "./inputs.js";
 
 export { IndexedDBStore, MemoryStore };
 
@@ -15,6 +16,10 @@ const BURST = 10; // so many uploads that wait are one
 const LARGEST = 1e9; // of what the service takes as a label
 const RESIDUALS = ["fedres-adagrad", "fedres-sgd"];
 const LEARNERS = { "residual-kalman": KalmanHalf, linear: LinearHalf };
+
+const OPTIONS = [
+  "client", "loop", "key", "learner", "privacy", "store", "syncSeconds", "openSeconds", "queueLimit", "fetch", "clock", "random",
+];
 
 class Trouble extends Error {
   constructor(message, after = 0) {
@@ -28,17 +33,25 @@ export class FedresDevice {
   #url; #client; #loop; #headers; #fetch; #clock; #limit; #store; #unlock;
   #learner; #privacy; #meta; #waiting; #queue; #round; #half; #seq;
   #roundUntil = -Infinity; #turn = Promise.resolve(); #syncing = null; #timer; #closed = false; #trouble = null;
-  #syncSeconds; #random; #failures = 0; #restUntil = -Infinity;
+  #syncSeconds; #openSeconds; #random; #failures = 0; #restUntil = -Infinity;
 
-  /** Open a device; in a browser, one tab at a time may. */
+  /**
+   * Open a device; in a browser, one tab at a time may. Waits for the newest model, `openSeconds` at most, so that the first decision
+   * knows what others taught; where it does not come, the device goes on with the model that it has.
+   */
   static async open(url, options) {
     const device = new FedresDevice(url, options);
     await device.#open();
     return device;
   }
 
-  constructor(url, { client, loop = "default", key, learner = "residual-kalman", privacy = null, store, syncSeconds = 5, queueLimit = 10_000, ...inner }) {
-    for (const [name, value] of Object.entries({ client, loop })) checkName(name, value);
+  constructor(url = environment("FEDRES_URL"), options) {
+    if (!/^https?:\/\//.test(url)) throw new TypeError(`url, or FEDRES_URL, must begin with http:// or https://, got ${url}`);
+    checkOptions("FedresDevice.open", options, OPTIONS);
+    const { learner = "residual-kalman", privacy = null, store, syncSeconds = 5, openSeconds = 2, queueLimit = 10_000, ...inner } = options;
+    const { key = environment("FEDRES_KEY") } = inner;
+    const client = checkName("client", inner.client), loop = checkName("loop", inner.loop ?? "default");
+    if (!(openSeconds >= 0)) throw new RangeError(`openSeconds must be 0 or more, got ${openSeconds}`);
     if (!Object.hasOwn(LEARNERS, learner)) throw new RangeError(`learner must be one of ${Object.keys(LEARNERS).join(", ")}, got ${learner}`);
     if (privacy) checkPrivacy(privacy);
     [this.#learner, this.#privacy] = [learner, privacy];
@@ -49,7 +62,7 @@ export class FedresDevice {
     this.#clock = inner.clock ?? Date.now;
     this.#random = inner.random ?? Math.random;
     this.#store = store ?? (globalThis.indexedDB ? new IndexedDBStore(`fedres ${loop} ${client}`) : new MemoryStore());
-    this.#syncSeconds = syncSeconds;
+    [this.#syncSeconds, this.#openSeconds] = [syncSeconds, openSeconds];
   }
 
   async #open() {
@@ -61,9 +74,19 @@ export class FedresDevice {
       this.#unlock();
       throw error;
     }
+    if (this.#openSeconds > 0) await this.#firstModel();
     if (this.#syncSeconds === null) return;
     this.#timer = setInterval(() => this.#clock() >= this.#restUntil && this.#syncQuietly(), this.#syncSeconds * 1000);
     this.#timer.unref?.(); // Node: does not keep the process alive
+  }
+
+  /** Fetch the newest model, without uploading; one that comes too late is taken when it comes. */
+  async #firstModel() {
+    let timer;
+    const late = new Promise((resolve) => (timer = setTimeout(resolve, this.#openSeconds * 1000)));
+    const failed = (error) => this.#rest(`the first model could not be taken: ${error.message}`);
+    await Promise.race([this.#syncOnce({ upload: false }).catch(failed), late]);
+    clearTimeout(timer);
   }
 
   async #restore() {
@@ -80,28 +103,31 @@ export class FedresDevice {
   }
 
   /** Return which action to take; waits for the disk and never for the network. */
-  async decide({ context = {}, actions, private: own, exclude = [], eventId = newEventId() }) {
-    checkName("eventId", eventId);
+  async decide(request) {
+    checkOptions("decide", request, ["context", "actions", "private", "exclude", "eventId"]);
+    const eventId = checkName("eventId", request.eventId ?? newEventId()), excluded = identifiers("exclude", request.exclude ?? []);
+    const context = features("context", request.context ?? {}), own = request.private && features("private", request.private);
     if ("private" in context) throw new TypeError("context must not hold 'private': what is private goes into the field of that name");
-    const named = Array.isArray(actions) ? actions.map((id) => [id, {}]) : Object.entries(actions);
-    named.forEach(([id]) => checkName("actions", id));
-    const allowed = named.map(([id]) => !exclude.includes(id));
-    if (!allowed.some(Boolean)) throw new RangeError("exclude must leave at least one action, got none left");
+    const listed = actionList(request.actions);
+    const named = listed.map(({ id, features: its }) => [checkName("actions", id), its ?? {}]);
+    const allowed = named.map(([id]) => !excluded.includes(id));
+    if (!allowed.some(Boolean)) throw new RangeError(`exclude must leave at least one action, got all ${named.length} of them`);
     const uniform = await eventDraw(eventId);
     return this.#inTurn(async () => {
       if (this.#waiting.has(eventId)) throw new RangeError(`eventId must be new, got ${eventId}, which waits for its reward`);
       const { means: scores, widths, nLearned, taken } = this.#half.score(context, own, named);
       const chances = probabilities(scores, widths, allowed, this.#round, nLearned);
       const k = pick(chances, uniform);
-      const [action, features] = named[k];
-      await this.#wait(eventId, structuredClone({ context, action, features, ...taken(k) })); // callers may change theirs
+      const [action, its] = named[k];
+      await this.#wait(eventId, { context, action, features: its, ...taken(k) });
       const byName = Object.fromEntries(named.map(([id], j) => [id, scores[j]]));
-      return { eventId, action, probability: chances[k], scores: byName, modelVersion: this.#half.version };
+      return { eventId, action: listed[k].given, probability: chances[k], scores: byName, modelVersion: this.#half.version };
     });
   }
 
   /** Learn a reward, and queue what is to be uploaded; resolves when both are on disk. */
-  reward(eventId, value) {
+  async reward(event, reward) {
+    const eventId = checkName("eventId", event), value = number("value", reward);
     return this.#inTurn(async () => {
       const decision = this.#waiting.get(eventId);
       if (!decision) throw new RangeError(`eventId must be of a decision that waits for its reward, got ${eventId}`);
@@ -122,8 +148,17 @@ export class FedresDevice {
 
   /** Upload what waits, then fetch the newest model; return what was done, with `trouble` where it could not be. */
   sync() {
-    this.#syncing ??= this.#sync().finally(() => (this.#syncing = null));
-    return this.#syncing;
+    return this.#syncOnce();
+  }
+
+  /** Begin a sync, behind one that is under way if that fetches a model alone. */
+  #syncOnce({ upload = true } = {}) {
+    const before = this.#syncing;
+    if (before?.upload) return before.done;
+    const work = before ? before.done.catch(() => {}).then(() => this.#sync(upload)) : this.#sync(upload);
+    const syncing = { upload, done: work.finally(() => (this.#syncing = this.#syncing === syncing ? null : this.#syncing)) };
+    this.#syncing = syncing;
+    return syncing.done;
   }
 
   /** How the device is. */
@@ -139,7 +174,7 @@ export class FedresDevice {
   /** Save the personal model, and let another tab open the device. */
   async close() {
     clearInterval(this.#timer);
-    await this.#syncing;
+    await this.#syncing?.done.catch(() => {});
     await this.#inTurn(() => this.#save());
     this.#closed = true;
     this.#store.close();
@@ -176,15 +211,15 @@ export class FedresDevice {
     return this.#write(changes, apply);
   }
 
-  async #sync() {
+  async #sync(upload) {
     let sent = 0;
     const dropped = this.dropped;
     try {
       if (!this.#meta.has("round") || this.#clock() >= this.#roundUntil) await this.#fetchRound();
       const fresh = this.#half.version === 0;
-      if (fresh || (LEARNERS[this.#learner].fetchesFirst && this.#queue.size >= BURST)) await this.#fetchModel();
+      if (fresh || (upload && LEARNERS[this.#learner].fetchesFirst && this.#queue.size >= BURST)) await this.#fetchModel();
       const newest = this.#seq;
-      for (let most = BATCH; ;) {
+      for (let most = BATCH; upload;) {
         const batch = [...this.#queue.values()].filter(({ seq }) => seq <= newest).slice(0, most);
         if (batch.length === 0) break;
         const taken = await this.#upload(batch);
@@ -313,10 +348,11 @@ export class FedresDevice {
   }
 }
 
+/** An id as text, not too long. */
 function checkName(name, value) {
-  if (typeof value !== "string" || value.length < 1 || [...value].length > 200) {
-    throw new TypeError(`${name} must be text of 1 to 200 characters, got ${value}`);
-  }
+  const text = identifier(name, value);
+  if (text === "" || [...text].length > 200) throw new TypeError(`${name} must be text of 1 to 200 characters, got ${text}`);
+  return text;
 }
 
 /** Hold a lock of this origin until the returned function is called; refuse where another tab has it. */

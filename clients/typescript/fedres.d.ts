@@ -2,33 +2,79 @@ import type { Explained, Ranked, Settings, UnmatchedReward } from "./schema.d.ts
 
 export type * from "./schema.d.ts";
 
-export type Features = Record<string, unknown>;
+/** JSON by name. An interface or a class of your own will do. */
+export type Features = object;
 
-export interface Request {
-  /** Features by id, or ids: those of the catalogue, or actions without features. */
-  actions: Record<string, Features> | string[];
-  context?: Features;
-  user?: string;
-  exclude?: string[];
-  /** Made by the client where there is none. */
-  eventId?: string;
-  defer?: boolean;
-  explain?: boolean;
+/** Sent as text. */
+export type Id = string | number | bigint;
+
+/** Without features, an action has those of the catalogue. */
+export interface OfferedAction {
+  id: Id;
+  features?: Features | null | undefined;
 }
 
+/**
+ * The best action first: it is the fallback, and what a control group sees by default. Objects whose keys look like whole numbers are
+ * refused, as JavaScript sorts them: take a list or a Map.
+ */
+export type Actions =
+  | Iterable<Id | OfferedAction>
+  | ReadonlyMap<Id, Features | null | undefined>
+  | Readonly<Record<string, Features | null | undefined>>;
+
+/** The ids of actions, as they were passed. */
+export type IdOf<A extends Actions> =
+  A extends ReadonlyMap<infer I extends Id, unknown> ? I
+  : A extends Iterable<infer Each> ? (Each extends { id: infer I extends Id } ? I : Extract<Each, Id>)
+  : Extract<keyof A, string>;
+
+export interface Request<A extends Actions = Actions> {
+  actions: A;
+  context?: Features | null | undefined;
+  /** null, undefined and "" are nobody. */
+  user?: Id | null | undefined;
+  exclude?: Iterable<Id> | null | undefined;
+  /** Made by the client where there is none. */
+  eventId?: Id | null | undefined;
+  defer?: boolean | undefined;
+  explain?: boolean | undefined;
+}
+
+export interface Times {
+  /** Milliseconds that this call may take with all its tries. */
+  deadline?: number | undefined;
+  /** Another name of `deadline`. */
+  timeout?: number | undefined;
+}
+
+export interface SlotRequest {
+  id: Id;
+  features?: Features | null | undefined;
+  exclude?: Iterable<Id> | null | undefined;
+  /** The action that the control group sees here. */
+  baseline?: Id | null | undefined;
+}
+
+/** A number, true for 1, or named outcomes such as `{ click: 1 }`. */
+export type RewardValue = number | boolean | bigint | Readonly<Record<string, number | boolean | bigint>>;
+
 /** With `fallback`, the service did not decide (`error` says why), and rewards are not sent. */
-export interface Decision {
+export interface Decision<I extends Id = string> {
+  /** That of a fallback begins with "fallback-". */
   eventId: string;
-  action: string;
+  /** The id as it was passed. */
+  action: I;
   probability: number;
-  ranking: Ranked[];
+  ranking: (Omit<Ranked, "id"> & { id: I })[];
   modelVersion: number;
-  slot?: string;
-  explanations?: Explained[] | null;
+  slot?: Id;
+  /** control, treatment or held, where the loop has a control group. */
+  arm?: string | null;
+  explanations?: (Omit<Explained, "id"> & { id: I })[] | null;
   fallback: boolean;
   error: ServiceError | null;
-  /** Send a number, or named outcomes such as `{ click: 1 }`. */
-  reward(reward: number | Record<string, number>, options?: { id?: string }): void;
+  reward(reward: RewardValue, options?: { id?: Id | null | undefined }): void;
   activate(): void;
 }
 
@@ -40,23 +86,41 @@ export interface Event {
   probability: number;
   reward: number | null;
   status: string;
+  user?: string | null;
+  arm?: string | null;
   [field: string]: unknown;
 }
 
-export type Fallback = "first" | ((request: Request) => string) | null;
+export type Fallback = "first" | ((request: Request) => Id) | null;
+
+/** A call that came to its end. */
+export interface Observed {
+  /** Such as "rank" or "reward". */
+  name: string;
+  /** With all tries. */
+  milliseconds: number;
+  /** Of the last answer; 0 if none came. */
+  status: number;
+  error: ServiceError | null;
+}
 
 export interface Options {
-  loop?: string;
-  key?: string;
+  loop?: string | undefined;
+  /** FEDRES_KEY of Node's environment by default. */
+  key?: string | undefined;
   /** Milliseconds that a decision may take with all its tries; 1000 by default. */
-  deadline?: number;
+  deadline?: number | undefined;
+  /** Another name of `deadline`. */
+  timeout?: number | undefined;
   /** Who decides while the service does not; with null, a `ServiceError` is thrown. */
-  fallback?: Fallback;
-  queueLimit?: number;
+  fallback?: Fallback | undefined;
+  queueLimit?: number | undefined;
   /** Milliseconds for calls other than decisions; 30,000 by default. */
-  adminDeadline?: number;
-  fetch?: typeof fetch;
-  random?: () => number;
+  adminDeadline?: number | undefined;
+  /** Called after every call. */
+  observe?: ((call: Observed) => void) | undefined;
+  fetch?: typeof fetch | undefined;
+  random?: (() => number) | undefined;
 }
 
 export class ServiceError extends Error {
@@ -68,25 +132,26 @@ export class ServiceError extends Error {
 export function newEventId(): string;
 
 export class Client {
-  constructor(url: string, options?: Options);
-  rank(request: Request & { deadline?: number }): Promise<Decision>;
-  rankMany(requests: Request[], options?: { deadline?: number }): Promise<Decision[]>;
-  slots(
-    slots: (string | { id: string; features?: Features; exclude?: string[] })[],
-    request: Request & { deadline?: number },
-  ): Promise<Decision[]>;
-  reward(eventId: string, reward: number | Record<string, number>, options?: { id?: string }): void;
-  activate(eventId: string): void;
+  /** `url` is FEDRES_URL of Node's environment by default. */
+  constructor(url?: string | undefined, options?: Options);
+  rank<A extends Actions>(request: Request<A> & Times): Promise<Decision<IdOf<A>>>;
+  rankMany<R extends Request>(requests: Iterable<R>, options?: Times): Promise<Decision<IdOf<R["actions"]>>[]>;
+  slots<A extends Actions>(slots: Iterable<Id | SlotRequest>, request: Request<A> & Times): Promise<Decision<IdOf<A>>[]>;
+  reward(eventId: Id, reward: RewardValue, options?: { id?: Id | null | undefined }): void;
+  activate(eventId: Id): void;
   settings(): Promise<Required<Settings>>;
   changeSettings(changes: Settings): Promise<Required<Settings>>;
   replaceSettings(settings: Settings): Promise<Required<Settings>>;
-  actions(): Promise<Record<string, Features>>;
-  putActions(actions: Record<string, Features>, options?: { retire?: string[] }): Promise<void>;
-  events(options?: { after?: number; pageSize?: number }): AsyncGenerator<Event>;
-  evaluate(policies: string[], options?: { estimators?: string[]; timeUniform?: boolean }): Promise<Record<string, unknown>>;
+  actions(): Promise<Record<string, Record<string, unknown>>>;
+  putActions(actions: Actions, options?: { retire?: Iterable<Id> | undefined }): Promise<void>;
+  events(options?: { after?: number | undefined; pageSize?: number | undefined }): AsyncGenerator<Event>;
+  evaluate(
+    policies: readonly string[],
+    options?: { estimators?: readonly string[] | undefined; timeUniform?: boolean | undefined },
+  ): Promise<{ rows: Record<string, unknown>[]; [field: string]: unknown }>;
   lift(): Promise<Record<string, unknown>>;
   unmatched(): Promise<UnmatchedReward[]>;
-  erase(user: string): Promise<void>;
+  erase(user: Id): Promise<void>;
   createLoop(name: string, settings?: Settings): Promise<Required<Settings>>;
   status(): Promise<Record<string, unknown>>;
   rewards(): { queued: number; sent: number; refused: number; dropped: number };

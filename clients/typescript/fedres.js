@@ -1,11 +1,19 @@
 // @ts-self-types="./fedres.d.ts"
 // A client of a fedres service: fetch only, no dependency. Node 18 and later, Deno, browsers.
 
+import { actionList, checkOptions, environment, features, identifier, identifiers, rewardOf, userId } from "./inputs.js";
+
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
 const LONGEST_WAIT = 30_000;
+const HELD_WAIT = 30_000; // milliseconds between two tries while the service takes no rewards from this client
 const LONGEST_REST = 86_400_000; // milliseconds, of those that a service can ask for
 const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds: timers that are set to more go off at once
+const LONGEST_ID = 200; // characters of an id
+const FALLBACK_PREFIX = "fallback-"; // of the event ids of fallbacks, which the service does not know
+const OPTIONS = ["loop", "key", "deadline", "timeout", "fallback", "queueLimit", "adminDeadline", "observe", "fetch", "random"];
+const REQUEST = ["actions", "context", "user", "exclude", "eventId", "defer", "explain"];
+const TIMES = ["deadline", "timeout"];
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
@@ -35,14 +43,15 @@ function randomBytes(n) {
 }
 
 export class Client {
-  #url; #loop; #headers; #deadline; #adminDeadline; #fallback; #limit; #fetch; #random;
-  #queue = []; #sending = null; #woken = null; #closed = false;
-  #counts = { sent: 0, refused: 0, dropped: 0 };
+  #url; #loop; #headers; #deadline; #adminDeadline; #fallback; #limit; #fetch; #random; #observe;
+  #queue = []; #sending = null; #woken = null; #closing = false; #closed = false; #away = false;
+  #counts = { sent: 0, refused: 0, dropped: 0 }; #warned = new Set();
 
-  constructor(url, options = {}) {
-    const { loop = "default", key, deadline = 1000, fallback = "first", queueLimit = 10_000 } = options;
-    const { adminDeadline = 30_000 } = options;
-    if (!/^https?:\/\//.test(url)) throw new TypeError(`url must begin with http:// or https://, got ${url}`);
+  constructor(url = environment("FEDRES_URL"), options = {}) {
+    checkOptions("Client", options, OPTIONS);
+    const { loop = "default", key = environment("FEDRES_KEY"), fallback = "first", queueLimit = 10_000 } = options;
+    const { adminDeadline = 30_000 } = options, deadline = either(options) ?? 1000;
+    if (!/^https?:\/\//.test(url)) throw new TypeError(`url, or FEDRES_URL, must begin with http:// or https://, got ${url}`);
     if (!(deadline > 0 && deadline < Infinity)) throw new RangeError(`deadline must be positive, got ${deadline}`);
     if (!(queueLimit >= 1)) throw new RangeError(`queueLimit must be at least 1, got ${queueLimit}`);
     if (fallback !== "first" && fallback !== null && typeof fallback !== "function") {
@@ -55,98 +64,102 @@ export class Client {
     this.#adminDeadline = adminDeadline;
     this.#fallback = fallback;
     this.#limit = queueLimit;
+    this.#observe = options.observe ?? (() => {});
     this.#fetch = options.fetch ?? ((...words) => fetch(...words));
     this.#random = options.random ?? Math.random;
   }
 
-  /** Return which action to take; `actions` maps ids to features, or is a list of ids. */
+  /** Return which action to take; `actions` is a list of `{ id, features }`, an object or a Map from ids to features, or a list of ids. */
   async rank(request) {
-    const asked = named(request);
-    allowed(asked);
+    const asked = checked("rank", request, TIMES), deadline = either(request);
     try {
-      return this.#decision(await this.#decide("/rank", body(asked), request.deadline));
+      return this.#decision(asked, await this.#decide("rank", "/rank", body(asked), deadline));
     } catch (error) {
       return this.#fallBack(asked, error);
     }
   }
 
   /** Return a decision for each of at most 100 requests, in one call. */
-  async rankMany(requests, { deadline } = {}) {
-    const asked = requests.map(named);
-    asked.forEach(allowed);
+  async rankMany(requests, options = {}) {
+    checkOptions("rankMany", options, TIMES);
+    const many = Array.from(requests, (request) => checked("a request of rankMany", request)), deadline = either(options);
     try {
-      const { results } = await this.#decide("/rank/batch", { requests: asked.map(body) }, deadline);
-      if (results.length !== asked.length) throw unreadable("results are missing");
+      const { results } = await this.#decide("rankMany", "/rank/batch", { requests: many.map(body) }, deadline);
+      if (results.length !== many.length) throw unreadable("results are missing");
       return results.map((result, k) => {
-        if (!result.error) return this.#decision(result);
+        if (!result.error) return this.#decision(many[k], result);
         const { code, message, target } = result.error;
-        return this.#fallBack(asked[k], new ServiceError(422, code, message, target));
+        return this.#fallBack(many[k], new ServiceError(422, code, message, target));
       });
     } catch (error) {
-      return asked.map((one) => this.#fallBack(one, error));
+      return many.map((asked) => this.#fallBack(asked, error));
     }
   }
 
   /** Return a decision for each slot of a page, no action twice. */
   async slots(slots, request) {
-    const asked = named(request);
-    const places = slots.map((slot) => (typeof slot === "string" ? { id: slot } : slot));
+    const asked = checked("slots", request, TIMES), places = Array.from(slots, place);
     this.#fillFirst(asked, places, "first"); // refuses a page that cannot be filled
     const { exclude: _, explain: __, ...fields } = body(asked);
+    const sent = places.map(({ given: _, ...slot }) => slot), deadline = either(request);
     try {
-      const page = await this.#decide("/rank/slots", { ...fields, slots: places }, request.deadline);
+      const page = await this.#decide("slots", "/rank/slots", { ...fields, slots: sent }, deadline);
       if (page.slots.some(({ id }, k) => id !== places[k]?.id) || page.slots.length !== places.length) throw unreadable("other slots");
-      return page.slots.map(({ id, ...slot }) =>
-        this.#decision({ ...slot, model_version: page.model_version }, { slot: id }));
+      return page.slots.map(({ id: _, ...slot }, k) =>
+        this.#decision(asked, { ...slot, model_version: page.model_version }, { slot: places[k].given }));
     } catch (error) {
-      if (this.#fallback === null) throw failure(error);
-      return this.#fillFirst(asked, places, this.#fallback).map((action, k) =>
-        this.#fallen(action, failure(error), places[k].id));
+      const why = this.#failed(error);
+      if (this.#fallback === null) throw why;
+      return this.#fillFirst(asked, places, this.#fallback).map(({ given }, k) => this.#fallen(given, why, places[k].given));
     }
   }
 
-  /** Send a reward in the background: a number, or named outcomes in an object; two with one id count once. */
-  reward(eventId, reward, { id } = {}) {
-    const given = typeof reward === "object" && reward !== null ? { outcomes: reward } : { value: reward };
-    this.#put(`/events/${encodeURIComponent(eventId)}/reward`, { ...given, id: id ?? newEventId() });
+  /** Send a reward in the background: a number, true, or named outcomes in an object; two with one id count once. */
+  reward(eventId, reward, options = {}) {
+    checkOptions("reward", options, ["id"]);
+    const id = options.id === undefined || options.id === null ? newEventId() : identifier("id", options.id);
+    this.#put("reward", eventId, { ...rewardOf(reward), id });
   }
 
   /** Say that the decision of a deferred event was shown, in the background. */
   activate(eventId) {
-    this.#put(`/events/${encodeURIComponent(eventId)}/activate`, undefined);
+    this.#put("activate", eventId, undefined);
   }
 
   /** The loop's settings. */
   async settings() {
-    return this.#field("settings", "GET", "/settings");
+    return this.#field("settings", "settings", "GET", "/settings");
   }
 
   /** Change some settings, and leave the others; returns all. */
   async changeSettings(changes) {
-    return this.#field("settings", "PATCH", "/settings", changes);
+    return this.#field("settings", "changeSettings", "PATCH", "/settings", changes);
   }
 
   /** Replace all settings: those that are missing return to their defaults. */
   async replaceSettings(settings) {
-    return this.#field("settings", "PUT", "/settings", settings);
+    return this.#field("settings", "replaceSettings", "PUT", "/settings", settings);
   }
 
   /** The catalogue: features by id. */
   async actions() {
-    const actions = await this.#field("actions", "GET", "/actions");
+    const actions = await this.#field("actions", "actions", "GET", "/actions");
     return Object.fromEntries(actions.map(({ id, features }) => [id, features]));
   }
 
-  /** Add or replace actions of the catalogue, and retire others. */
-  async putActions(actions, { retire = [] } = {}) {
-    const put = Object.entries(actions).map(([id, features]) => ({ id, features }));
-    await this.#call("PUT", "/actions", { put, retire });
+  /** Add or replace actions of the catalogue, in any form that `rank` takes, and retire others. */
+  async putActions(actions, options = {}) {
+    checkOptions("putActions", options, ["retire"]);
+    const put = actionList(actions, { ordered: false }).map(({ id, features: own }) => ({ id, features: own ?? {} }));
+    await this.#call("putActions", "PUT", "/actions", { put, retire: identifiers("retire", options.retire ?? []) });
   }
 
   /** The stored events behind a position, fetched page by page. */
-  async *events({ after = 0, pageSize = 1000 } = {}) {
+  async *events(options = {}) {
+    checkOptions("events", options, ["after", "pageSize"]);
+    const { after = 0, pageSize = 1000 } = options;
     for (let last = after; ;) {
-      const text = await this.#call("GET", `/events?after=${last}&limit=${pageSize}`, undefined, { lines: true });
+      const text = await this.#call("events", "GET", `/events?after=${last}&limit=${pageSize}`, undefined, { lines: true });
       const page = text.split("\n").filter(Boolean).map(parsed);
       yield* page;
       if (page.length < pageSize) return;
@@ -155,33 +168,37 @@ export class Client {
   }
 
   /** What other policies would have earned on the stored events; with `timeUniform`, intervals hold at all looks together. */
-  evaluate(policies, { estimators = ["snips", "dr"], timeUniform = false } = {}) {
-    return this.#call("POST", "/evaluations", { policies, estimators, time_uniform: timeUniform });
+  async evaluate(policies, options = {}) {
+    checkOptions("evaluate", options, ["estimators", "timeUniform"]);
+    const { estimators = ["snips", "dr"], timeUniform = false } = options;
+    return this.#call("evaluate", "POST", "/evaluations", { policies, estimators, time_uniform: timeUniform });
   }
 
   /** How much more the policy earns than its control group. */
   lift() {
-    return this.#call("GET", "/lift");
+    return this.#call("lift", "GET", "/lift");
   }
 
   /** Rewards that do not count. */
   async unmatched() {
-    return this.#field("rewards", "GET", "/rewards/unmatched");
+    return this.#field("rewards", "unmatched", "GET", "/rewards/unmatched");
   }
 
   /** Erase a user in all loops; resolves when nothing of the user is left. */
   async erase(user) {
-    await this.#call("DELETE", `/v1/users/${encodeURIComponent(user)}`, undefined, { deadline: 150_000 });
+    const name = userId(user);
+    if (name === null) throw new TypeError("user must have at least one character, got none");
+    await this.#call("erase", "DELETE", `/v1/users/${encodeURIComponent(name)}`, undefined, { deadline: 150_000 });
   }
 
   /** Make a loop; returns its settings. */
   async createLoop(name, settings = {}) {
-    return this.#field("settings", "POST", "/v1/loops", { name, settings });
+    return this.#field("settings", "createLoop", "POST", "/v1/loops", { name, settings });
   }
 
   /** The status of the service. */
   status() {
-    return this.#call("GET", "/v1/status");
+    return this.#call("status", "GET", "/v1/status");
   }
 
   /** How many rewards wait, and what became of the others. */
@@ -200,47 +217,61 @@ export class Client {
 
   /** Send what is left of the rewards for so long; what then remains is dropped. */
   async close(milliseconds = 5000) {
+    this.#closing = true;
     this.#woken?.();
     await this.flush(milliseconds);
     this.#closed = true;
     this.#counts.dropped += this.#queue.length;
+    if (this.#queue.length > 0) console.warn(`fedres: ${this.#queue.length} rewards were not sent`);
     this.#queue = [];
     this.#woken?.();
   }
 
-  #put(path, sent) {
+  #put(name, eventId, sent) {
+    const event = identifier("eventId", eventId);
+    if (event === "" || [...event].length > LONGEST_ID) throw new RangeError(`eventId must have 1 to ${LONGEST_ID} characters`);
+    if (event.startsWith(FALLBACK_PREFIX)) return; // the service does not have it
     if (this.#closed) throw new Error("the client is closed");
-    this.#queue.push({ path, content: written(sent) });
+    this.#queue.push({ name, path: `/events/${encodeURIComponent(event)}/${name}`, content: written(sent) });
     if (this.#queue.length > this.#limit) {
       this.#queue.splice(this.#sending ? 1 : 0, 1); // the first one may be under way
       this.#counts.dropped += 1;
+      this.#warn("dropped", `more than ${this.#limit} rewards wait to be sent: the oldest are dropped`);
     }
     this.#sending ??= this.#send();
   }
 
   async #send() {
-    for (let failures = 0; this.#queue.length > 0 && !this.#closed;) {
-      const [{ path, content }] = this.#queue;
+    for (let failures = 0, began = performance.now(); this.#queue.length > 0 && !this.#closed;) {
+      const [{ name, path, content }] = this.#queue;
       const answer = await this.#try("POST", this.#loop + path, content, 10_000);
       if (this.#closed) break;
       if (passes(answer)) {
         await this.#wait(this.#backOff(failures++, answer));
         continue;
       }
-      failures = 0;
+      this.#told(name, began, answer);
+      [failures, began] = [0, performance.now()];
+      if (answer.status >= 300 && !refuses(answer)) {
+        this.#warn(`held ${answer.status} ${answer.error.code}`, `the service takes no rewards, which wait: ${answer.error.status} ${answer.error.message}`);
+        if (this.#closing) break;
+        await this.#wait(HELD_WAIT);
+        continue;
+      }
       this.#queue.shift();
+      if (answer.status >= 300) this.#warn(`refused ${answer.error.code}`, `the service refused ${path}: ${answer.status} ${answer.error.message}`);
       this.#counts[answer.status < 300 ? "sent" : "refused"] += 1;
     }
     this.#sending = null; // here: what is put a moment later begins anew
   }
 
-  #decide(path, sent, deadline = this.#deadline) {
-    return this.#retry("POST", this.#loop + path, sent, deadline, deadline / 2);
+  #decide(name, path, sent, deadline = this.#deadline) {
+    return this.#retry(name, "POST", this.#loop + path, sent, deadline, deadline / 2);
   }
 
-  #call(method, path, sent, { deadline = this.#adminDeadline, lines = false } = {}) {
+  #call(name, method, path, sent, { deadline = this.#adminDeadline, lines = false } = {}) {
     const where = path.startsWith("/v1/") ? path : this.#loop + path;
-    return this.#retry(method, where, sent, Math.max(deadline, this.#adminDeadline), deadline, lines);
+    return this.#retry(name, method, where, sent, Math.max(deadline, this.#adminDeadline), deadline, lines);
   }
 
   async #field(name, ...call) {
@@ -249,13 +280,16 @@ export class Client {
     return found[name];
   }
 
-  async #retry(method, path, sent, deadline, each, lines = false) {
-    const end = performance.now() + deadline, content = written(sent);
+  async #retry(name, method, path, sent, deadline, each, lines = false) {
+    const began = performance.now(), end = began + deadline, content = written(sent);
     for (let failures = 0; ; failures++) {
       const answer = await this.#try(method, path, content, Math.min(each, end - performance.now()), lines);
-      if (answer.status >= 200 && answer.status < 300) return answer.content;
-      const wait = this.#backOff(failures, answer);
-      if (!passes(answer) || performance.now() + wait >= end) throw answer.error;
+      const wait = this.#backOff(failures, answer), done = answer.status >= 200 && answer.status < 300;
+      if (done || !passes(answer) || performance.now() + wait >= end) {
+        this.#told(name, began, answer);
+        if (done) return answer.content;
+        throw answer.error;
+      }
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }
@@ -291,34 +325,78 @@ export class Client {
     });
   }
 
-  #decision(result, more = {}) {
+  /** Tell the observer of a call; what it throws is nobody's fault here. */
+  #told(name, began, { status, error = null }) {
+    try {
+      this.#observe({ name, milliseconds: performance.now() - began, status, error });
+    } catch (failed) {
+      this.#warn("observe", `the observer of calls failed: ${failed}`);
+    }
+  }
+
+  /** Warn once of each kind. */
+  #warn(kind, message) {
+    if (!this.#warned.has(kind)) console.warn(`fedres: ${message}`);
+    this.#warned.add(kind);
+  }
+
+  /** Say that there is no decision: of a service that is away once until it is back, of a refusal once for its code. */
+  #failed(error) {
+    const why = error instanceof ServiceError ? error : unreadable(String(error));
+    const away = why.status === 0 || why.status === 429 || why.status >= 500;
+    if (!away) this.#warn(`${why.status} ${why.code}`, `the service refused a request: ${why.status} ${why.message}`);
+    else if (!this.#away) console.warn(`fedres: the service does not decide: ${why.message}`);
+    this.#away ||= away;
+    return why;
+  }
+
+  #decision({ actions }, result, more = {}) {
     const { event_id: eventId, model_version: modelVersion, ...rest } = result;
     if (typeof eventId !== "string" || typeof rest.action !== "string") throw unreadable("it is no decision");
+    this.#away = false;
     return {
-      ...rest, ...more, eventId, modelVersion, fallback: false, error: null,
+      ...asGiven(actions, rest), ...more, eventId, modelVersion, fallback: false, error: null,
       reward: (reward, options) => this.reward(eventId, reward, options),
       activate: () => this.activate(eventId),
     };
   }
 
-  #fallBack(request, error) {
-    if (this.#fallback === null) throw failure(error);
-    return this.#fallen(choose(request, this.#fallback), failure(error));
+  #fallBack(asked, error) {
+    const why = this.#failed(error);
+    if (this.#fallback === null) throw why;
+    return this.#fallen(this.#choose(asked, this.#fallback).given, why);
   }
 
   // Under an id of its own: the service may have stored another action under the first.
   #fallen(action, error, slot) {
+    const eventId = FALLBACK_PREFIX + newEventId();
     return {
-      action, error, eventId: newEventId(), probability: NaN, ranking: [], modelVersion: 0, fallback: true,
-      ...(slot === undefined ? {} : { slot }), reward() {}, activate() {},
+      action, error, eventId, probability: NaN, ranking: [], modelVersion: 0, fallback: true, ...(slot === undefined ? {} : { slot }),
+      reward: (reward, options) => this.reward(eventId, reward, options), // refuses what is no reward, and sends nothing
+      activate() {},
     };
   }
 
-  #fillFirst(request, slots, fallback) {
+  #choose(asked, fallback) {
+    const left = allowed(asked);
+    if (fallback === "first") return left[0];
+    try {
+      const chosen = identifier("the fallback's action", fallback({ ...asked.request, exclude: asked.exclude }));
+      const found = left.find(({ id }) => id === chosen);
+      if (!found) this.#warn("fallback", `the fallback must return the id of an allowed action, got ${chosen}; the first is taken`);
+      return found ?? left[0];
+    } catch (error) {
+      this.#warn("fallback", `the fallback failed, and the first action is taken: ${error}`);
+      return left[0];
+    }
+  }
+
+  #fillFirst(asked, slots, fallback) {
     if (slots.length === 0) throw new RangeError("slots must hold at least one slot, got none");
     const taken = [];
     for (const slot of slots) {
-      taken.push(choose({ ...request, exclude: [...(request.exclude ?? []), ...(slot.exclude ?? []), ...taken] }, fallback));
+      const exclude = [...asked.exclude, ...slot.exclude, ...taken.map(({ id }) => id)];
+      taken.push(this.#choose({ ...asked, exclude }, fallback));
     }
     return taken;
   }
@@ -329,37 +407,56 @@ function written(sent) {
   return sent === undefined ? undefined : JSON.stringify(sent);
 }
 
-function named(request) {
-  return { ...request, eventId: request.eventId ?? newEventId() };
+/** The deadline of a call by either of its names. */
+function either({ deadline, timeout }) {
+  if (deadline !== undefined && timeout !== undefined) throw new TypeError("deadline and timeout are the same: pass one of them");
+  return deadline ?? timeout;
 }
 
-function body({ actions, context = {}, user = null, exclude = [], eventId, defer = false, explain = false }) {
-  const offered = Array.isArray(actions)
-    ? actions.map((id) => ({ id }))
-    : Object.entries(actions).map(([id, features]) => ({ id, features }));
+/** A request, checked and with an event id: what is sent of it, and what the caller gave. */
+function checked(what, request, more = []) {
+  checkOptions(what, request, [...REQUEST, ...more]);
+  const actions = actionList(request.actions), exclude = identifiers("exclude", request.exclude ?? []);
+  const eventId = request.eventId === undefined || request.eventId === null ? newEventId() : identifier("eventId", request.eventId);
+  if (eventId.startsWith(FALLBACK_PREFIX)) throw new RangeError(`eventId must not begin with ${FALLBACK_PREFIX}, as those of fallbacks do`);
+  const again = typeof request.actions.next === "function" ? { actions: actions.map(({ given }) => given) } : {}; // a generator is read once
+  const asked = { request: { ...request, ...again, eventId }, actions, exclude, eventId, user: userId(request.user) };
+  asked.context = features("context", request.context ?? {});
+  allowed(asked);
+  return asked;
+}
+
+function place(slot) {
+  const { id, ...rest } = slot !== null && typeof slot === "object" ? slot : { id: slot };
+  checkOptions("a slot", rest, ["features", "exclude", "baseline"]);
+  const baseline = rest.baseline === undefined || rest.baseline === null ? {} : { baseline: identifier("baseline", rest.baseline) };
+  const own = features(`slots[${String(id)}]`, rest.features ?? {}), exclude = identifiers("exclude", rest.exclude ?? []);
+  return { id: identifier("slots", id), given: id, features: own, exclude, ...baseline };
+}
+
+function body({ request: { defer = false, explain = false }, actions, context, user, exclude, eventId }) {
+  const offered = actions.map(({ id, features: own }) => (own === null ? { id } : { id, features: own }));
   return { event_id: eventId, user, context, actions: offered, exclude, defer, explain };
 }
 
-function allowed({ actions, exclude = [] }) {
-  const ids = (Array.isArray(actions) ? actions : Object.keys(actions)).filter((id) => !exclude.includes(id));
-  if (ids.length === 0) throw new RangeError("exclude must leave at least one action, got none left");
-  return ids;
+function allowed({ actions, exclude }) {
+  const left = actions.filter(({ id }) => !exclude.includes(id));
+  if (left.length === 0) throw new RangeError(`exclude must leave at least one action, got all ${actions.length} of them`);
+  return left;
 }
 
-function choose(request, fallback) {
-  const ids = allowed(request);
-  if (fallback === "first") return ids[0];
-  try {
-    const chosen = fallback(request);
-    return ids.includes(chosen) ? chosen : ids[0];
-  } catch {
-    return ids[0];
-  }
+/** A decision with the ids of actions that the caller gave. */
+function asGiven(actions, decision) {
+  if (actions.every(({ given }) => typeof given === "string")) return decision;
+  const given = new Map(actions.map((action) => [action.id, action.given]));
+  const back = (places) => places?.map((one) => ({ ...one, id: given.get(one.id) ?? one.id }));
+  const { action, ranking, explanations } = decision;
+  return { ...decision, action: given.get(action) ?? action, ranking: back(ranking), explanations: back(explanations) };
 }
 
 const passes = ({ status }) => status === 0 || PASSING.has(status);
-const failure = (error) =>
-  error instanceof ServiceError ? error : new ServiceError(0, "unreadable_answer", String(error));
+// Whether the service refuses a request for what it says; all else, as a wrong key or a missing loop, somebody may mend.
+const refuses = ({ status, error }) => [409, 413, 422].includes(status) || (status === 400 && error.code !== "unknown");
 const unreadable = (why) => new ServiceError(0, "unreadable_answer", `the service's answer cannot be read: ${why}`);
 
 function parsed(line) {

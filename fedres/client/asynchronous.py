@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
+from msgspec.structs import replace
 
 from fedres.client.device import DeviceDecision, Status
 from fedres.client.inputs import Actions, Features, Id
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AsyncDeviceClient:
-    """What ``DeviceClient`` is, for ``async with``; syncs in the background begin when it is entered.
+    """What ``DeviceClient`` is, for ``async with``, which waits for the first model and begins syncs in the background.
 
     To make one reads its folder at once; from then on models and disk are worked on in threads, and the event loop
     never waits for them.
@@ -42,24 +45,28 @@ class AsyncDeviceClient:
         download: bool = True,
         privacy: Privacy | None = None,
         sync_seconds: float | None = 5.0,
+        open_seconds: float = 2.0,
         queue_limit: int = 10_000,
         gzip: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = address(url)
-        check_seconds(sync_seconds)
+        check_seconds(sync_seconds, open_seconds)
         self._http = httpx.AsyncClient(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
         self._device = open_device(folder, client=client, privacy=privacy, queue_limit=queue_limit, **settings)
         self._link = Link(self._device, gzip=gzip)
-        self._seconds = sync_seconds
+        self._seconds, self._open_seconds = sync_seconds, open_seconds
         self._syncing = asyncio.Lock()  # one sync at a time
-        self._closing = asyncio.Event()
+        self._closing, self._opened = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._seconds is not None:
-            self._task = asyncio.create_task(self._keep_syncing())
+        if self._seconds is not None or self._open_seconds:
+            self._task = asyncio.create_task(self._run())
+        if self._open_seconds:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._opened.wait(), self._open_seconds)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,18 +118,27 @@ class AsyncDeviceClient:
         synced: Synced = await self._drive(self._link.sync(tries))
         return synced
 
+    async def _run(self) -> None:
+        """Fetch the first model, then sync until the device is closed, unless callers do."""
+        if self._open_seconds:
+            async with self._syncing:
+                await self._quietly(self._drive(self._link.sync(upload=False), self._open_seconds))
+        self._opened.set()
+        if self._seconds is not None:
+            await self._keep_syncing()
+
     async def _keep_syncing(self) -> None:
         while True:
             last = self._closing.is_set()
             async with self._syncing:
-                await self._sync_quietly()
+                await self._quietly(self._sync(1))
                 pause = self._link.pause or 0.0
             if last or (await self._wait(max(pause, self._seconds or 0.0)) and pause):
                 return
 
-    async def _sync_quietly(self) -> None:
+    async def _quietly(self, sync: Awaitable[object]) -> None:
         try:
-            await self._sync(1)
+            await sync
         except Exception as error:
             self._link.failed(error)
 
@@ -134,7 +150,8 @@ class AsyncDeviceClient:
             return False
         return True
 
-    async def _drive(self, flow: Flow[Any]) -> Any:
+    async def _drive(self, flow: Flow[Any], seconds: float = math.inf) -> Any:
+        """Do what a flow asks for, and return what it comes to; an answer may take so long."""
         answer: Answer | Failure | None = None
         while True:
             step = await asyncio.to_thread(advance, flow, answer)
@@ -144,4 +161,4 @@ class AsyncDeviceClient:
             if isinstance(step, Wait):
                 await self._wait(step.seconds)
             else:
-                answer = await ask_async(self._http, step)
+                answer = await ask_async(self._http, replace(step, seconds=min(step.seconds, seconds)))

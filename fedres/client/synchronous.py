@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
+from msgspec.structs import replace
 
 from fedres import checks
 from fedres.client.device import DeviceDecision, Status
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
     from fedres.client.privacy import Privacy
 
 TRIES = 5  # of each request of a sync that somebody waits for
+LONGEST_OPENING = 3600.0  # seconds
 CLOSE_SECONDS = 5.0  # that closing waits for the last sync
 
 
-def check_seconds(sync_seconds: float | None) -> None:
+def check_seconds(sync_seconds: float | None, open_seconds: float) -> None:
     if sync_seconds is not None:
         checks.positive("sync_seconds", sync_seconds)
+    if not 0 <= open_seconds <= LONGEST_OPENING:
+        raise ValueError(f"open_seconds must be 0 to {LONGEST_OPENING:g}, got {open_seconds!r}")
 
 
 class DeviceClient:
@@ -38,6 +43,9 @@ class DeviceClient:
     "immediate", or "aligned", when the shared model has the upload inside; ``download=False`` asks the service for
     scores instead of keeping its model. ``sync_seconds=None`` leaves syncs to the caller. Queued uploads beyond
     ``queue_limit`` are dropped, the oldest first.
+
+    To make one waits for the newest model, ``open_seconds`` at most, so that the first decision knows what others
+    taught. Where it does not come, the device goes on with the model in its folder. 0 does not ask for it.
     """
 
     def __init__(
@@ -53,12 +61,13 @@ class DeviceClient:
         download: bool = True,
         privacy: Privacy | None = None,
         sync_seconds: float | None = 5.0,
+        open_seconds: float = 2.0,
         queue_limit: int = 10_000,
         gzip: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         url = address(url)
-        check_seconds(sync_seconds)
+        check_seconds(sync_seconds, open_seconds)
         self._http = httpx.Client(base_url=url, headers=headers(key), transport=transport)
         settings: dict[str, Any] = {"loop": loop, "learner": learner, "timing": timing, "download": download}
         try:
@@ -67,13 +76,14 @@ class DeviceClient:
             self._http.close()
             raise
         self._link = Link(self._device, gzip=gzip)
-        self._seconds = sync_seconds
+        self._seconds, self._open_seconds = sync_seconds, open_seconds
         self._syncing = threading.Lock()  # one sync at a time
-        self._closing = threading.Event()
+        self._closing, self._opened = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        if sync_seconds is not None:
+        if sync_seconds is not None or open_seconds:
             self._thread = threading.Thread(target=self._run, name=f"sync of {client}", daemon=True)
             self._thread.start()
+            self._opened.wait(open_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +129,7 @@ class DeviceClient:
                 self._thread.join(CLOSE_SECONDS)
             self._device.close()
         finally:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._http.close()
 
     def _sync(self, tries: int) -> Synced:
@@ -127,30 +137,40 @@ class DeviceClient:
         return synced
 
     def _run(self) -> None:
-        """Sync until the device is closed; a request that is under way then ends here, and counts as unanswered."""
+        """Fetch the first model, then sync until the device is closed, unless callers do.
+
+        A request that is under way then ends here, and counts as unanswered.
+        """
         try:
-            self._keep_syncing()
+            if self._open_seconds:
+                with self._syncing:
+                    self._quietly(lambda: self._drive(self._link.sync(upload=False), self._open_seconds))
+            self._opened.set()
+            if self._seconds is not None:
+                self._keep_syncing()
         finally:
-            self._http.close()
+            if self._seconds is not None or self._closing.is_set():
+                self._http.close()
 
     def _keep_syncing(self) -> None:
         while not self._device.closed:
             last = self._closing.is_set()
             with self._syncing:
-                self._sync_quietly()
+                self._quietly(lambda: self._sync(1))
                 pause = self._link.pause or 0.0
             if last or (self._closing.wait(max(pause, self._seconds or 0.0)) and pause):
                 return
 
-    def _sync_quietly(self) -> None:
+    def _quietly(self, sync: Callable[[], object]) -> None:
         """Sync in a thread that nobody watches: what fails there is said and tried again."""
         try:
-            self._sync(1)
+            sync()
         except Exception as error:
             if not self._device.closed:
                 self._link.failed(error)
 
-    def _drive(self, flow: Flow[Any]) -> Any:
+    def _drive(self, flow: Flow[Any], seconds: float = math.inf) -> Any:
+        """Do what a flow asks for, and return what it comes to; an answer may take so long."""
         answer: Answer | Failure | None = None
         while True:
             step = advance(flow, answer)
@@ -160,4 +180,4 @@ class DeviceClient:
             if isinstance(step, Wait):
                 self._closing.wait(step.seconds)
             else:
-                answer = ask(self._http, step)
+                answer = ask(self._http, replace(step, seconds=min(step.seconds, seconds)))

@@ -126,14 +126,15 @@ class Link:
 
     # Syncing
 
-    def sync(self, tries: int = 1) -> Flow[Synced]:
+    def sync(self, tries: int = 1, *, upload: bool = True) -> Flow[Synced]:
         """Upload what waits, then fetch the newest model; each request is tried up to so often."""
         sent, dropped, self.pause = 0, self.device.dropped, None
         try:
             fresh = yield from self._prepare(tries)
-            if self.device.fetches_first and not fresh and len(self.device.batch(BURST)) == BURST:
+            if upload and self.device.fetches_first and not fresh and len(self.device.batch(BURST)) == BURST:
                 yield from self._model(tries)
-            newest = self.device.seq  # what comes meanwhile is for the next sync: a model must be fetched some time
+            # What comes meanwhile is for the next sync: a model must be fetched some time.
+            newest = self.device.seq if upload else 0
             while (batch := self.device.batch(min(self._most, MOST[self.device.route]))) and batch[0].seq <= newest:
                 sent += yield from self._upload(batch, tries)
             if self.device.download and (sent or not fresh):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fedres.client import DeviceClient
 from fedres.local_learners.adagrad import FUSED
 
 MENU = {"tea": {"hot": True, "price": 3}, "juice": {"hot": False, "taste": [0.5, 2]}, "Müsli": {"tags": ["a", "b"]}}
@@ -49,6 +50,17 @@ def stream(n, seed=7):
 def loop_of(live, name, model="adagrad", **settings):
     live.make_loop(name, model=model, update_interval=0.001, **settings)
     return name
+
+
+def teach(live, loop, folder, learner):
+    """Let a device teach a loop that people like tea."""
+    options = {"loop": loop, "learner": learner, "sync_seconds": None, "open_seconds": 0}
+    with DeviceClient(live.url, "teacher", folder / "teacher", **options) as device:
+        for _ in range(40):
+            decision = device.decide({}, MENU)
+            device.reward(decision.event_id, decision.action == "tea")
+        assert device.sync().trouble is None
+    live.settle(loop)
 
 
 def opened(live, loop, store, **options):

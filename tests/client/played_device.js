@@ -11,7 +11,7 @@ let device, model;
 const commands = {
   async open({ url, store, ...options }) {
     if (!stores.has(store)) stores.set(store, new MemoryStore());
-    device = await FedresDevice.open(url, { ...options, store: stores.get(store), syncSeconds: null });
+    device = await FedresDevice.open(url, { openSeconds: 0, ...options, store: stores.get(store), syncSeconds: null });
     return device.status();
   },
   decide: (request) => device.decide(request),

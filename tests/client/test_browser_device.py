@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
-from javascript import MENU, Played, close_to, loop_of, needs_node, opened, same, stream, uploads
+from javascript import MENU, Played, close_to, loop_of, needs_node, opened, same, stream, teach, uploads
 
 from fedres.client import DeviceClient
 from fedres.local_learners.linear import LinearLearner
@@ -24,7 +24,7 @@ def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, pl
     name = "-".join(["parity", *settings])
     python_loop, browser_loop = loop_of(live, f"{name}-py", **settings), loop_of(live, f"{name}-js", **settings)
     played("open", opened(live, browser_loop, "a"))
-    options = {"loop": python_loop, "learner": "linear", "sync_seconds": None}
+    options = {"loop": python_loop, "learner": "linear", "sync_seconds": None, "open_seconds": 0}
     with DeviceClient(live.url, "phone", tmp_path / "phone", **options) as device:
         for k, (request, liked) in enumerate(stream(60)):
             if k % 10 == 5:
@@ -57,7 +57,9 @@ def test_with_residual_kalman_too(live, played, tmp_path, n, settings):
     loops = [loop_of(live, f"{name}-{kind}", model="residual-kalman", **settings) for kind in ("py", "js")]
     how = {"url": live.url, "client": "phone", "loop": loops[1], "store": name}
     played("open", how)
-    with DeviceClient(live.url, "phone", tmp_path / "phone", loop=loops[0], sync_seconds=None) as device:
+    with DeviceClient(
+        live.url, "phone", tmp_path / "phone", loop=loops[0], sync_seconds=None, open_seconds=0
+    ) as device:
         for k, (request, liked) in enumerate(stream(n)):
             if k in (0, n * 3 // 4, n * 7 // 8, n - 10):  # offline at first
                 for _ in range(2):
@@ -247,3 +249,23 @@ def test_the_personal_model_is_that_of_a_twin_that_rounds_twice_to_the_bit(playe
         same(found, learner.score((indices, values)))
         twin.learn(indices, values, label, offset)
         learner.learn((indices, values), label, offset)
+
+
+@needs_node
+@pytest.mark.parametrize("model", ["adagrad", "residual-kalman"])
+def test_the_first_decision_after_opening_knows_what_others_taught(live, played, tmp_path, model):
+    loop = loop_of(live, f"taught-js-{model}", model=model)
+    learner = "linear" if model == "adagrad" else model
+    teach(live, loop, tmp_path, learner)
+    how = {"url": live.url, "loop": loop, "client": "new", "learner": learner, "store": model}
+    played("open", {**how, "openSeconds": 60})
+    first = played("decide", {"actions": MENU})
+    played("sync")
+    later = played("decide", {"actions": MENU})
+    assert (first["scores"], first["modelVersion"]) == (later["scores"], later["modelVersion"])
+    assert (first["modelVersion"] > 0, max(first["scores"], key=first["scores"].get)) == (True, "tea")
+    played("crash")
+    played(
+        "open", {**how, "url": "http://127.0.0.1:1", "openSeconds": 60}
+    )  # the stored model is the fallback
+    assert played("decide", {"actions": MENU})["scores"] == first["scores"]

@@ -9,13 +9,14 @@ import threading
 
 import httpx
 import pytest
+from javascript import teach
 from network import MENU, Network
 
 from fedres import client
 from fedres.lease import LeaseHeld
 
-DeviceClient = functools.partial(client.DeviceClient, learner="vw")  # for the loops of ``live``
-AsyncDeviceClient = functools.partial(client.AsyncDeviceClient, learner="vw")
+DeviceClient = functools.partial(client.DeviceClient, learner="vw", open_seconds=0)  # for the loops of ``live``
+AsyncDeviceClient = functools.partial(client.AsyncDeviceClient, learner="vw", open_seconds=0)
 
 
 class Watched(Network):
@@ -201,6 +202,45 @@ def test_a_url_or_a_key_that_cannot_be_one_is_refused(tmp_path, kind):
         kind("http://127.0.0.1:1", "phone", tmp_path, key="schlüssel")
     with DeviceClient("http://127.0.0.1:1", "phone", tmp_path, sync_seconds=None):  # nothing holds the folder
         pass
+
+
+@pytest.mark.parametrize(("model", "sync_seconds"), [("adagrad", None), ("residual-kalman", None), ("adagrad", 5.0)])
+def test_the_first_decision_after_opening_knows_what_others_taught(live, tmp_path, silence, model, sync_seconds):
+    loop, learner = f"taught-{model}-{sync_seconds}", "linear" if model == "adagrad" else model
+    live.make_loop(loop, model=model, update_interval=0.001)
+    teach(live, loop, tmp_path, learner)
+    options = {"loop": loop, "learner": learner, "sync_seconds": sync_seconds, "open_seconds": 60}
+    with client.DeviceClient(live.url, "new", tmp_path / "new", **options) as device:
+        first = device.decide({}, MENU)
+        assert device.sync().trouble is None
+        later = device.decide({}, MENU)
+    assert (first.scores, first.model_version) == (later.scores, later.model_version)
+    assert (first.model_version > 0, max(first.scores, key=first.scores.get)) == (True, "tea")
+
+    async def run():
+        async with client.AsyncDeviceClient(live.url, "async", tmp_path / "async", **options) as device:
+            return await device.decide({}, MENU)
+
+    assert asyncio.run(run()).scores == first.scores
+    options |= {"sync_seconds": None, "open_seconds": 0.05}
+    with client.DeviceClient(silence, "new", tmp_path / "new", **options) as device:  # the stored model is the fallback
+        assert device.decide({}, MENU).scores == first.scores
+
+
+def test_opening_uploads_nothing(live, tmp_path):
+    network = Watched()
+    with DeviceClient(live.url, "phone", tmp_path, sync_seconds=None) as device:
+        device.reward(device.decide({}, MENU).event_id, 1.0)
+    options = {"sync_seconds": None, "open_seconds": 60, "transport": network}
+    with DeviceClient(live.url, "phone", tmp_path, **options) as device:
+        assert (device.status().queued, device.status().model_version > 0) == (1, True)
+    assert set(network.routes()) == {"round", "model"}
+
+
+@pytest.mark.parametrize("open_seconds", [-1, float("nan"), 1e9])
+def test_open_seconds_must_be_a_time_that_one_can_wait_for(tmp_path, open_seconds):
+    with pytest.raises(ValueError, match="open_seconds must be 0 to 3600"):
+        DeviceClient("http://127.0.0.1:1", "phone", tmp_path, open_seconds=open_seconds)
 
 
 def test_sync_seconds_must_be_positive(tmp_path):

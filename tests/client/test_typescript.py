@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,63 @@ def test_its_types_are_those_of_the_service():
     command = [sys.executable, "generate_types.py", "--check"]
     env = {**os.environ, "PYTHONPATH": str(FOLDER.parents[1])}
     assert subprocess.run(command, cwd=FOLDER, env=env, check=False).returncode == 0, "run generate_types.py"
+
+
+PACKAGES = Path(tempfile.gettempdir()) / f"fedres-typescript-{os.getuid()}"  # installed once, not in the repository
+STRICT = ("--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit")
+TARGET = ("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable")
+
+
+@pytest.fixture(scope="module")
+def tsc():
+    """Return the compiler of TypeScript, in a folder where the client can be imported."""
+    npm, done = shutil.which("npm"), PACKAGES / "installed"
+    if npm is None:
+        pytest.skip("npm is not installed: types are not tested")
+    if not done.exists():
+        PACKAGES.mkdir(mode=0o700, exist_ok=True)
+        command = [npm, "install", "--prefix", str(PACKAGES), "--no-audit", "--no-fund", "typescript@5.9.3"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        if ended.returncode:
+            pytest.skip(f"npm could not install TypeScript: {ended.stderr[-300:]}")
+        done.touch()
+    return PACKAGES / "node_modules" / ".bin" / "tsc"
+
+
+@needs_node
+def test_what_callers_write_compiles_with_all_strict_checks(tsc, tmp_path):
+    """The programs of usage.ts, and the handler of the guide for Next.js as a route.ts."""
+    guide = (FOLDER.parents[1] / "docs" / "howto" / "nextjs.md").read_text(encoding="utf-8")
+    [handler] = re.findall(r"```js\n(.*?)```", guide, flags=re.DOTALL)
+    declared = "declare const process: { env: { [name: string]: string | undefined } };\n"
+    (tmp_path / "route.ts").write_text(declared + handler.replace("(request)", "(request: Request)"))
+    shutil.copy(Path(__file__).with_name("usage.ts"), tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "fedres").symlink_to(FOLDER)
+    command = ["node", str(tsc), *STRICT, *TARGET, "route.ts", "usage.ts"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_node
+def test_the_package_has_its_license_and_no_tests(tmp_path):
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    command = [npm, "pack", "--dry-run", "--json", str(FOLDER)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    files = {file["path"] for file in json.loads(done.stdout)[0]["files"]}
+    assert {"LICENSE", "README.md", "fedres.js", "inputs.js", "fedres.d.ts"} <= files
+    assert not [file for file in files if "test" in file]
+    assert (FOLDER / "LICENSE").read_text() == (FOLDER.parents[1] / "LICENSE").read_text()
+
+
+@needs_node
+def test_npm_test_without_a_service_says_in_one_line_what_it_needs(tmp_path):
+    shutil.copy(FOLDER / "run_tests.mjs", tmp_path)
+    env = {name: value for name, value in os.environ.items() if name != "FEDRES_URL"} | {"PATH": str(tmp_path)}
+    command = [shutil.which("node"), "run_tests.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "set FEDRES_URL" in done.stderr

@@ -1,4 +1,4 @@
-// Run by tests/client/test_typescript.py, which starts a real service (FEDRES_URL) and a faulty proxy before it.
+// Run by `npm test`, which starts a service (FEDRES_URL); tests/client/test_typescript.py also has a faulty proxy before it.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { Client, ServiceError, newEventId } from "../fedres.js";
 
 const { FEDRES_URL: url, FEDRES_FAULTY_URL: faulty, FEDRES_LOOP: loop } = process.env;
+if (!url) throw new Error("these tests need a service at FEDRES_URL: run them by npm test");
 const MENU = { tea: { hot: true }, juice: { hot: false }, milk: {} };
 const nobody = "http://127.0.0.1:1";
 
@@ -37,7 +38,7 @@ test("decides on many requests, and on slots", async () => {
   await client.close();
 });
 
-test("through a faulty network nothing is lost and nothing doubled", async () => {
+test("through a faulty network nothing is lost and nothing doubled", { skip: !faulty && "there is no faulty proxy" }, async () => {
   const client = new Client(faulty, { loop, deadline: 60_000, fallback: null });
   const decided = [];
   for (let k = 0; k < 40; k++) {
@@ -169,14 +170,14 @@ test("a reward that comes just as the last one was sent is sent too", async () =
 test("a reward that is no JSON is refused at once and holds up no other, and one that changes later is sent as it was", async () => {
   const bodies = [];
   const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(body), new Response(null, { status: 204 })) });
-  assert.throws(() => client.reward("a", 10n), TypeError);
+  assert.throws(() => client.reward("a", { click: "1" }), TypeError);
   const outcomes = { click: 1 };
   client.reward("b", 1, { id: "b" });
   client.reward("c", outcomes, { id: "c" });
   outcomes.click = 2;
   assert.ok(await client.flush());
   assert.deepEqual(bodies.map((body) => JSON.parse(body)), [{ value: 1, id: "b" }, { outcomes: { click: 1 }, id: "c" }]);
-  assert.ok((await client.rank({ context: { n: 1n }, actions: MENU, deadline: 60_000 })).fallback);
+  await assert.rejects(client.rank({ context: { n: () => 1 }, actions: MENU }), TypeError);
 });
 
 test("timers that are too long for setTimeout do not go off at once", async (context) => {
@@ -212,3 +213,157 @@ test("whatever a proxy answers, decisions fall back and other calls throw a Serv
   const client = new Client(nobody, { fetch: async () => new Response("<html>") });
   await assert.rejects(client.events().next(), ServiceError);
 });
+
+const answers = (status, code) => async () => Response.json({ error: { code, message: "no", target: null } }, { status });
+const warnings = (context) => context.mock.method(console, "warn", () => {}).mock;
+
+test("a wrong key, a missing loop, a proxy and a redirect lose no reward, and are said once", async (context) => {
+  const refusals = [answers(401, "unauthorized"), answers(403, "forbidden"), answers(404, "unknown_loop")];
+  const others = [async () => new Response("<html>", { status: 400 }), async () => new Response(null, { status: 301 })];
+  for (const refusal of [...refusals, ...others]) {
+    const warned = warnings(context), began = warned.callCount();
+    let fetch = refusal, waits = 0;
+    const set = context.mock.method(globalThis, "setTimeout", (work, after, ...rest) => realTimeout(work, after === 30_000 ? (waits++, 1) : after, ...rest));
+    const client = new Client(nobody, { fetch: (...asked) => fetch(...asked) });
+    for (let k = 0; k < 5; k++) client.reward(`e${k}`, true);
+    assert.equal(await client.flush(20), false);
+    while (waits < 3) await new Promise((resolve) => realTimeout(resolve, 1));
+    assert.deepEqual(client.rewards(), { queued: 5, sent: 0, refused: 0, dropped: 0 });
+    assert.equal(warned.callCount(), began + 1);
+    const bodies = [];
+    fetch = async (path, { body }) => (bodies.push([path.split("/").at(-2), JSON.parse(body).value]), new Response(null, { status: 204 }));
+    assert.ok(await client.flush(60_000));
+    assert.deepEqual(bodies, ["e0", "e1", "e2", "e3", "e4"].map((event) => [event, 1]));
+    set.mock.restore();
+    await client.close();
+  }
+});
+const realTimeout = globalThis.setTimeout;
+
+test("a client that is closed while its key is wrong waits for one more try", async (context) => {
+  const warned = warnings(context);
+  const client = new Client(nobody, { fetch: answers(401, "unauthorized") });
+  client.reward("e", 1);
+  await client.close(600_000);
+  assert.equal(client.rewards().dropped, 1);
+  assert.match(warned.calls.at(-1).arguments[0], /1 rewards were not sent/);
+});
+
+test("rewards are numbers, true is 1, and all else is thrown at the call", async () => {
+  const bodies = [];
+  const client = new Client(nobody, { fetch: async (_, { body }) => (bodies.push(JSON.parse(body)), new Response(null, { status: 204 })) });
+  for (const value of [true, false, 0.5, 2n, { toNumber: () => 0.25 }]) client.reward("e", value, { id: 7 });
+  client.reward("e", { click: true }, { id: "c" });
+  assert.ok(await client.flush());
+  assert.deepEqual(bodies.slice(0, 5).map(({ value, id }) => [value, id]), [1, 0, 0.5, 2, 0.25].map((value) => [value, "7"]));
+  assert.deepEqual(bodies[5], { outcomes: { click: 1 }, id: "c" });
+  const fallen = await new Client(nobody, { deadline: 20 }).rank({ actions: MENU });
+  for (const value of ["1", null, undefined, NaN, Infinity, {}, [1], new Date(), { click: "1" }, { click: NaN }, () => 1]) {
+    assert.throws(() => client.reward("e", value), /must be/, String(value));
+    assert.throws(() => fallen.reward(value), /must be/, String(value));
+  }
+  assert.throws(() => client.reward("", 1), RangeError);
+  assert.throws(() => client.reward({}, 1), TypeError);
+  assert.throws(() => client.reward("e", 1, { Id: "x" }), /did you mean "id"/);
+});
+
+test("a reward by the id of a fallback is not sent", async (context) => {
+  warnings(context);
+  const { eventId } = await new Client(nobody, { deadline: 20 }).rank({ actions: MENU });
+  assert.match(eventId, /^fallback-[\w-]{22}$/);
+  const client = new Client(nobody, { fetch: () => assert.fail("nothing is sent") });
+  client.reward(eventId, 1);
+  client.activate(eventId);
+  assert.ok(await client.flush());
+  await assert.rejects(client.rank({ actions: MENU, eventId }), /must not begin with fallback-/);
+});
+
+test("actions come in four forms, keep their order, and ids come back as they were given", async () => {
+  const client = new Client(url, { loop: await fresh(), deadline: 60_000, fallback: null });
+  const listed = [{ id: "tea", features: { hot: true } }, { id: "juice", features: { hot: false } }, { id: "milk" }];
+  await client.putActions(listed);
+  assert.deepEqual(await client.actions(), MENU);
+  for (const actions of [listed, MENU, Object.keys(MENU), new Map(Object.entries(MENU)), listed.values(), new Set(["tea", "juice", "milk"])]) {
+    assert.ok((await client.rank({ actions, user: "" })).action in MENU);
+  }
+  for (const actions of [[1042, 17, 3n], new Map([[1042, { x: 1 }], [17, {}]]), [{ id: 1042 }, { id: 17 }]]) {
+    const decision = await client.rank({ actions, user: 42, exclude: [17, 3], explain: true });
+    assert.equal(decision.action, 1042);
+    assert.ok([decision.ranking, decision.explanations].every((places) => places.some(({ id }) => id === 1042)));
+  }
+  const [top] = await client.slots([0], { actions: [7] });
+  assert.deepEqual([top.slot, top.action], [0, 7]);
+  const events = [];
+  for await (const event of client.events()) events.push(event);
+  assert.deepEqual(events.slice(0, 6).map(({ user, actions }) => [user, actions.map(({ features }) => features)]),
+    Array(6).fill([null, Object.values(MENU)]));
+  assert.deepEqual(events.slice(6, 9).map(({ user, actions }) => [user, actions[0].id]), Array(3).fill(["42", "1042"]));
+  await client.close();
+});
+
+test("what can never be sent is thrown at the call", async () => {
+  const client = new Client(nobody, { fetch: () => assert.fail("nothing is sent") }), itself = {};
+  itself.again = itself;
+  for (const [request, message] of [
+    [{ actions: { 1042: {}, 17: {} } }, /list or a Map where ids look like whole numbers/],
+    [{ actions: [["tea", {}]] }, /a list of objects, .*, an object or a Map, .* or a list of ids/],
+    [{ actions: [{ id: "tea", feature: {} }] }, /did you mean "features"/], [{ actions: "tea" }, /actions must be/],
+    [{ actions: [1.5] }, /text or a whole number, got 1.5/], [{ actions: [true] }, /actions must be/], [{ actions: ["1", 1] }, /different ids/],
+    [{ actions: {} }, /at least one action/], [{ exclude: Object.keys(MENU) }, /exclude must leave/], [{ exclude: "tea" }, /exclude must be a list/],
+    [{ user: {} }, /user must be/], [{ eventId: true }, /eventId must be/], [{ context: [1] }, /context must be an object/],
+    [{ context: { at: new Date() } }, /hour and weekday/], [{ context: { x: NaN } }, /context.x must be a finite number/],
+    [{ context: { a: { b: [1, Infinity] } } }, /context.a.b\[1\] must be a finite/], [{ context: { tags: new Set() } }, /must be JSON/],
+    [{ context: itself }, /must not hold itself/], [{ contxt: {} }, /rank has no option "contxt": did you mean "context"/],
+    [{ event_id: "e" }, /did you mean "eventId"/], [{ deadline: 1, timeout: 1 }, /are the same/],
+  ]) await assert.rejects(client.rank({ actions: MENU, ...request }), message);
+  await assert.rejects(client.rankMany([{ actions: MENU, deadline: 1 }]), /no option "deadline"/);
+  await assert.rejects(client.slots([{ id: "top", base: "tea" }], { actions: MENU }), /did you mean "baseline"/);
+  assert.throws(() => new Client(nobody, { dedline: 1 }), /did you mean "deadline"/);
+  assert.throws(() => new Client("localhost"), /FEDRES_URL/);
+});
+
+test("features of typed arrays, decimals and bigints are numbers", async () => {
+  let sent;
+  const client = new Client(nobody, { fetch: async (_, { body }) => ((sent = JSON.parse(body)), new Response("{}")) });
+  await client.rank({ context: { taste: new Float32Array([0.5, 2]), price: { toNumber: () => 9.99 }, n: 3n, gone: undefined, no: null }, actions: MENU });
+  assert.deepEqual(sent.context, { taste: [0.5, 2], price: 9.99, n: 3, no: null });
+});
+
+test("each kind of trouble is said once on the console, and an observer sees every call", async (context) => {
+  const warned = warnings(context), seen = [];
+  const said = () => warned.calls.map(({ arguments: [message] }) => message);
+  let fetch = answers(404, "unknown_loop");
+  const observe = (call) => (seen.push([call.name, call.status, call.error?.code ?? null]), assert.ok(call.milliseconds >= 0));
+  const client = new Client(nobody, { observe, fetch: (...asked) => fetch(...asked), deadline: 20 });
+  for (let k = 0; k < 3; k++) assert.ok((await client.rank({ actions: MENU })).fallback);
+  fetch = answers(401, "unauthorized");
+  for (let k = 0; k < 3; k++) await client.rankMany([{ actions: MENU }]);
+  assert.equal(warned.callCount(), 2);
+  fetch = async () => { throw new Error("gone"); };
+  const decided = { event_id: "e", action: "tea", probability: 1, ranking: [], model_version: 1 };
+  for (let away = 0; away < 2; away++) {
+    for (let k = 0; k < 3; k++) await client.rank({ actions: MENU });
+    fetch = async () => Response.json(decided);
+    assert.equal((await client.rank({ actions: MENU })).fallback, false);
+    fetch = async () => { throw new Error("gone again"); };
+  }
+  fetch = answers(422, "invalid");
+  for (let k = 0; k < 3; k++) client.reward("e", 2);
+  assert.ok(await client.flush());
+  assert.equal(client.rewards().refused, 3);
+  assert.deepEqual(said().map((message) => message.slice(0, 45)), [
+    "fedres: the service refused a request: 404 no", "fedres: the service refused a request: 401 no", "fedres: the service does not decide: gone",
+    "fedres: the service does not decide: gone aga", "fedres: the service refused /events/e/reward:",
+  ]);
+  assert.deepEqual(seen[0], ["rank", 404, "unknown_loop"]);
+  assert.deepEqual(seen.at(-1), ["reward", 422, "invalid"]);
+  const failing = new Client(nobody, { observe: () => { throw new Error("no"); }, fetch: async () => Response.json(decided) });
+  assert.equal((await failing.rank({ actions: MENU })).action, "tea");
+});
+
+async function fresh() {
+  const name = `loop-${newEventId()}`, client = new Client(url, { deadline: 60_000 });
+  await client.createLoop(name);
+  await client.close();
+  return name;
+}

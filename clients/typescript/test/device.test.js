@@ -7,7 +7,7 @@ import { short } from "../choosing.js";
 import { FedresDevice, MemoryStore } from "../device.js";
 import { KalmanHalf, LinearHalf } from "../halves.js";
 
-const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, ...options });
+const open = (options) => FedresDevice.open("http://127.0.0.1:1", { client: "phone", syncSeconds: 0.002, openSeconds: 0, ...options });
 
 test("a service that does not answer is left alone for a while, longer each time, and as long as it asks", async () => {
   let now = 1e9, late = 0, asked = 0, syncs = 0, after = "";
@@ -109,4 +109,31 @@ test("uploads that a proxy refuses, and not the service, are kept", async () => 
   assert.deepEqual([trouble.slice(0, 23), dropped], ["the service answers 400", 0]);
   refused = () => Response.json({ error: { code: "invalid", message: "no", target: "residuals[0]" } }, { status: 422 });
   assert.equal((await device.sync()).dropped, 3);
+});
+
+test("a device takes actions in all forms, and says at the call what it cannot take", async () => {
+  const device = await open({ syncSeconds: null });
+  for (const actions of [[{ id: 1042, features: { hot: true } }], new Map([[1042, { hot: true }]]), [1042]]) {
+    assert.equal((await device.decide({ actions, eventId: undefined })).action, 1042);
+  }
+  const { eventId } = await device.decide({ actions: ["tea"], eventId: 7 });
+  assert.equal(eventId, "7");
+  for (const [request, message] of [
+    [{ actions: { 1042: {}, 17: {} } }, /list or a Map/], [{ actions: ["a"], contxt: {} }, /did you mean "context"/], [{ actions: [""] }, /1 to 200/],
+    [{ actions: ["a"], private: { at: new Date() } }, /private.at must be JSON, got a Date/], [{ actions: ["a"], context: { x: NaN } }, /context.x must be/],
+  ]) await assert.rejects(device.decide(request), message);
+  for (const value of ["1", null, NaN, {}]) await assert.rejects(device.reward(7, value), /value must be/);
+  await device.reward(7, true);
+  assert.equal(device.status().queued, 1);
+  await assert.rejects(open({ openSecond: 1 }), /did you mean "openSeconds"/);
+});
+
+test("opening waits for a model no longer than it may, and goes on with the stored one", async (context) => {
+  context.mock.method(console, "warn", () => {});
+  let asked = 0;
+  const silent = () => (asked++, new Promise(() => {}));
+  const device = await open({ openSeconds: 0.01, syncSeconds: null, fetch: silent });
+  assert.deepEqual([asked, (await device.decide({ actions: ["a", "b"] })).probability, device.status().trouble], [1, 0.5, null]);
+  const refusing = await open({ client: "other", openSeconds: 60, syncSeconds: null, fetch: async () => new Response("{}", { status: 503 }) });
+  assert.match(refusing.status().trouble, /503/);
 });
