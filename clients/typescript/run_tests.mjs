@@ -19,6 +19,7 @@ async function serve() {
   const folder = mkdtempSync(join(tmpdir(), "fedres-npm-test-"));
   const service = spawn(fedres, ["serve", "--port", "0"], { cwd: folder, stdio: ["ignore", "pipe", "inherit"] });
   const ended = new Promise((resolve) => service.once("exit", resolve));
+  for (const signal of ["SIGINT", "SIGTERM"]) process.once(signal, () => (service.kill("SIGINT"), process.exit(1)));
   const url = await new Promise((resolve, reject) => {
     let said = "";
     service.stdout.on("data", (part) => {

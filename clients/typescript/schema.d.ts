@@ -204,6 +204,7 @@ export interface Settings {
   bits?: number;
   timing?: "aligned" | "on-arrival";
   defences?: Defences;
+  retention?: number | null;
   annotations?: Record<string, unknown>;
 }
 

@@ -161,7 +161,7 @@ def test_offline_it_decides_and_keeps_its_uploads_and_says_what_is_wrong(live, p
         "trouble": None,
     }
     for request, message in [
-        ({"actions": []}, "exclude must leave at least one action"),
+        ({"actions": []}, "actions must hold at least one action"),
         ({"actions": ["a"], "context": {"private": 1}}, "context must not hold 'private'"),
         ({"actions": ["a"], "context": {"x": [1, "b"]}}, "numbers alone or strings alone"),
     ]:
@@ -265,7 +265,5 @@ def test_the_first_decision_after_opening_knows_what_others_taught(live, played,
     assert (first["scores"], first["modelVersion"]) == (later["scores"], later["modelVersion"])
     assert (first["modelVersion"] > 0, max(first["scores"], key=first["scores"].get)) == (True, "tea")
     played("crash")
-    played(
-        "open", {**how, "url": "http://127.0.0.1:1", "openSeconds": 60}
-    )  # the stored model is the fallback
+    played("open", {**how, "url": "http://127.0.0.1:1", "openSeconds": 60})  # the stored model is the fallback
     assert played("decide", {"actions": MENU})["scores"] == first["scores"]

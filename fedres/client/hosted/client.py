@@ -31,12 +31,13 @@ class Client(Base):
     """Asks a service for decisions, and sends their rewards in the background.
 
     >>> client = Client("http://127.0.0.1:8000", deadline=0.3)
-    >>> decision = client.rank(user="anna", actions={"tea": {"hot": True}, "juice": {}})
+    >>> decision = client.rank(user="anna", actions=[{"id": "tea", "features": {"hot": True}}, {"id": "juice"}])
     >>> decision.reward(1.0)
     >>> client.close()
 
-    ``deadline`` is how many seconds a decision may take with all its tries; after that, ``fallback`` decides: "first",
-    or a function from the request to the id of an action. With ``fallback=None``, a ``ServiceError`` is raised instead.
+    Without ``url`` and ``key``, it takes those of the environment, FEDRES_URL and FEDRES_KEY. ``deadline``, or
+    ``timeout``, is how many seconds a decision may take with all its tries (1 by default). After that, ``fallback``
+    decides: "first", or a function from the request to the id of an action. With None, a ``ServiceError`` is raised.
     Rewards wait in a queue of ``queue_limit``, and on disk in the folder ``spool`` if there is one.
     ``observe`` is told of every call. Other arguments: the ``loop``, the ``key``, ``admin_deadline`` for all that is no
     decision, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
