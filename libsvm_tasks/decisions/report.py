@@ -53,9 +53,10 @@ def cells(figures: Figures) -> tuple[list[str], list[list[str]]]:
     ahead = any(difference(row) for row in figures.values())
     rows = []
     for stream, row in figures.items():
-        best = best_vw(row)
+        best, forms = best_vw(row), sum(name in VW_TUNED for name in row)
         own = {**row, VW_BEST: row[best] if best else []}
-        texts = [shown(own.get(name)) + (f" ({best})" if name == VW_BEST and best else "") for name in players]
+        note = f" ({best}, of {forms} forms)" if best else ""
+        texts = [shown(own.get(name)) + (note if name == VW_BEST else "") for name in players]
         rows.append([stream, texts[0], *([shown(difference(row), "+")] if ahead else []), *texts[1:]])
     return ["stream", *players[:1], *(["ahead of VW"] if ahead else []), *players[1:]], rows
 

@@ -269,7 +269,7 @@ def test_of_many_forms_of_vw_the_table_shows_the_defaults_and_the_best_with_its_
     assert report.markdown({"raw": row, "news": {"uniform": [0.1]}}).splitlines() == [
         "| stream | uniform | vw-squarecb | VW best in hindsight |",
         "| --- | --- | --- | --- |",
-        "| raw | .000 | .400 | .500 (vw-greedy) |",
+        "| raw | .000 | .400 | .500 (vw-greedy, of 3 forms) |",
         "| news | .100 |  |  |",
     ]
 
@@ -311,6 +311,12 @@ def test_figures_in_a_csv_file_are_not_played_again(tmp_path, monkeypatch):
     wrong = CliRunner().invoke(app, [*words, "uniform", "--events", "5"])
     assert wrong.exit_code == 2
     assert "csv must come with" in wrong.output
+
+
+def test_the_table_of_the_docs_is_that_of_their_figures():
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    figures = report.by_stream(report.read_csv(folder / "decisions.csv"))
+    assert report.markdown(figures) in (folder / "decisions.md").read_text(encoding="utf-8")
 
 
 def test_the_cost_of_a_decision_is_measured():
