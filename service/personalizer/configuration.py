@@ -28,7 +28,7 @@ from service.personalizer.errors import Refusal
 from service.personalizer.messages import PolicyContract, ServiceConfiguration
 from service.personalizer.retraining import Retrainer
 from service.ranking.admin import Admin
-from service.settings import LONGEST_WAIT, Settings
+from service.settings import LONGEST_RETENTION, LONGEST_WAIT, Settings
 
 ANNOTATION = "azure-personalizer"
 SHORTEST_WAIT = 5.0  # seconds
@@ -172,6 +172,7 @@ class Configurations:
         kept = msgspec.structs.replace(kept, **given)
         kept.last_configuration_edit_date = show_time(round(time.time() * 1e6))
         changes["apprentice"] = mode != "Online"
+        changes["retention"] = _retention(wanted.log_retention_days)
         if exploration != _exploration(settings):
             changes |= {"policy": "epsilon-greedy", "epsilon": exploration}
             kept.arguments = with_epsilon(kept.arguments, exploration)
@@ -263,6 +264,10 @@ def _check_rest(wanted: ServiceConfiguration, wait: float) -> None:
     if wanted.model_retrain_days is not None and days != -1 and wanted.model_retrain_days > days:
         message = f"modelRetrainDays must be 0 to logRetentionDays, got {wanted.model_retrain_days}"
         raise Refusal("InvalidModelRetrainDays", message, "modelRetrainDays")
+
+
+def _retention(days: int) -> float | None:
+    return None if days == -1 else min(days * DAY, LONGEST_RETENTION)
 
 
 def _check_mode_alone(settings: Settings, changes: dict[str, Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from service.learn.shared_models import new_model
 from service.log.protocol import Log
-from service.log.records import LOOP, MODEL, RANK
+from service.log.records import ERASE, LOOP, MODEL, RANK, EraseBody, Record, encode
 from service.personalizer.configuration import Configurations
 from service.personalizer.durations import show_time
 from service.personalizer.retention import retained_after
@@ -44,10 +45,15 @@ class ModelAndLogs:
         return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
 
     async def delete_logs(self, loop: str) -> None:
-        """Leave events so far out of properties, evaluations and retraining; what was learned from them stays."""
+        """Remove events so far, in the background, and leave them out of everything from now on.
+
+        Those that wait for a reward go later. What was learned from events stays.
+        """
         self._machine.loop(loop)  # one that there is
-        last = await self._machine.look_up(lambda log: log.heads()[loop].last)
+        last, now = await self._machine.look_up(lambda log: (log.heads()[loop].last, log.now()))
         await self._configurations.keep(loop, logs_after=last)
+        asked = EraseBody(os.urandom(8).hex(), now)
+        await self._machine.append_now(Record(loop, ERASE, body=encode(asked)))
 
 
 def _times(log: Log, loop: str, since: int, version: int) -> tuple[int, int]:

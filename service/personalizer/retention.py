@@ -1,6 +1,6 @@
 """Which events a loop still has in Azure's words: not deleted, and not older than ``logRetentionDays``.
 
-Records stay in the store, from which models are made again. What is left out is not shown, evaluated or learned anew.
+The learner removes them from the log some time later. What is left out is not shown, evaluated or learned anew.
 """
 
 from __future__ import annotations

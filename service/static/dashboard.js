@@ -94,7 +94,8 @@ function loopParts(loop, g, r, personal) {
     live && !r.funnel.ranked ? firstDecision(loopPath(loop)) : [doesItPay(loop, r, live), live && whatIf(loop)],
     r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), traffic(r), funnel(r), drift(r.drift), howPersonal(personal), devices(loop, r.devices, g, live), features(r)) : null,
     live && search(loop),
-    el("p", { class: "note" }, `As of position ${count(r.position)}, ${when(r.time)}; charts show the newest ${several(r.events, "finished event")}.`)];
+    el("p", { class: "note" }, `As of position ${count(r.position)}, ${when(r.time)}; charts show the newest ${several(r.events, "finished event")}.` +
+      (r.events_since ? ` Events from before ${when(r.events_since)} were removed.` : ""))];
 }
 
 function doesItPay(loop, r, live) {

@@ -3,17 +3,31 @@
 import asyncio
 import json
 import math
+import os
+import signal
 import tempfile
 from collections import Counter, defaultdict
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 from fault_changers import SETTINGS
 from fault_clients import EARLIEST, SUMS, Client, Connection, Whereabouts, path_of
 
 from service.learn.learner import replay
+from service.log.direct import is_pruned
 from service.log.opening import Store, open_log
-from service.log.records import RANK, REWARD, decode_rank, decode_reward
+from service.log.records import (
+    ERASE,
+    ERASED,
+    RANK,
+    REWARD,
+    EraseBody,
+    Record,
+    decode_erased,
+    decode_rank,
+    decode_reward,
+    encode,
+)
 
 N_CLIENTS = 16
 LOOPS = (EARLIEST, SUMS)
@@ -91,6 +105,32 @@ class Service:
                 return replay(log, Path(folder))
         finally:
             log.close()
+
+    def now(self):
+        with closing(self.log()) as log:
+            return log.now()
+
+    def ask_to_prune(self, loop, before):
+        """Ask to remove events from before a time, as ``fedres log prune`` does; return the token of that."""
+        token = os.urandom(8).hex()
+        with closing(self.log()) as log:
+            log.append([[Record(loop, ERASE, body=encode(EraseBody(token, before)))]])
+        return token
+
+    def is_pruned(self, loop, token):
+        with closing(self.log()) as log:
+            bodies = [decode_erased(entry.body) for entry in log.of_kind(loop, ERASED)]
+            return any(body.token == token and is_pruned(log, loop, body.begun) for body in bodies)
+
+    async def kill_role(self, role):
+        """Kill a process of a role, which is restarted, or all of them."""
+        if role == "all":
+            await self.kill()
+            await self.start(snapshot_seconds=0.2)
+        else:
+            for pid in self.server.pids(role).values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def files(self):
         """Return the files beside the store in which records or models are."""

@@ -1,8 +1,10 @@
 """kill -9 and pauses at random moments under load, judged by what the clients were told."""
 
+import asyncio
+
 from fault_campaign import Campaign
-from fault_clients import Connection, Ledger, request_for
-from fault_run import digests_after_every_way_to_start, judge, load
+from fault_clients import EARLIEST, SUMS, Connection, Ledger, request_for
+from fault_run import digests_after_every_way_to_start, judge, judge_log, load, read_log
 
 
 def test_kills_and_pauses_of_each_role_lose_and_double_nothing_and_clients_see_no_more_than_they_must(play):
@@ -26,6 +28,33 @@ def test_kills_of_all_processes_at_once_lose_and_double_nothing(play):
                 await service.start(snapshot_seconds=snapshot_seconds)
             await ledger.grows()
         assert await judge(service, ledger) == []
+        live, *others = await digests_after_every_way_to_start(service)
+        assert others == [live] * 3
+
+
+def test_kills_while_old_events_are_removed_lose_no_newer_ones_and_models_stay_the_same(play):
+    @play
+    async def _(service):
+        old, new = Ledger(), Ledger()
+        await service.start(snapshot_seconds=0.2)
+        await service.make_loops()
+        async with load(service, old, seed=11):
+            await old.grows(400)
+        await service.settle()
+        before, token = service.now(), ""
+        async with load(service, new, seed=12):
+            for k, role in enumerate(("learner", "log", "all", "learner")):
+                token = service.ask_to_prune(SUMS, before)
+                await asyncio.sleep(0.02 * k)  # kills meet different moments
+                await service.kill_role(role)
+                await new.grows()
+            while not service.is_pruned(SUMS, token):
+                await asyncio.sleep(0.05)
+        await service.settle()
+        stored = await asyncio.to_thread(read_log, service)
+        assert judge_log(SUMS, new, stored[SUMS]) == []
+        assert not {entry.event for entry in stored[SUMS]} & old.ranks[SUMS].keys()
+        assert judge_log(EARLIEST, old, stored[EARLIEST]) == judge_log(EARLIEST, new, stored[EARLIEST]) == []
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
 

@@ -278,6 +278,28 @@ def test_figures_for_prometheus_count_what_happened(client):
         assert f'fedres_{name}{{loop="default"}}' in figures
 
 
+def test_the_size_of_the_log_and_of_its_disk_are_in_the_status_and_for_prometheus(client):
+    for k in range(30):
+        assert client.post("/v1/rank", json={"event_id": f"size-{k}", "actions": [{"id": "a"}]}).status_code == 200
+    log = client.get("/v1/status").json()["log"]
+    assert 0 < log["disk_free_bytes"] < log["disk_bytes"]
+    assert log["records"] >= 30
+    assert log["bytes"] > 300 * log["records"] / 2
+    assert 100 < log["bytes_per_event"] < log["bytes"]
+    figures = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(figures["fedres_log_bytes"]) >= log["bytes"]
+    assert float(figures["fedres_disk_bytes"]) == log["disk_bytes"]
+    assert {"fedres_log_records", "fedres_log_bytes_per_event", "fedres_disk_free_bytes"} <= figures.keys()
+
+
+def test_a_retention_shorter_than_the_wait_time_is_refused(client):
+    reply = client.patch("/v1/settings", json={"retention": 599})
+    assert reply.status_code == 422
+    assert "retention must be in [600, 3.16224e+09], got 599.0" in reply.json()["error"]["message"]
+    assert client.patch("/v1/settings", json={"retention": 86_400 * 30}).json()["settings"]["retention"] == 2_592_000
+    assert client.patch("/v1/settings", json={"retention": None}).json()["settings"]["retention"] is None
+
+
 def test_health_readiness_status_page_and_docs_answer(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}

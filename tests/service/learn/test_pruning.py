@@ -6,10 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from machine import Clock, Engine, LearnerWriter, running, tell
-from playing import head_of, logged, play, rebuilt, relearned, request
+from playing import gauges, head_of, logged, play, rebuilt, relearned, request
 from test_restarts import copied
 
 from service.errors import ApiError
@@ -20,6 +21,7 @@ from service.log.records import EraseBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
+from service.ranking.exporting import time_or_none
 
 DAY = 86_400
 EVENTS = {"rank", "reward", "activate", "tick"}
@@ -177,6 +179,29 @@ def test_an_id_that_was_pruned_is_new_and_a_reward_for_it_has_no_event(tmp_path)
         assert engine.digest() == rebuilt(tmp_path)
 
     tell(tmp_path, story)
+
+
+def test_reports_evaluations_and_lift_are_about_what_is_left_and_say_since_when(tmp_path):
+    async def story(engine, clock):
+        assert (await engine.lift("default")).events_since is None
+        await play(engine, 80, n_users=60)
+        clock.pass_seconds(601)
+        await play(engine, 80, 1, n_users=60)
+        clock.pass_seconds(601)
+        await engine.settle()
+        ask(engine, 900)
+        finish(engine)
+        since = time_or_none(head_of(engine).pruned.before)
+        assert since.startswith("2023-11-14T22:")
+        report = msgspec.json.decode(await engine.report("default"))
+        assert (report["events_since"], report["funnel"]["ranked"]) == (since, 80)
+        lift = await engine.lift("default")
+        assert (lift.events_since, lift.control.events + lift.treatment.events) == (since, 80)
+        evaluation = await engine.evaluate("default", ["uniform"])
+        assert evaluation["events_since"] == since == engine.events_since("default")
+        assert (await gauges(engine))["events_since"] == head_of(engine).pruned.before / 1e6
+
+    tell(tmp_path, story, control={"share": 0.5})
 
 
 def test_a_loop_with_a_retention_prunes_by_itself(tmp_path):

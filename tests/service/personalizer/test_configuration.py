@@ -51,6 +51,15 @@ def test_a_configuration_is_kept_and_in_force(http, live, loop, base):
     assert http.get(f"{base}/policy").json()["arguments"] == DEFAULT.replace("0.2", "0.3")
 
 
+def test_the_days_that_logs_are_kept_are_the_retention_of_the_loop(http, live, loop):
+    path, name = f"{loop}/personalizer/configurations/service", loop.rpartition("/")[2]
+    assert http.get(path).json()["logRetentionDays"] == 90
+    assert live.run(live.engine.settings, name)[1].retention is None, "what nobody has sent removes nothing"
+    for days, seconds in ((30, 30 * 86_400.0), (-1, None)):
+        assert http.put(path, json={**WANTED, "logRetentionDays": days}).status_code == 200
+        assert live.run(live.engine.settings, name)[1].retention == seconds
+
+
 def test_fields_without_a_counterpart_are_kept_and_those_that_are_missing_stay(http, loop):
     path = f"{loop}/personalizer/configurations/service"
     extra = {

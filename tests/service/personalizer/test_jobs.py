@@ -7,9 +7,9 @@ import time
 import httpx
 import pytest
 
+from service.learn.pruning import last_before
 from service.log.opening import Store, open_log
 from service.log.records import LOOP, RANK, Record
-from service.personalizer.retention import last_before
 
 ACTIONS = [{"id": name, "features": [{"topic": {"kind": name}}]} for name in ("news", "sport", "arts")]
 CUSTOM = {

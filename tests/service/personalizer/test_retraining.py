@@ -97,6 +97,9 @@ def test_events_that_are_too_old_or_deleted_do_not_count(tmp_path):
             await app.show(1.0)
         await app.wait(11 * MINUTES)
         await app.logs.delete_logs("default")
+        for _ in range(20):
+            app.engine.learner.step()
+        assert not [entry for entry in app.engine.logged() if entry.kind == "rank"]
         assert await app.change(reward_aggregation="sum")
         assert await app.score() < 0.2
 
