@@ -18,6 +18,7 @@ from service.learn.guard import Defences
 from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
+NARROWEST_RANGE = 1e-9  # of rewards, also relative to the larger end
 LONGEST_WAIT = 366 * 86_400.0
 LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
@@ -115,7 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_settings(fields: dict[str, Any]) -> Settings:
     """Return settings from plain values, those that are missing at their defaults."""
     try:
-        return msgspec.convert(fields, Settings)
+        settings = msgspec.convert(fields, Settings)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
         named = _named(message)  # before the hint, which names others
@@ -124,6 +125,17 @@ def read_settings(fields: dict[str, Any]) -> Settings:
         raise ApiError(
             422, "invalid_settings", f"{target}: {message}" if place.strip("`.") else message, target
         ) from None
+    _wide_enough(settings.reward_range)
+    return settings
+
+
+def _wide_enough(span: tuple[float, float]) -> None:
+    """Refuse a range that arithmetic cannot tell from a point; a loop that has one in the log is still read."""
+    low, high = span
+    least = NARROWEST_RANGE * max(1.0, abs(low), abs(high))
+    if high - low < least:
+        message = f"reward_range must be at least {least:g} wide, got {low}, {high}: send rewards in another unit"
+        raise ApiError(422, "invalid_settings", message, "reward_range")
 
 
 def _named(message: str) -> str | None:

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from service.learn.heads import Base, PersonalBase
+from service.learn.isolation import alone
+from service.learn.shared_models import read_model
 from service.log.records import BASE, Record
+from service.models.personal import personal_from_bytes
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner
@@ -51,9 +54,10 @@ def complete_erasures(learner: Learner) -> None:
         return
     for state in list(learner.loops.values()):
         for user, token in list(state.head.erasing.items()):
-            epoch = learner.epoch_to_end(state.head.name)
-            if epoch is not None and learner.catch_up(state) and user in state.head.erasing:
-                _erase(learner, state, user, token, epoch)
+            with alone(learner, state.head.name):
+                epoch = learner.epoch_to_end(state.head.name)
+                if epoch is not None and learner.catch_up(state) and user in state.head.erasing:
+                    _erase(learner, state, user, token, epoch)
 
 
 def clean_files(learner: Learner) -> None:
@@ -103,14 +107,16 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int
 
 
 def log_base(learner: Learner, state: LoopState, epoch: int) -> None:
-    """Log the models that have changed since the last base, and the shared one."""
-    name, head = state.head.name, state.head
+    """Log the models that have changed since the last base, and the shared one; refuse what could not be read again."""
+    name, head, shared_model = state.head.name, state.head, state.models.shared.to_bytes()
+    read_model(head.settings, shared_model)
     records = []
     for user, changed, model in learner.snapshots.personal(name, changed_after=head.base):
+        personal_from_bytes(model)
         records.append(Record(name, BASE, user=user, body=_pack(PersonalBase(changed, model))))
         if len(records) == CHUNK:
             learner.writer.append([records], {name: epoch})
             records = []
-    shared = Base(state.models.shared.to_bytes(), head.version, head.statistics, head.clients, head.guard, state.time)
+    shared = Base(shared_model, head.version, head.statistics, head.clients, head.guard, state.time)
     records.append(Record(name, BASE, body=_pack(shared)))
     learner.writer.append([records], {name: epoch})

@@ -88,12 +88,18 @@ class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def _out_of_place(pending: PendingEvent, key: str, time: int, rules: Rules) -> str | None:
     """Return why a reward or an outcome does not count under the rules, None if it does."""
-    name = outcome_name(key)
-    if (name is None) != (rules.formula is None) or (name is not None and name not in rules.windows):
+    if _is_foreign(key, rules):
         return "unmatched"
+    name = outcome_name(key)
     if name is None or pending.status != WAITING or pending.deadline is None:
         return None
     return "late" if time >= pending.deadline - rules.wait + rules.windows[name] else None
+
+
+def _is_foreign(key: str, rules: Rules) -> bool:
+    """Return whether it is an outcome where the reward is no formula of it, or a reward where that is a formula."""
+    name = outcome_name(key)
+    return (name is None) != (rules.formula is None) or (name is not None and name not in rules.windows)
 
 
 def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], float]:
@@ -115,6 +121,7 @@ class Join:
         self.n_waiting = 0
         self.n_late = self.n_unmatched = 0  # listed since ``take_counts``
         self.n_early = 0  # events that have a reward or were activated, but are not decided
+        self.current: str | None = None  # the event that is being settled or learned from
         self._finished: deque[str] = deque()
         self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
 
@@ -196,6 +203,7 @@ class Join:
                 self.n_early -= 1
                 del self.events[event]
             else:
+                self.current = event
                 yield self._expired(event, pending)
 
     def next_deadline(self) -> int | None:
@@ -299,9 +307,9 @@ class Join:
         return settled
 
     def _drop_foreign(self, event: str, pending: PendingEvent, time: int, rules: Rules) -> None:
-        """List early outcomes of an event whose reward is no formula, and early rewards of one whose is."""
+        """List early rewards that do not count for the event: no outcomes of its formula, or outcomes without one."""
         for key, value in [*(pending.rewards or {}).items()]:
-            if key.startswith(MARK) != (rules.formula is not None):
+            if _is_foreign(key, rules):
                 assert pending.rewards is not None
                 del pending.rewards[key]
                 self._list(event, time, value, key, "unmatched")

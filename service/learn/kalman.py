@@ -50,6 +50,22 @@ class KalmanShared:
         self.reward_range = reward_range
         self.model = ResidualKalman(reward_range)
         self.publication = KalmanPublication()
+        self._finite: tuple[Array | None, int] = (None, 0)  # means of a model, and how many events all was finite after
+
+    def is_finite(self) -> bool:
+        """Return whether all numbers are finite; blocks are looked at that have learned since the last call."""
+        shared = self.model.shared
+        if shared is None:
+            return True
+        means, learned = self._finite
+        n = int(shared.counts[BLOCKS])
+        rows = np.flatnonzero(shared.block_used[:n] >= (learned if shared.means is means else 0))
+        whole = (shared.numbers, shared.drift, shared.log_tau, shared.slope_squares, shared.scale_stats, shared.moment)
+        by_block = (shared.means, shared.covariances, shared.mean_slopes, shared.block_log_tau)
+        tail = shared.tail.sum(dtype=np.float64)  # of 32-bit numbers: not finite if one of them is not
+        arrays = [*whole, tail, shared.bases, *(array[rows] for array in by_block)]
+        self._finite = shared.means, int(shared.counts[LEARNED])
+        return all(bool(np.isfinite(array).all()) for array in arrays)
 
     def to_bytes(self, *, events: bool = True) -> bytes:
         """Return all that was learned but for personal models; with what is kept of single events, or not."""

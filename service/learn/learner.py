@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.learn.erasures import Cleaning, clean_files, complete_erasures
+from service.learn.isolation import Trouble, UnlearnableRecord, alone, deleted_at, is_in_the_way
 from service.learn.loop_state import LoopState, digest
 from service.learn.pruning import Prunings
 from service.learn.publishing import Followed, Published, publish_loop, published_now
@@ -20,12 +21,12 @@ from service.learn.restoring import (
     BATCH,
     begin,
     in_front_of,
-    is_damaged,
     known_users,
     last_pruning,
     rebuild,
     restore_or_rebuild,
     take,
+    take_or_step_back,
 )
 from service.learn.saving import Saver
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
@@ -36,6 +37,7 @@ from service.models.published import Publisher
 from service.models.views import LearnerView
 
 ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
+MOST_TOLD = 5  # loops that stand still and are named at once
 TELL_SECONDS = 5.0  # between two lines about a long start
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
@@ -76,10 +78,11 @@ class Learner:
         self._shrunk: str | None = None  # which log has become shorter
         self._only = only
         self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
-        self.broken: dict[str, DamagedRecord] = {}  # loops that stand still in front of a damaged record
+        self.broken: dict[str, Trouble] = {}  # loops that stand still, and the record that each cannot take
         self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
         self.cleaning: Cleaning | None = None  # what is under way for others
         self._published: dict[str, Published] = {}  # what was last published of each loop
+        self._shown: set[str] = set()  # loops that rankers can see, also while they stand still
         self._names: list[str] | None = None
         self.prunings = Prunings()
         self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
@@ -101,7 +104,7 @@ class Learner:
             saved = {}
         for name in heads:
             if self._follows(name):
-                self._open_loop(name, heads[name], saved.get(name))
+                self.open_loop(name, heads[name], saved.get(name))
         try:
             self._catch_up()
         except StoreUnavailable as error:  # what was learned so far is worth showing
@@ -118,12 +121,10 @@ class Learner:
                 n_read, n = sum(self.positions.values()), sum(head.last for head in self.log.heads().values())
                 logging.getLogger(__name__).warning("learning from the log: %s of %s records", f"{n_read:,}", f"{n:,}")
 
-    def _open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
-        try:
+    def open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
+        """Begin a loop; one of whose first records, or of whose base, is damaged is not served."""
+        with alone(self, name):
             restore_or_rebuild(self, name, head, saved)
-        except DamagedRecord as damage:  # of the few that nothing can be learned without
-            self.loops.pop(name, None)
-            self.stand_still(name, damage)
 
     # one turn
 
@@ -157,11 +158,13 @@ class Learner:
         for name, head in heads.items():
             position = self.positions.get(name, 0)
             if head.last > position and self._follows(name):
-                entries = self._read(name, position)
-                if entries and self._has_gaps(name, position):
-                    self._relearn(name)
-                else:
-                    self._take(name, entries)
+                entries: list[Entry] = []
+                with alone(self, name):
+                    entries = self._read(name, position)
+                    if entries and self._has_gaps(name, position):
+                        self._relearn(name)
+                    else:
+                        take_or_step_back(self, name, entries)
                 began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
                 more |= len(entries) == BATCH or began_again
                 if name in self.loops and self.positions[name] < head.last:
@@ -204,24 +207,30 @@ class Learner:
             raise StoreUnavailable("full", f"there is no room for models in {where}: {error}") from error
 
     def _read(self, name: str, position: int) -> list[Entry]:
-        """Return a batch, or what is in front of a damaged record; go on once that is dropped."""
+        """Return a batch, or what is in front of a damaged record; go on once that is dropped, or the loop deleted."""
         if name in self.broken:
-            if is_damaged(self.log, self.broken[name]):
+            trouble = self.broken[name]
+            deleted = deleted_at(self.log, trouble)
+            if deleted > max(position, trouble.position):
+                self._drop(name)
+                self.positions[name] = deleted
+            elif is_in_the_way(self.log, trouble):
                 return []
-            if self.broken.pop(name).position <= position:  # it was among those that are joined again
-                self._relearn(name)
-                position = self.positions.get(name, 0)
+            elif isinstance(trouble, UnlearnableRecord) or trouble.position <= position or name not in self.loops:
+                self._relearn(name)  # what was dropped was taken in part, or is among those that are joined again
+            del self.broken[name]
+            position = self.positions.get(name, 0)
         try:
             return self.log.read(name, position, BATCH, bodies=False)
         except DamagedRecord as damage:
             self.stand_still(name, damage)
             return in_front_of(self.log, damage, position)
 
-    def stand_still(self, name: str, damage: DamagedRecord) -> None:
-        logging.getLogger(__name__).error("the learner stops: %s", damage)
-        self.broken[name] = self.trouble = damage
+    def stand_still(self, name: str, trouble: Trouble) -> None:
+        logging.getLogger(__name__).error("loop %r stands still: %s", name, trouble)
+        self.broken[name] = self.trouble = trouble
 
-    def _take(self, name: str, entries: list[Entry]) -> None:
+    def take_batch(self, name: str, entries: list[Entry]) -> None:
         start = 0
         self.n_taken += len(entries)
         for k, entry in enumerate(entries):
@@ -233,21 +242,26 @@ class Learner:
                     begin(self, entry)
                 elif entry.kind == DELETED:
                     self._drop(name)
-        if entries:
-            self.positions[name] = entries[-1].position
         if name in self.loops:
             take(self.log, self.loops[name], entries[start:])
-            if self.loops[name].missed_erasure:
-                self._relearn(name)
+        if entries:
+            self.positions[name] = entries[-1].position
+        if name in self.loops and self.loops[name].missed_erasure:
+            self._relearn(name)
 
     def _relearn(self, name: str) -> None:
         """Begin a loop again, from the base of its last erasure: records that it had not read are gone."""
-        logging.getLogger(__name__).warning("loop %r is learned again: records that it needs were erased", name)
-        state = self.loops.pop(name, None)
-        if state is not None:
-            self.remove_personal(state)
+        logging.getLogger(__name__).warning("loop %r is learned again: records that it needs are gone", name)
+        self.forget(name)
         self.saver.drop(name)
         rebuild(self, name)
+
+    def forget(self, name: str) -> None:
+        """Leave nothing of what was learned in a loop, in memory; what is published stays until it begins again."""
+        state = self.loops.pop(name, None)
+        self._published.pop(name, None)
+        if state is not None:
+            self.remove_personal(state)
 
     def remove_personal(self, state: LoopState) -> None:
         name = state.head.name
@@ -260,6 +274,7 @@ class Learner:
 
     def _drop(self, name: str) -> None:
         state = self.loops.pop(name, None)
+        self._shown.discard(name)
         if state is None:
             return
         self.remove_personal(state)
@@ -273,7 +288,7 @@ class Learner:
     def epoch_to_end(self, name: str) -> int | None:
         """Return the epoch in which this machine ends wait times and erasures of a loop, None if it does not.
 
-        A loop that stands still in front of a damaged record could not learn of it.
+        A loop that stands still could not learn of it.
         """
         return None if name in self.broken else self.hold(name)
 
@@ -282,9 +297,10 @@ class Learner:
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
-            deadline = state.next_deadline()
-            if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
-                groups.append([Record(name, TICK)])
+            with alone(self, name):
+                deadline = state.next_deadline()
+                if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
+                    groups.append([Record(name, TICK)])
         if groups:
             self.writer.append(groups)
             self.step_log()
@@ -309,14 +325,17 @@ class Learner:
         for name, state in self.loops.items():
             before = self._published.get(name)
             if before is None or before.is_due(state, urgent=urgent):
-                self.followed.note(state)
-                publish_loop(self.publisher, state, self.cleaned)
-                self._published[name] = published_now(state)
-        names = sorted(self.loops)
+                self._published[name] = published_now(state)  # or not: then it stands still
+                with alone(self, name):
+                    self.followed.note(state)
+                    publish_loop(self.publisher, state, self.cleaned)
+                    self._shown.add(name)
+        names = sorted({*self.loops, *(self.broken.keys() & self._shown)})
         if names != self._names:
             self.publisher.publish_names(names)
             self._names = names
-        trouble = None if self.trouble is None else str(self.trouble)
+        told: list[Exception] = [*self.broken.values()] or ([] if self.trouble is None else [self.trouble])
+        trouble = "; ".join([str(each) for each in told[:MOST_TOLD]]) or None
         used = self.publisher.memory.used_bytes
         self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
         self.publisher.done()
@@ -350,8 +369,8 @@ def relearned(log: Log, folder: Path) -> Iterator[Learner]:
     publisher = Publisher(folder, time.monotonic_ns())
     learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
-        for name in log.heads():
-            rebuild(learner, name)
+        for name, head in log.heads().items():
+            learner.open_loop(name, head, None)
         while learner.step_log():
             pass
         yield learner

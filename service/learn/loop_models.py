@@ -49,6 +49,16 @@ class LoopModels:
         publication.update(self.shared.model, installed)
         return publication.words.view(np.float32), publication.changed
 
+    def check_finite(self) -> None:
+        """Raise unless all numbers of the shared model are finite."""
+        shared = self.shared
+        if isinstance(shared, KalmanShared):
+            finite = shared.is_finite()
+        else:  # of 32-bit numbers: not finite if one of them is not
+            finite = bool(np.isfinite(shared.weights.sum(dtype=np.float64)))
+        if not finite:
+            raise FloatingPointError("the shared model would have numbers that are not finite")
+
     def replace_shared(self, shared: AnyShared) -> None:
         """Go on with another shared model."""
         self.shared = shared

@@ -72,17 +72,19 @@ class LoopState:
         self.catalogue_changed = self.clients_changed = True
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
+        self.careful = False  # learn from one event at a time, to find the one that cannot be learned from
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
         self._steps: list[Step] = []  # not carried out yet
         self._rules: dict[int, Rules] = {}
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Move on by records that follow each other."""
-        join, position = self.join, self.position
+        join, position, version = self.join, self.position, self.head.version
         for entry in entries:
             _, position, time, kind, event, _, example, _ = entry
             self.position, self.time = position, time
             self._pass_time(time)
+            join.current = None
             if kind == REWARD:
                 if event is not None and example is not None and not self._is_ignored(event):
                     value, key = read_reward(example)
@@ -95,6 +97,8 @@ class LoopState:
                 self.learn()
                 _CHANGES[kind](self, entry)
         self.learn()
+        if self.head.version != version:
+            self.models.check_finite()
         self._count_listed()
         if entries:
             self.mark = record_mark(entries[-1])
@@ -117,7 +121,9 @@ class LoopState:
         steps, self._steps = self._steps, []
         start = 0
         for k in range(1, len(steps) + 1):  # runs of events that were decided under the same settings
-            if k == len(steps) or steps[k].settled.decided.settings != steps[start].settled.decided.settings:
+            ends = k == len(steps) or steps[k].settled.decided.settings != steps[start].settled.decided.settings
+            if ends or self.careful:
+                self.join.current = steps[start].settled.event
                 self._learn_run(steps[start:k], _settings_of(self.head, steps[start].settled.decided.settings))
                 start = k
 
@@ -198,6 +204,8 @@ class LoopState:
         if learned:
             self.head.version = learned[-1].position
             self.models.learn(learned, settings, self.head.installed, self.head.guard)
+            if self.careful:
+                self.models.check_finite()
 
     def _count_control(self, reward: float | None, learns: bool) -> None:
         if reward is not None:

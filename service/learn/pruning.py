@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from service.learn.erasures import log_base
+from service.learn.isolation import alone
 from service.log.direct import is_pruned
 from service.log.protocol import Log, Pruning
 from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
@@ -47,7 +48,8 @@ class Prunings:
                 if epoch is None:
                     self._retry[name] = time.monotonic() + RETRY_SECONDS
                 elif learner.catch_up(state):
-                    self._go_on(learner, state, epoch)
+                    with alone(learner, name):
+                        self._go_on(learner, state, epoch)
 
     def _is_under_way(self, state: LoopState) -> bool:
         """Return whether a pruning is not done, as far as is known here."""

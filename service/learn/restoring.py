@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from service.learn.heads import Base, PersonalBase
+from service.learn.isolation import MACHINE, UnlearnableRecord, blaming
 from service.learn.loop_state import LoopState, new_loop, record_mark
 from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
@@ -34,6 +35,61 @@ def restore_or_rebuild(learner: Learner, name: str, head: Head, saved: SavedLoop
             learner.personal.remove(saved.head.id, known_users(learner.snapshots, name))
             learner.saver.drop(name)
     rebuild(learner, name)
+
+
+def take_or_step_back(learner: Learner, name: str, entries: list[Entry]) -> None:
+    """Take a batch. If that fails, put the loop in front of the record that it cannot learn from, and name that.
+
+    Learning goes by batches, in place, so the loop begins again from its snapshot, twice: to find the record, and to
+    stop in front of it. If nothing fails this time, it goes on.
+    """
+    try:
+        learner.take_batch(name, entries)
+        return
+    except (*MACHINE, UnlearnableRecord):
+        raise
+    except Exception:
+        logging.getLogger(__name__).exception("loop %r fails, and goes back to what it had learned before", name)
+    trouble = _first_trouble(learner, name, learner.positions.get(name, 0))
+    if trouble is not None:
+        _begin_again(learner, name, trouble.at - 1)
+        raise trouble
+
+
+def _first_trouble(learner: Learner, name: str, good: int) -> UnlearnableRecord | None:
+    _begin_again(learner, name, good)
+    if name in learner.loops:
+        learner.loops[name].careful = True
+    try:
+        while entries := learner.log.read(name, learner.positions.get(name, 0), 1, bodies=False):
+            with blaming(learner.log, entries, learner.loops.get(name)):
+                learner.take_batch(name, entries)
+    except UnlearnableRecord as trouble:
+        return trouble
+    finally:
+        if name in learner.loops:
+            learner.loops[name].careful = False
+    return None
+
+
+def _begin_again(learner: Learner, name: str, last: int) -> None:
+    """Begin a loop again, and learn up to a position from which it has learned before."""
+    learner.forget(name)
+    learner.saver.finish()
+    saved = [loop for loop in learner.snapshots.loops() if loop.head.name == name] if learner.saver.has(name) else []
+    restore_or_rebuild(learner, name, learner.log.heads()[name], saved[0] if saved else None)
+    try:
+        while name in learner.loops and learner.positions[name] < last:
+            entries = learner.log.read(name, learner.positions[name], BATCH, bodies=False)
+            entries = [entry for entry in entries if entry.position <= last]
+            if not entries:
+                return
+            learner.take_batch(name, entries)
+    except MACHINE:
+        raise
+    except Exception:
+        learner.forget(name)  # it is in no state to be published
+        raise
 
 
 def known_users(snapshots: Snapshots, name: str) -> list[str]:
@@ -116,7 +172,8 @@ def join_again(learner: Learner, state: LoopState, last: int) -> None:
                 learner.stand_still(state.head.name, damage)
                 return
             entries = in_front_of(learner.log, damage, state.position)
-        take(learner.log, state, [entry for entry in entries if entry.position <= last])
+        with blaming(learner.log, entries, state):
+            take(learner.log, state, [entry for entry in entries if entry.position <= last])
         if not entries or entries[-1].position >= last:
             return
 
@@ -124,12 +181,16 @@ def join_again(learner: Learner, state: LoopState, last: int) -> None:
 def rebuild(learner: Learner, name: str) -> None:
     """Begin with the record that made the loop, or with the base of its last erasure or pruning."""
     old = last_pruning(learner.log, name)
-    _rebuild(learner, name, old)
-    while (now := last_pruning(learner.log, name)) != old:  # what was read meanwhile may have had gaps
-        if name in learner.loops:
-            learner.remove_personal(learner.loops[name])
-        old = now
+    try:
         _rebuild(learner, name, old)
+        while (now := last_pruning(learner.log, name)) != old:  # what was read meanwhile may have had gaps
+            if name in learner.loops:
+                learner.remove_personal(learner.loops[name])
+            old = now
+            _rebuild(learner, name, old)
+    except Exception:
+        learner.forget(name)  # without its first records or its base it is not served
+        raise
 
 
 def last_pruning(log: Log, name: str) -> ErasedBody | None:
@@ -149,16 +210,19 @@ def _rebuild(learner: Learner, name: str, old: ErasedBody | None) -> None:
     state.pruned_to = 0 if old is None else old.cut
     erased = [entry for entry in learner.log.of_kind(name, ERASED) if entry.position > state.head.since]
     if erased:
-        base = decode_erased(erased[-1].body).base
+        with blaming(learner.log, erased[-1:]):
+            base = decode_erased(erased[-1].body).base
         state.learn_from = base + 1
         join_again(learner, state, base)
         forget_settled(learner.log, state, base)
         install(learner, state, erased[-1], base)
+        state.head.base = base  # also if its shared model was given up
         learner.positions[name] = base
 
 
 def begin(learner: Learner, made: Entry) -> LoopState:
-    state = learner.loops[made.loop] = new_loop(made, learner.personal)
+    with blaming(learner.log, [made]):
+        state = learner.loops[made.loop] = new_loop(made, learner.personal)
     learner.positions[made.loop] = made.position
     return state
 
@@ -167,27 +231,24 @@ def install(learner: Learner, state: LoopState, erased: Entry, base: int) -> Non
     """Put in the models as they were at the base of an erasure."""
     head = state.head
     for entry in learner.log.bases(head.name, erased.position):
-        if entry.position <= head.since:
-            continue
-        if entry.user is not None:
-            own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
-            learner.personal.put(head.id, entry.user, own.changed, personal_from_bytes(own.model))
-            continue
-        known = msgspec.msgpack.decode(entry.body, type=Base)
-        state.models.replace_shared(read_model(head.settings, known.shared))
-        state.begin_at(base, known.time)
-        head.version, head.statistics, head.base = known.version, known.statistics, base
-        head.clients, head.guard = known.clients, known.guard
+        if entry.position > head.since:
+            with blaming(learner.log, [entry]):
+                _install_base(learner, state, entry, base)
     for user in head.erasing:  # older bases may still have them
         state.forget_models(user)
 
 
-def is_damaged(log: Log, damage: DamagedRecord) -> bool:
-    try:
-        log.read(damage.loop, damage.position - 1, 1)
-    except DamagedRecord as found:
-        return found.position == damage.position
-    return False
+def _install_base(learner: Learner, state: LoopState, entry: Entry, base: int) -> None:
+    head = state.head
+    if entry.user is not None:
+        own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
+        learner.personal.put(head.id, entry.user, own.changed, personal_from_bytes(own.model))
+        return
+    known = msgspec.msgpack.decode(entry.body, type=Base)
+    state.models.replace_shared(read_model(head.settings, known.shared))
+    state.begin_at(base, known.time)
+    head.version, head.statistics, head.base = known.version, known.statistics, base
+    head.clients, head.guard = known.clients, known.guard
 
 
 def in_front_of(log: Log, damage: DamagedRecord, position: int) -> list[Entry]:

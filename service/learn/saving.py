@@ -44,6 +44,10 @@ class Saver:
     def note_saved(self, state: LoopState) -> None:
         self._saved[state.head.name], self._versions[state.head.name] = state.position, state.head.version
 
+    def has(self, loop: str) -> bool:
+        """Return whether the file has a loop, and is to keep it."""
+        return loop in self._saved
+
     def drop(self, loop: str) -> None:
         """Forget a loop that was deleted."""
         self._saved.pop(loop, None)

@@ -44,13 +44,16 @@ def bytes_of_model(shared: AnyShared) -> bytes:
     return learned.to_bytes()
 
 
-def check_model(settings: Settings, state: bytes) -> None:
-    """Refuse a model that is not of the kind and size that the settings ask for."""
+def check_model(settings: Settings, state: bytes, reward_range: tuple[float, float]) -> None:
+    """Refuse a model that is not of the kind, size and range that the settings, or the model before, have."""
     try:
         model = read_model(settings, state)
     except msgspec.MsgspecError as error:
         raise ValueError(f"state must be readable: {error}") from None
     if isinstance(model, KalmanShared):
+        if model.reward_range not in (reward_range, settings.reward_range):
+            low, high = settings.reward_range
+            raise ValueError(f"state must hold a model of rewards in [{low}, {high}], got {list(model.reward_range)}")
         return
     if model.bits != settings.bits:
         raise ValueError(f"state must hold a model of {settings.bits} bits, got {model.bits}")

@@ -62,7 +62,7 @@ def _learn_part(entry: Entry, head: LoopHead, model: ResidualKalman) -> bool:
             model.learn_packed(event, NO_OWNS)
         return weight > 0
     variance, slopes = residual.spread
-    part = Part(residual.local / model.span, variance / model.span**2, np.array(slopes) / model.span)
+    part = Part(residual.local / model.span, variance / model.span / model.span, np.array(slopes) / model.span)
     left = residual_of(model, event, part)
     kept, weight = head.guard.weigh(client, np.array([left.length]), defences, lambda _: left.error)
     weight *= float(kept[0] / left.length) ** 2

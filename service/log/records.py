@@ -192,7 +192,9 @@ def read_residual(data: bytes) -> ResidualExample:
 
 def _features(data: bytes, start: int, n_context: int, *, with_fields: bool = False) -> Example:
     n_bytes = len(data) - start  # of hashes and values, and of fields but for those of the context
-    each = (n_bytes + 4 * n_context) // 3 if with_fields else n_bytes // 2
+    each, rest = divmod(n_bytes + 4 * n_context, 3) if with_fields else divmod(n_bytes, 2)
+    if rest or each % 4 or 4 * n_context > each:
+        raise ValueError(f"an example must have columns of one length, got {n_bytes} bytes, {n_context} of the context")
     middle, last = start + each, start + 2 * each
     return Example(data[start:middle], data[middle:last], n_context, data[last:])
 

@@ -187,7 +187,8 @@ class Admin:
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
         try:
-            check_model(self._machine.loop(loop).view.settings, state)
+            view = self._machine.loop(loop).view
+            check_model(view.settings, state, view.seen_range)
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
         return await self._machine.append_now(Record(loop, MODEL, body=state))

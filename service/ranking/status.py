@@ -128,7 +128,7 @@ class Status:
             return None
         if learner.trouble is None and learner.lag > MAX_STALENESS:
             return f"the learner is {learner.lag:.0f} s behind the log"
-        return None if learner.trouble is None else f"the learner cannot continue: {learner.trouble}"
+        return None if learner.trouble is None else f"not everything is learned: {learner.trouble}"
 
     async def _heads(self) -> Mapping[str, Head]:
         try:

@@ -192,8 +192,8 @@ def test_what_comes_of_the_user_before_the_erasure_is_complete_is_ignored_and_go
     asyncio.run(story())
 
 
-class Killed(Exception):  # noqa: N818
-    """Stands for the end of the process."""
+class Killed(BaseException):
+    """Stands for the end of the process: nothing may catch it."""
 
 
 def die(*_, **__):

@@ -1,0 +1,105 @@
+"""What is wrong with one loop stops that loop only.
+
+A loop that cannot learn from a record stands still in front of it: its models of before decide, it is named with the
+record and a way out, and all other loops go on. Failures of the store and of the machine concern all loops and pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from service.learn.snapshots import DamagedSnapshot
+from service.log.protocol import Log, StoreUnavailable
+from service.log.records import DELETED, RANK, DamagedRecord, Entry
+
+if TYPE_CHECKING:
+    from service.learn.learner import Learner
+    from service.learn.loop_state import LoopState
+
+MACHINE = (StoreUnavailable, DamagedSnapshot, sqlite3.Error, OSError, MemoryError)  # errors that are of no single loop
+
+GONE = "gone"  # stands for the kind of a record that is not there any more
+
+
+class UnlearnableRecord(Exception):  # noqa: N818
+    """A record that its loop cannot learn from. The loop stands still; ``at`` is the record that showed it."""
+
+    def __init__(self, entry: Entry, error: Exception, at: int | None = None, installed: int = 0) -> None:
+        super().__init__(entry.loop, entry.position, str(error))
+        self.loop, self.position, self.kind, self.event = entry.loop, entry.position, entry.kind, entry.event
+        self.at, self.installed = entry.position if at is None else at, installed
+        self.reason = f"{type(error).__name__}: {error}"
+
+    def __str__(self) -> str:
+        event = "" if self.event is None else f", event {self.event!r}"
+        model = f", or record {self.installed}, which is the model it learns with," if self.installed else ""
+        return (
+            f"record {self.position} of loop {self.loop!r} ({self.kind}{event}) cannot be learned from: {self.reason}. "
+            f"The loop stands still, with the models that it had learned before; other loops go on. Give the "
+            f"record{model} up (fedres log drop {self.loop} {self.position} --force), or delete the loop"
+        )
+
+
+Trouble = DamagedRecord | UnlearnableRecord
+
+
+@contextlib.contextmanager
+def alone(learner: Learner, name: str) -> Iterator[None]:
+    """Let a loop in which something goes wrong stand still, and the caller go on with the others."""
+    try:
+        yield
+    except MACHINE:
+        raise
+    except (DamagedRecord, UnlearnableRecord) as trouble:
+        learner.stand_still(name, trouble)
+    except Exception as error:
+        position = learner.positions.get(name, 0)
+        learner.stand_still(name, UnlearnableRecord(_entry_at(learner.log, name, position), error))
+
+
+@contextlib.contextmanager
+def blaming(log: Log, entries: Sequence[Entry], state: LoopState | None = None) -> Iterator[None]:
+    """Name the record in what goes wrong: the decision that is settled or learned from, else the one that is read."""
+    try:
+        yield
+    except (*MACHINE, DamagedRecord, UnlearnableRecord):
+        raise
+    except Exception as error:
+        if state is None:
+            raise UnlearnableRecord(entries[0], error) from error
+        at = next((entry for entry in entries if entry.position == state.position), entries[0])
+        event = state.join.current
+        about = [] if event is None else log.find(at.loop, [event])
+        blamed = next((entry for entry in about if entry.kind == RANK), at)
+        raise UnlearnableRecord(blamed, error, at.position, state.head.installed) from error
+
+
+def is_in_the_way(log: Log, trouble: Trouble) -> bool:
+    """Return whether the record that a loop stands still for is still there, and as it was."""
+    if isinstance(trouble, UnlearnableRecord):
+        named = [position for position in (trouble.position, trouble.installed) if position]
+        return all(_entry_at(log, trouble.loop, position).kind != GONE for position in named)
+    try:
+        log.read(trouble.loop, trouble.position - 1, 1)
+    except DamagedRecord as found:
+        return found.position == trouble.position
+    return False
+
+
+def deleted_at(log: Log, trouble: Trouble) -> int:
+    """Return where a loop that stands still was deleted last, 0 if it was not."""
+    with contextlib.suppress(DamagedRecord):
+        return max([0, *(entry.position for entry in log.of_kind(trouble.loop, DELETED))])
+    return 0
+
+
+def _entry_at(log: Log, name: str, position: int) -> Entry:
+    """Return the record at a position, or one of the kind ``GONE``."""
+    with contextlib.suppress(DamagedRecord):
+        for entry in log.read(name, position - 1, 1, bodies=False):
+            if entry.position == position:
+                return entry
+    return Entry(name, position, 0, GONE, None, None, None, b"")
