@@ -105,8 +105,6 @@ def _check(record: Record) -> None:
     for name, value in (("loop", loop), ("kind", kind), ("event", event), ("user", user)):
         if value is None:
             continue
-        if "\0" in value:
-            raise Refused(f"{name} must have no NUL, which PostgreSQL cannot store, got {value!r}")
         size = len(loop.encode()) + len(value.encode()) + len(kind)
         if size > LONGEST_KEY:
             raise Refused(f"{name} with loop and kind must take at most {LONGEST_KEY} bytes, got {size}")

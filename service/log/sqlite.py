@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sqlite3
 import threading
@@ -44,7 +43,7 @@ from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, n
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 MORE_ROWS = ", (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-ROWS_PER_STATEMENT = 100
+ROWS_PER_STATEMENT = FOUND_TOGETHER = 100
 NO_RECORDS = Head(0, 0, 0)
 NAMES = "loop, position, time, kind, event, user, checksum, example"
 BODIES = "CAST(body AS BLOB)"
@@ -157,9 +156,11 @@ class SqliteLog:
         )
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        where = "loop = ? AND event IN (SELECT value FROM json_each(?))"
-        rows = f"INDEXED BY log_by_event WHERE {where} ORDER BY position"
-        return self._select(BODIES, rows, loop, json.dumps(list(events)))
+        found, names = list[Entry](), list(dict.fromkeys(events))
+        for piece in (names[k : k + FOUND_TOGETHER] for k in range(0, len(names), FOUND_TOGETHER)):
+            rows = f"INDEXED BY log_by_event WHERE loop = ? AND event IN ({','.join('?' * len(piece))})"
+            found += self._select(BODIES, rows, loop, *piece)
+        return sorted(found, key=lambda entry: entry.position)
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         return self._select(BODIES, f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} ORDER BY position", loop)

@@ -91,15 +91,17 @@ def check_actions(actions: Sequence[Action]) -> None:
         twice = next(name for name in ids if ids.count(name) > 1)
         raise invalid(f"actions must have different ids, got {twice!r} twice", "actions")
     sizes = [*map(len, ids)]
-    if not 1 <= min(sizes) <= max(sizes) <= LONGEST_ID:
+    if not 1 <= min(sizes) <= max(sizes) <= LONGEST_ID or "\0" in "".join(ids):
         for name in ids:
             check_id("actions", name)
 
 
 def check_id(target: str, name: str, longest: int = LONGEST_ID) -> None:
-    """Refuse what cannot be an id: too short, too long or not text."""
+    """Refuse what cannot be an id: too short, too long, not text, or with a character that ends a text elsewhere."""
     if not 1 <= len(name) <= longest:
         raise invalid(f"{target} must have 1 to {longest} characters, got {len(name)}", target)
+    if "\0" in name:
+        raise invalid(f"{target} must have no NUL (the character U+0000), got {name!r}", target)
     if not name.isascii():
         try:
             name.encode()

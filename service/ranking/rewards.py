@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from service.errors import invalid
 from service.log.records import REWARD, Record, RewardBody, encode, encode_reward
 from service.models.views import LoopView
-from service.outcomes import MARK
 from service.ranking.requests import check_id
 from service.settings import LARGEST_REWARD, Settings
 
@@ -18,8 +17,6 @@ def reward_records(
     """Return what is logged of a reward, or of each outcome; refuse what does not suit the loop."""
     if reward_id is not None:
         check_id("id", reward_id)
-        if reward_id.startswith(MARK):
-            raise invalid("id must not begin with the character U+0000", "id")
     return [
         Record(
             view.name,

@@ -46,6 +46,25 @@ def test_a_record_comes_back_as_it_went_in(log):
     assert [entry.position for entry in entries] == [1, 2, 3, 4, 5, 6, 7]
 
 
+NUL = "\0"
+
+
+@pytest.mark.parametrize("record", [rank(f"victim{NUL}x"), rank("e", user=f"u{NUL}"), reward(f"{NUL}victim")])
+def test_a_record_whose_ids_have_a_nul_is_refused_and_its_neighbours_are_taken(log, record):
+    outcomes = append(log, rank("victim"), record, reward("victim"))
+    assert [type(outcome) for outcome in outcomes] == [int, Refused, int]
+    assert "must have no NUL" in str(outcomes[1])
+    assert log.find("shop", [f"victim{NUL}x", NUL]) == []
+    assert [entry.kind for entry in log.find("shop", [f"victim{NUL}x", "victim"])] == ["rank", "reward"]
+
+
+def test_many_events_are_found_at_once_each_once_and_in_order(log):
+    names = [f"e{k}" for k in range(250)]
+    append(log, *map(rank, names), *map(reward, reversed(names)))
+    found = log.find("shop", [*reversed(names), *names, "unknown"])
+    assert [entry.position for entry in found] == list(range(1, 501))
+
+
 def test_positions_count_from_1_in_each_loop_without_gaps(log):
     outcomes = append(log, rank("a"), rank("b", loop="news"), rank("a"), rank("c"), rank("d", loop="news"))
     assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [1, 1, Duplicate, 2, 2]
