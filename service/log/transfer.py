@@ -16,6 +16,7 @@ import msgspec
 from fedres.lease import Lease
 from service.log.checking import readable
 from service.log.files import replacing, with_companions
+from service.log.learnable import check_learnable
 from service.log.maintenance import remove_derived
 from service.log.protocol import Head, Log
 from service.log.records import Entry, checksum
@@ -251,6 +252,7 @@ def _entry_of_json(record: JsonRecord) -> Entry:
 def _checked(entry: Entry, found: bytes) -> Entry:
     if checksum(entry) != found:
         raise ValueError(f"record {entry.position} of loop {entry.loop!r} does not match its checksum")
+    check_learnable(entry)
     return entry
 
 

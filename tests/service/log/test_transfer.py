@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -205,3 +206,44 @@ def test_parquet_without_its_library_says_what_to_install(store, tmp_path, monke
 def test_heads_travel_as_they_are():
     header = transfer.LogHeader(1, "vax", 2, {"shop": Head(3, time.time_ns(), 1)})
     assert transfer._read_header(transfer._encode(header)) == header
+
+
+def changed(kind, change):
+    """Return a change of the first record of a kind, with a checksum that is right."""
+
+    def alter(entries):
+        at = next(k for k, entry in enumerate(entries) if entry.kind == kind)
+        entries[at] = change(entries[at])
+        return at
+
+    return alter
+
+
+def with_example(change):
+    return lambda entry: entry._replace(example=change(entry.example))
+
+
+NAN = struct.pack("<f", float("nan"))
+UNLEARNABLE = {
+    "n_context": changed("rank", with_example(lambda data: data[:17] + b"\xff\xff\xff\xff" + data[21:])),
+    "one byte": changed("rank", with_example(lambda data: data[:1])),
+    "no example": changed("rank", with_example(lambda data: None)),
+    "a value": changed("rank", with_example(lambda data: data[:21] + NAN * ((len(data) - 21) // 4))),
+    "a reward": changed("reward", with_example(lambda data: struct.pack("<d", float("nan")) + data[8:])),
+    "a base": changed("erased", lambda entry: entry._replace(body=b'{"records":1,"base":999999,"token":"t"}')),
+    "a catalogue": changed("actions", lambda entry: entry._replace(body=b'{"put":7}')),
+}
+
+
+@pytest.mark.parametrize("alter", UNLEARNABLE.values(), ids=UNLEARNABLE)
+def test_a_record_that_no_learner_can_read_is_refused_with_its_line(store, tmp_path, alter):
+    file, other, default = tmp_path / "log.jsonl", tmp_path / "other.db", records(store)["default"]
+    assert fedres_log("export", store, file, "--loop", "default").exit_code == 0
+    lines = file.read_bytes().splitlines()
+    at = alter(default)
+    lines[at + 1] = transfer._encode(transfer._as_json(default[at]))
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    message = refusal(fedres_log("import", other, file))
+    assert f"log.jsonl, line {at + 2}: record {default[at].position} of loop 'default'" in message
+    assert "cannot be learned from" in message
+    assert not other.exists()
