@@ -13,7 +13,7 @@ from libsvm_tasks.decisions import suite
 from service.playing import HttpPlayer, json_actions
 
 
-@pytest.mark.parametrize("stream", ["news", "raw", "words"])
+@pytest.mark.parametrize("stream", ["news", "raw", "words", "coupons"])
 def test_a_stream_is_decided_and_learned_by_a_loop_of_its_own_that_is_gone_afterwards(tmp_path, stream):
     with run_service(tmp_path) as live:
         player = HttpPlayer(live.url)
