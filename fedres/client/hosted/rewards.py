@@ -202,16 +202,17 @@ class Rewards:
         """Return what to send next, once there is something; None at the end."""
         with self._changed:
             while not self._stopping:
-                now = time.monotonic()
-                due = [held.waiting for held in self._held.values() if held.due <= now and held.waiting]
-                lane = due[0] if due else self._waiting
+                first = min(
+                    (held for held in self._held.values() if held.waiting), key=lambda held: held.due, default=None
+                )
+                seconds = math.inf if first is None else first.due - time.monotonic()
+                lane = self._waiting if first is None or seconds > 0 else first.waiting
                 if lane:
                     self._under_way = 1
                     return lane.popleft()
                 if self._closed:
                     return None
-                seconds = min((held.due for held in self._held.values()), default=math.inf) - now
-                self._changed.wait(min(max(0.0, seconds), threading.TIMEOUT_MAX))
+                self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
             return None
 
     def _send(self, ask: Ask, request: Request) -> Answer | Failure:
