@@ -60,6 +60,11 @@ class Lease:
             self._file = None
             _held.discard(self)
 
+    def remove(self) -> None:
+        """Remove the file of a lease that is held, where no store was made that it could be for."""
+        assert self._file is not None
+        self.path.unlink(missing_ok=True)
+
     def __enter__(self) -> Lease:
         self.acquire()
         return self
@@ -71,6 +76,9 @@ class Lease:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_there(file):  # its holder has removed it: this is a lock on nothing
+                os.close(file)
+                return self._try()
             os.ftruncate(file, 0)
             os.write(file, f"{os.getpid()}\n".encode())
         except BlockingIOError:
@@ -82,6 +90,12 @@ class Lease:
         self._file = file
         _held.add(self)
         return True
+
+    def _is_there(self, file: int) -> bool:
+        try:
+            return os.stat(self.path).st_ino == os.fstat(file).st_ino
+        except FileNotFoundError:
+            return False
 
     def _is_alive(self) -> bool:
         """Return whether the holder may be running: unless it is sure that it has died."""
@@ -97,7 +111,10 @@ class Lease:
             return True
 
     def _holder(self) -> int | None:
-        text = self.path.read_text().strip()
+        try:
+            text = self.path.read_text().strip()
+        except FileNotFoundError:  # removed meanwhile
+            return None
         return int(text) if text.isdigit() else None
 
 

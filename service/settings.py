@@ -98,6 +98,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return float(default if self.gamma is None else self.gamma)
 
     @property
+    def n_weights(self) -> int:
+        """How many weights the shared model has; ``residual-kalman`` has none."""
+        return 1 << self.bits if self.model == "adagrad" else 0
+
+    @property
     def is_dense(self) -> bool:
         """Whether every step may change every weight."""
         return self.global_learner != "fedres-adagrad"

@@ -76,3 +76,17 @@ def test_a_lease_is_free_after_its_release_and_by_whatever_name_the_store_goes(s
 def test_a_lease_refuses_to_wait_a_negative_time(store):
     with pytest.raises(ValueError, match="wait_seconds must be at least 0 and finite, got -1"):
         Lease(store).acquire(wait_seconds=-1)
+
+
+def test_a_lease_that_was_removed_is_taken_anew_by_whoever_waits(store):
+    lease, other, third = Lease(store), Lease(store), Lease(store)
+    lease.acquire()
+    waiting = threading.Thread(target=other.acquire, args=(60.0,))
+    waiting.start()
+    lease.remove()
+    lease.release()
+    waiting.join()
+    with pytest.raises(LeaseHeld):
+        third.acquire()
+    other.release()
+    assert other.path.exists()

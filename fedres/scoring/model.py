@@ -117,6 +117,8 @@ class SharedModel:
         model._weights[:] = np.frombuffer(body[:half], "<f4")
         model._squares[:] = np.frombuffer(body[half:], "<f4")
         model._span[:] = lo, hi
+        if not all(np.isfinite(array).all() for array in (model._weights, model._squares, model._span)):
+            raise ValueError("state must have finite weights, and a finite range")
         return model
 
 

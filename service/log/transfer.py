@@ -156,10 +156,11 @@ def _is_line_of_json(body: bytes) -> bool:
 
 def import_log(source: Path, store: Path, progress: Progress = ignore_progress) -> int:
     """Make a store of an exported file, and return its number of records; it is there whole or not at all."""
-    with Lease(store):
+    with Lease(store) as lease, contextlib.ExitStack() as undo:
         for file in with_companions(store):
             if file.exists():
                 raise ValueError(f"store must not be there yet, got {file}")
+        undo.callback(lease.remove)  # unless there will be a store
         header, batches = _read(source)
         if header.fedres_log != VERSION:
             raise ValueError(f"{source} must have version {VERSION}, got {header.fedres_log}")
@@ -169,6 +170,7 @@ def import_log(source: Path, store: Path, progress: Progress = ignore_progress) 
                 _fill(db, source, header, batches, progress)  # type: ignore[arg-type]
                 list(db.execute("PRAGMA journal_mode=DELETE"))
             remove_derived(store)
+        undo.pop_all()
     return header.records
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedres.lease import Lease, LeaseHeld
+from fedres.lease import Lease
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import DamagedRecord, Entry, check
 from service.log.sqlite import BODIES, NAMES
@@ -77,14 +79,18 @@ def heads_of(db: sqlite3.Connection) -> dict[str, Head]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a service has the store."""
-    if not Lease(path).path.exists():
+    """Return whether a service has the store; nothing is written, as the disk may be read-only."""
+    try:
+        file = os.open(Lease(path).path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False
     try:
-        with Lease(path):
-            return False
-    except LeaseHeld:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
         return True
+    finally:
+        os.close(file)
 
 
 def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verification:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PART = r"(?:(\d+(?:\.\d+)?){unit})?"
 _DURATION = re.compile(
     "P"
@@ -61,13 +62,19 @@ def read_time(text: str) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"a time must be like 2026-01-31T12:00:00Z, got {text[:40]!r}") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    try:
+        show_time(microseconds(found))
+    except OverflowError:
+        raise ValueError(f"a time must be in the years 1 to 9999 in UTC, got {text[:40]!r}") from None
+    return found
 
 
 def show_time(microseconds: int) -> str:
     """Return a time since 1970 as Azure shows it."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = EPOCH + timedelta(microseconds=microseconds)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def microseconds(moment: datetime) -> int:
-    return round(moment.timestamp() * 1e6)
+    return (moment - EPOCH) // timedelta(microseconds=1)

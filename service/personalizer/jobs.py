@@ -29,6 +29,7 @@ from service.ranking.ranker import Machine
 EVALUATION, IMPORTANCE = "evaluation", "importance"
 OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}
 INTERVALS = (5, 60, 360, 720, 1440)
+MOST_DIGITS = 10
 PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
 
 
@@ -285,6 +286,8 @@ def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, 
 
 def _whole(name: str, query: dict[str, str], default: int) -> int:
     text = query.get(name, str(default))
-    if not text.isdecimal():
-        raise Refusal("InvalidRequest", f"{name} must be a whole number, got {text[:100]!r}", name)
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise Refusal(
+            "InvalidRequest", f"{name} must be a whole number of at most {MOST_DIGITS} digits, got {text[:100]!r}", name
+        )
     return int(text)

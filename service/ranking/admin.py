@@ -72,7 +72,7 @@ class Admin:
         body = encode(read_settings(settings or {}))
         if name in self.loops():
             return await self._made_before(name, body)
-        self._check_room(read_settings(settings or {}).bits)
+        self._check_room(read_settings(settings or {}))
         deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
@@ -89,13 +89,13 @@ class Admin:
         await self._machine.until(lambda: name in self.loops())
         return made.position
 
-    def _check_room(self, bits: int) -> None:
+    def _check_room(self, settings: Settings) -> None:
         """Refuse a loop that would be one too many, or whose weights are."""
         quotas, names = self._machine.quotas, self.loops()
         if len(names) >= quotas.loops:
             raise exceeded("loops", quotas.loops, "loops")
-        n_weights = sum(1 << self._machine.loop(name).view.settings.bits for name in names)
-        if n_weights + (1 << bits) > quotas.weights:
+        n_weights = sum(self._machine.loop(name).view.settings.n_weights for name in names)
+        if n_weights + settings.n_weights > quotas.weights:
             raise exceeded("weights", quotas.weights, f"shared weights, and has {n_weights}")
 
     async def delete_loop(self, name: str) -> None:

@@ -210,6 +210,7 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
     lease.acquire()
     with contextlib.ExitStack() as undo:
         undo.callback(lease.release)
+        undo.callback(_remove_without_store, lease, config)
         signal.signal(signal.SIGTERM, lambda *_: _end_start(undo))
         with bind(config.host, config.port):
             pass  # a port that others share already is an error; the system would spread requests over both services
@@ -237,6 +238,12 @@ def _end_start(undo: contextlib.ExitStack) -> NoReturn:
     undo.close()
     sys.stdout.flush()
     os._exit(0)
+
+
+def _remove_without_store(lease: Lease, config: Config) -> None:
+    """Leave nothing behind of a start that failed before there was a store."""
+    if config.store.database is None and not config.store.path.exists():
+        lease.remove()
 
 
 def prepare(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,6 +133,15 @@ def test_the_page_of_a_loop_shows_lift_values_curves_traffic_funnel_and_features
         assert n.replace(",", "") == str(report["funnel"][name])
     page.get_by_text("As a table").first.click()
     assert page.locator("details[open] tbody tr").count() == len(report["bucket_ends"])
+
+
+def test_a_user_who_never_was_cannot_be_erased_and_the_version_is_shown(live, opened):
+    page = opened(live.url)
+    show(page, live.url, "User nobody", "#/loops/default/users/nobody")
+    page.get_by_text("The log has nothing of this user in this loop.").wait_for()
+    assert page.get_by_role("button", name="Erase…").count() == 0
+    show(page, live.url, "Operations", "#/operations")
+    assert version("fedres") in page.locator("main").inner_text()
 
 
 def test_the_page_of_the_api_works_under_its_policy(live, opened):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sqlite3
 import threading
@@ -114,6 +115,23 @@ def test_records_on_both_sides_of_an_unreadable_page_are_counted(store):
     assert before - 30 < found.n_records < before
     assert any("records cannot be read" in one.message for one in found.findings)
     assert any("records, and has" in one.message for one in found.findings)
+
+
+def test_nothing_is_written_to_verify_a_store(store):
+    lease = store.with_name(f"{store.name}-lease")
+    lease.write_text("12345\n")  # of a service that has ended
+    os.utime(lease, ns=(0, 0))
+    assert verify_sqlite(store).findings == []
+    assert (lease.read_text(), lease.stat().st_mtime_ns) == ("12345\n", 0)
+
+
+def test_models_of_another_versions_format_are_not_damaged(store, made_store):
+    models = store.with_name(f"{store.name}-models")
+    shutil.copyfile(made_store / "store.db-models", models)
+    with closing(sqlite3.connect(models)) as db:
+        db.execute("PRAGMA user_version = 1")
+    result = fedres_log("verify", store)
+    assert (result.exit_code, "is good" in result.stdout) == (0, True), result.output
 
 
 def test_a_log_of_any_backend_can_be_verified_by_its_own_calls(store):

@@ -124,6 +124,7 @@ def test_an_evaluation_of_2022(http, live, played):
     ]
     assert http.get(f"{base}?top=0").json()["value"] == http.get(f"{base}?skip=1").json()["value"] == []
     refused(http.get(f"{base}?top=x"), "InvalidRequest")
+    refused(http.get(f"{base}?top={'9' * 5_000}"), "InvalidRequest")
     assert http.delete(path).status_code == 204
     refused(http.get(path), "EvaluationNotFound", 404)
 
@@ -132,6 +133,8 @@ def test_an_evaluation_of_2022(http, live, played):
     ("changes", "code"),
     [
         ({"startTime": "x"}, "InvalidEvaluationContract"),
+        ({"startTime": "0001-01-01T00:00:00+14:00"}, "InvalidEvaluationContract"),
+        ({"endTime": "9999-12-31T23:59:59-14:00"}, "InvalidEvaluationContract"),
         ({"endTime": LAST_CENTURY}, "InvalidEvaluationContract"),
         ({"name": None}, "InvalidEvaluationContract"),
         ({"policies": None}, "InvalidEvaluationContract"),
