@@ -21,7 +21,7 @@ from bandits.streams import Stream
 from fedres import checks
 from fedres.checks import Array
 from fedres.global_learners import GLOBAL_LEARNERS
-from fedres.policies import Compiled, Policy, name_of, policy
+from fedres.policies import Compiled, Policy, name_of, policy, title_of
 from libsvm_tasks import grid
 from libsvm_tasks.bandit_tasks import bandit_task
 from libsvm_tasks.data import Data
@@ -89,6 +89,11 @@ class Scheme:
     def policy_name(self) -> str:
         return name_of(self.policy)
 
+    @property
+    def policy_title(self) -> str:
+        """The name with the options that are not the defaults."""
+        return title_of(self.policy)
+
     def play(self, stream: Stream, seed: int) -> Outcome:
         known = self.model_name != "adagrad" or (self.global_learner, self.local_learner) == COMPILED
         if known and isinstance(self.policy, Compiled):
@@ -151,7 +156,7 @@ class Result:
     reward_curve: Array  # (rollouts, points), means of equal parts of the rounds
     regret_curve: Array
     seconds: float
-    gain: Array | None  # paired difference of reward to Independent
+    gain: Array | None  # paired difference of reward to Independent with the same policy
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,8 @@ def run(
     results = []
     for i, scheme in enumerate(schemes):
         reward, regret = (np.array([piece[i][name] for piece in pieces]) for name in ("reward", "regret"))
-        base = next((k for k, other in enumerate(schemes) if other.scheme == "independent"), None)
+        alone = (k for k, other in enumerate(schemes) if (other.scheme, other.policy) == ("independent", scheme.policy))
+        base = next(alone, None)
         gain = None if base is None else reward.mean(axis=1) - [np.mean(piece[base]["reward"]) for piece in pieces]
         seconds = sum(piece[i]["seconds"] for piece in pieces)
         results.append(Result(scheme, reward.mean(axis=1), regret.mean(axis=1), reward, regret, seconds, gain))

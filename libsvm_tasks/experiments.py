@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedres.policies import Policy, title_of
 from fedres.policies import policy as make_policy
 from libsvm_tasks import bandit_replay, task_replay
 from libsvm_tasks.data import Data
+from libsvm_tasks.results import Table
 from libsvm_tasks.schemes import SCHEMES, Scheme, at_delays
 from libsvm_tasks.tables import from_columns
 
-if TYPE_CHECKING:
-    import pandas
+USUAL_DELAYS = (0, 20, 40, 80, 120, 200)
 
 Learner = str | Callable[..., Any]
 Source = str | Path | Data | Mapping[str, Iterable[Any]]
-
-
-class Table(list[dict[str, Any]]):
-    """Records, one for each scheme and rollout."""
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a DataFrame; needs pandas."""
-        import pandas
-
-        return pandas.DataFrame.from_records(self)
 
 
 def replay(
@@ -68,7 +58,7 @@ def replay(
 
 def delays(
     data: Source,
-    delays: Sequence[int] = (0, 20, 40, 80, 120, 200),
+    delays: Sequence[int] | None = None,
     *,
     label: str | None = None,
     clients: int = 50,
@@ -83,13 +73,18 @@ def delays(
     seed: int = 0,
     jobs: int | None = 1,
 ) -> Table:
-    """Replay at several round trips (in rounds) and, for fedres, by both timing rules; arguments as for ``replay``."""
+    """Replay at several round trips (in rounds) and, for fedres, by both timing rules; arguments as for ``replay``.
+
+    Delays are below the rounds, or no message would arrive; unless given, those of 0, 20, 40, 80, 120 and 200 that are.
+    """
     rows = [
         Scheme(name, learner, local_learner, local_features, timing)
         for name, learner in contenders(schemes, global_learners)
         for timing in (timings if name == "fedres" else ("on-arrival",))
     ]
-    return _replayed(data, label, at_delays(rows, delays), (clients, rounds, rollouts, samples, seed), jobs)
+    return _replayed(
+        data, label, at_delays(rows, delays_below(rounds, delays)), (clients, rounds, rollouts, samples, seed), jobs
+    )
 
 
 def bandit(
@@ -142,6 +137,19 @@ def bandit(
                 numbers = {"reward": float(result.reward[k]), "regret": float(result.regret[k]), "gain": gain}
                 table.append({**fixed, "rollout": k, "seed": seed + k, **numbers})
     return table
+
+
+def delays_below(rounds: int, delays: Sequence[int] | None) -> Sequence[int]:
+    """Return delays that messages can arrive after; those that are usual unless given."""
+    if delays is None:
+        return [delay for delay in USUAL_DELAYS if delay < rounds]
+    late = [delay for delay in delays if delay >= rounds > 0]
+    if late:
+        raise ValueError(
+            f"delays must be below the number of rounds, {rounds}, or no message arrives,"
+            f" got {', '.join(map(str, late))}: leave them out, or take more rounds"
+        )
+    return delays
 
 
 def contenders(schemes: Sequence[str], learners: Sequence[Learner]) -> list[tuple[str, Learner]]:

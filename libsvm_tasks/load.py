@@ -57,7 +57,15 @@ def load(dataset: str, label: str | None = None) -> Data:
             f"dataset must be one of {', '.join(sorted(CATALOGUE))}, or a path to an svmlight or CSV file; got "
             f"{dataset!r}, and {path.absolute()} is {'a folder' if path.is_dir() else 'no file'}"
         )
-    return read(path) if delimiter is None else _table(path, label, delimiter)
+    if delimiter is not None:
+        return _table(path, label, delimiter)
+    with _readable(path), _open(path) as file:
+        if file.read(1) == b"{":
+            raise ValueError(
+                f"{path}: holds JSON lines, such as a log of decisions, which `fedres evaluate {path}` takes;"
+                " this takes a table with a class or a number to predict, as svmlight or CSV"
+            )
+    return read(path)
 
 
 def _delimiter(path: Path) -> str | None:

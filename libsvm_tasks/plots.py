@@ -17,6 +17,7 @@ mpl.use("Agg")  # draws to files only, with no screen
 from matplotlib import pyplot as plt
 
 COLOURS = {"independent": "tab:blue", "central": "tab:orange", "fedres": "tab:green"}
+LINES = ("-", "--", ":", "-.")  # of policies
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -117,17 +118,18 @@ def _title(replay: Replay) -> str:
 def plot_bandit(replay: BanditReplay, path: Path) -> None:
     """Reward and regret over the rounds, with bands of a standard error over rollouts."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8))
+    policies = list(dict.fromkeys(result.scheme.policy_title for result in replay.results))
     for one, name in zip(axes, ("reward", "regret"), strict=True):
-        series = {}
+        series, styles = dict[str, Series](), dict[str, dict[str, Any]]()
         for result in replay.results:
             curve = getattr(result, f"{name}_curve")
             points = (np.arange(curve.shape[1]) + 0.5) * replay.setup.rounds / curve.shape[1]
             error = curve.std(axis=0, ddof=1) / np.sqrt(len(curve)) if len(curve) > 1 else 0 * points
-            series[result.scheme.scheme] = Series(points.tolist(), curve.mean(axis=0).tolist(), error.tolist())
-        styles = {scheme: {"color": colour} for scheme, colour in COLOURS.items()}
+            scheme, policy = result.scheme.scheme, result.scheme.policy_title
+            title = scheme if len(policies) == 1 else f"{policy}, {scheme}"
+            series[title] = Series(points.tolist(), curve.mean(axis=0).tolist(), error.tolist())
+            styles[title] = {"color": COLOURS[scheme], "linestyle": LINES[policies.index(policy) % len(LINES)]}
         lines(one, series, "round", f"average {name}", styles)
     setup = replay.setup
-    figure.suptitle(
-        f"{setup.dataset} ({setup.task} task), {setup.clients} clients, {replay.results[0].scheme.policy_name}"
-    )
+    figure.suptitle(f"{setup.dataset} ({setup.task} task), {setup.clients} clients, {', '.join(policies)}")
     save(figure, path)

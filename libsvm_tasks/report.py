@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from fedres.checks import Array
 from libsvm_tasks.bandit_replay import BanditReplay
+from libsvm_tasks.bandit_replay import Result as BanditResult
 from libsvm_tasks.data import Data
 from libsvm_tasks.task_replay import Replay, Result, standard_error
 
-BAR = 24
+BAR, NARROW_BAR = 24, 8
+MOST_COLUMNS, GAP = 100, 2  # of a table, and between its columns
+FOLDED, WIDEST = ("policy", "global learner", "model"), {True: 17, False: 100}  # names may be long
 
 
 def replay_table(replay: Replay) -> Table:
     """Return accuracy and cost, a row per scheme; bars span from the worst to the best."""
     setup = replay.setup
-    table = Table(
-        title=f"{setup.dataset}: {setup.clients} clients with {replay.samples_per_client:.0f} + "
+    title = (
+        f"{setup.dataset}: {setup.clients} clients with {replay.samples_per_client:.0f} + "
         f"{replay.samples_per_client:.0f} examples, {setup.rounds} rounds, {setup.rollouts} rollouts, "
-        f"{platform.machine()}",
-        title_justify="left",
+        f"{platform.machine()}"
     )
-    for column in ("scheme", "global learner", "local", "timing"):
-        table.add_column(column)
-    for column in ("delay", "accuracy", "vs independent", "kbit up", "kbit down"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", min_width=BAR)
     means = [result.accuracy_mean for result in replay.results]
-    for result in replay.results:
-        table.add_row(*_cells(result), bar(result.accuracy_mean, min(means), max(means)))
+    rows = [
+        [*_cells(result), bar(result.accuracy_mean, min(means), max(means), NARROW_BAR)] for result in replay.results
+    ]
+    names = ["scheme", "global learner", "local", "timing", "delay", "accuracy", "vs independent", "kbit up/down", ""]
+    return _narrow_table(title, names, rows, optional=("local", "timing", "delay"))
+
+
+def _narrow_table(title: str, names: list[str], rows: list[list[str]], optional: Sequence[str]) -> Table:
+    """Return a table of at most 100 columns; of ``optional`` ones, what is the same in all rows is in the title."""
+    shown = []
+    for k, name in enumerate(names):
+        cells = {row[k] for row in rows} - {""}
+        if name in optional and len(cells) < 2:
+            title += f", {name} {cells.pop()}" if cells and cells != {"0"} else ""
+        else:
+            shown.append(k)
+    if sum(min(_width(names, rows, k), WIDEST[names[k] in FOLDED]) + GAP for k in shown) > MOST_COLUMNS:
+        shown.remove(names.index(""))  # the bars
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for k in shown:
+        name = names[k]
+        if name in FOLDED:
+            table.add_column(name, overflow="fold", max_width=WIDEST[True])
+        else:
+            table.add_column(name, justify="left" if name in ("scheme", "timing", "") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*[row[k] for k in shown])
     return table
+
+
+def _width(names: list[str], rows: list[list[str]], k: int) -> int:
+    return max(len(names[k]), *[len(row[k]) for row in rows])
 
 
 def _cells(result: Result) -> list[str]:
@@ -48,8 +76,7 @@ def _cells(result: Result) -> list[str]:
         "" if scheme.scheme == "independent" else str(scheme.delay),
         f"{result.accuracy_mean:.4f}{spread(result.accuracy)}",
         gain,
-        f"{result.bits_up / 1000:,.0f}",
-        f"{result.bits_down / 1000:,.0f}",
+        f"{result.bits_up / 1000:,.0f}/{result.bits_down / 1000:,.0f}",
     ]
 
 
@@ -58,10 +85,10 @@ def spread(values: Array) -> str:
     return f" ± {standard_error(values):.4f}" if len(values) > 1 else ""
 
 
-def bar(value: float, low: float, high: float) -> str:
-    """Return a bar of up to BAR cells, of one cell at ``low``."""
+def bar(value: float, low: float, high: float, length: int = BAR) -> str:
+    """Return a bar of up to ``length`` cells, of one cell at ``low``."""
     share = (value - low) / (high - low) if high > low else 1.0
-    return "█" * (1 + round(share * (BAR - 1)))
+    return "█" * (1 + round(share * (length - 1)))
 
 
 def balance_table(data: Data) -> Table:
@@ -91,34 +118,36 @@ def spread_line(data: Data) -> str:
 
 
 def bandit_table(replay: BanditReplay) -> Table:
-    """Return reward and regret, a row per scheme."""
+    """Return reward and regret, a row per policy and scheme."""
     setup = replay.setup
-    table = Table(
-        title=f"{setup.dataset} ({setup.task} task), {replay.results[0].scheme.policy_name}: {setup.clients} clients, "
-        f"{setup.rounds} rounds, {setup.rollouts} rollouts, {platform.machine()}",
-        title_justify="left",
+    title = (
+        f"{setup.dataset} ({setup.task} task): {setup.clients} clients, {setup.rounds} rounds, "
+        f"{setup.rollouts} rollouts, {platform.machine()}"
     )
-    for column in ("scheme", "global learner", "local"):
-        table.add_column(column)
-    for column in ("delay", "reward", "vs independent", "regret", "last rounds"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", min_width=BAR)
     means = [float(result.reward.mean()) for result in replay.results]
+    rows = []
     for result, mean in zip(replay.results, means, strict=True):
         scheme, shared = result.scheme, result.scheme.scheme != "independent"
-        gain = ""
-        if result.gain is not None and shared:
-            gain = f"{result.gain.mean():+.4f} ± {standard_error(result.gain):.4f}"
-        one = {"linucb": "least squares", "residual-kalman": "residual-kalman"}.get(scheme.model_name)
-        table.add_row(
-            scheme.scheme,
-            (one or scheme.global_learner) if shared else "",
-            (one or scheme.local_learner) if scheme.scheme != "central" else "",
-            str(scheme.delay) if shared else "",
-            f"{mean:.4f} ± {standard_error(result.reward):.4f}",
-            gain,
-            f"{result.regret.mean():.4f}",
-            f"{result.reward_curve[:, -1].mean():.4f}",
-            bar(mean, min(means), max(means)),
+        gain = f"{result.gain.mean():+.4f}{spread(result.gain)}" if result.gain is not None and shared else ""
+        rows.append(
+            [
+                scheme.policy_title,
+                scheme.scheme,
+                _model(result),
+                str(scheme.delay) if shared else "",
+                f"{mean:.4f}{spread(result.reward)}",
+                gain,
+                f"{result.regret.mean():.4f}",
+                f"{result.reward_curve[:, -1].mean():.4f}",
+                bar(mean, min(means), max(means), NARROW_BAR),
+            ]
         )
-    return table
+    names = ["policy", "scheme", "model", "delay", "reward", "vs independent", "regret", "last rounds", ""]
+    return _narrow_table(title, names, rows, optional=("policy", "model", "delay"))
+
+
+def _model(result: BanditResult) -> str:
+    scheme = result.scheme
+    if scheme.model_name != "adagrad":
+        return {"linucb": "least squares"}.get(scheme.model_name, scheme.model_name)
+    return f"{scheme.global_learner}, {scheme.local_learner}"

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bandits.evaluation.columns import Columns
+from bandits.evaluation.drawing import draw
 from bandits.evaluation.estimators import ESTIMATORS, MODEL_FREE, SELF_NORMALISED, Sample, sample
 from bandits.evaluation.intervals import Interval, Kind, interval, widest
 from bandits.evaluation.online import hosted_policy, is_online, play
@@ -21,6 +22,10 @@ from bandits.evaluation.table import Log, load_log
 from bandits.evaluation.terms import Cut, difference_terms, plain_rewards, seen_and_possible, value_terms, without_model
 from bandits.evaluation.weights import effective_sample_size, possible_weights, user_warning, weight_cap, weight_warning
 from fedres.checks import Array, one_of
+from fedres.notebook import html_table
+
+if TYPE_CHECKING:
+    import pandas
 
 LEAST_EVENTS = 10
 
@@ -42,6 +47,12 @@ class Row:
     n: int
     warning: str  # empty where nothing is wrong
 
+    def cells(self) -> list[str]:
+        """Return what tables show: policy, estimator, value, interval, difference to logging, effective sample size."""
+        against = "" if self.estimator == "mean" else f"{self.difference_low:+.4f} .. {self.difference_high:+.4f}"
+        span = f"{self.low:.4f} .. {self.high:.4f}"
+        return [self.policy, self.estimator, f"{self.value:.4f}", span, against, f"{self.ess:,.0f}"]
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -55,6 +66,23 @@ class Evaluation:
     time_uniform: bool
     n_users: int  # that intervals take to be independent; n where events are
     reward_range: tuple[float, float]  # given, or taken from the log
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a DataFrame; needs pandas."""
+        import pandas
+
+        return pandas.DataFrame.from_records([asdict(row) for row in self.rows])
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the intervals on ``axes`` of matplotlib, or on new ones; return them."""
+        return draw(self, axes)
+
+    def _repr_html_(self) -> str:
+        low, high = self.reward_range
+        users = "" if self.n_users == self.n else f" of {self.n_users:,} users"
+        caption = f"{self.n:,} decisions{users} with a reward in {low:g} to {high:g}"
+        header = ("policy", "estimator", "value", f"{self.level:.0%} interval", "vs logging", "effective n")
+        return html_table(caption, header, [row.cells() for row in self.rows], self.notes())
 
     def notes(self) -> list[str]:
         """Return what to know beside the numbers, a line each: decisions that were left out, and warnings."""

@@ -16,7 +16,7 @@ policy would have chosen (replaying only events where both agree [LCLW11] would,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -66,8 +66,18 @@ def hosted_policy(text: str) -> Policy:
     return chosen
 
 
-def play(log: Log, chosen: Policy, reward_range: tuple[float, float], progress: Progress) -> Played:
-    """Go through the log in its order: decide on each event, then learn its reward."""
+def play(
+    log: Log,
+    chosen: Policy,
+    reward_range: tuple[float, float],
+    progress: Progress,
+    decide: Callable[[int, Array], tuple[int, float]] | None = None,
+) -> Played:
+    """Go through the log in its order: find the probabilities of each event's actions, then learn what was taken.
+
+    That is what the log says, or the action and the reward that ``decide`` returns for an event and its probabilities,
+    for simulations.
+    """
     model, owns, requests = ResidualKalman(reward_range), dict[str, Array](), _Requests(log)
     rule = chosen.rule(reward_range) if isinstance(chosen, Compiled) else None
     found = Played(np.empty(log.action.size), np.empty(log.action.size))
@@ -81,11 +91,13 @@ def play(log: Log, chosen: Policy, reward_range: tuple[float, float], progress: 
         else:
             allowed, out = np.ones(means.size, np.bool_), found.probabilities[pairs]
             explore(rule, 0, model.learned, means, widths, allowed, out)
-        chosen_action = int(log.chosen[i] - pairs.start)
+        taken = (int(log.chosen[i] - pairs.start), float(log.reward[i]))
+        if decide is not None:
+            taken = decide(i, found.probabilities[pairs])
         if user is None or own is None:
-            model.learn(events_of([(request, chosen_action, float(log.reward[i]), -1)]))
+            model.learn(events_of([(request, *taken, -1)]))
         else:
-            (owns[user],) = model.learn(events_of([(request, chosen_action, float(log.reward[i]), 0)]), [own])
+            (owns[user],) = model.learn(events_of([(request, *taken, 0)]), [own])
         if i % EVENTS == 0:
             progress(i, len(log))
     progress(len(log), len(log))

@@ -33,12 +33,13 @@ def bandit(
     clients: Annotated[int, typer.Option(help="Number P of clients.")] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds T; each client decides once a round.")] = 8000,
     policy: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             help="explore-every (the paper's), epsilon-greedy, squarecb, optimistic-squarecb, linucb, greedy, softmax,"
-            " or one of an installed package; options may follow, such as softmax:temperature=0.1."
+            " or one of an installed package; options may follow, such as softmax:temperature=0.1. Repeatable."
+            " [default: epsilon-greedy]"
         ),
-    ] = "epsilon-greedy",
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="adagrad, linucb or residual-kalman (the service's); what suits the policy unless given."),
@@ -85,7 +86,8 @@ def bandit(
 ) -> None:
     """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
 
-    Each client alone, one model for all, and both together (fedres) decide on the same rows.
+    Each client alone, one model for all, and both together (fedres) decide on the same rows, with each policy. If one
+    of them has the model residual-kalman, the shared model sees all features with all policies.
     """
     from libsvm_tasks.bandit_log import write_log
     from libsvm_tasks.bandit_replay import Setup, make_scheme, run, shared_features_of
@@ -101,7 +103,11 @@ def bandit(
     given = {"epsilon": epsilon, "half_life": half_life, "floor": floor}
     options = {name: value for name, value in given.items() if value is not None}
     learners = {"model": model, "global_learner": global_learner, "local_learner": local_learner}
-    rows = [make_scheme(name.strip(), policy, options, **learners, delay=delay) for name in schemes.split(",")]
+    rows = [
+        make_scheme(name.strip(), one, options, **learners, delay=delay)
+        for one in dict.fromkeys(policy or ["epsilon-greedy"])
+        for name in schemes.split(",")
+    ]
     seen = shared_features or shared_features_of(rows)
     setup = Setup(dataset, clients, rounds, rollouts, task, seen, local_features, seed, label)
     journal = cache_folder() / "unfinished" / f"{hashlib.sha256(repr((setup, rows)).encode()).hexdigest()[:16]}.jsonl"

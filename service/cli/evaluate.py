@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import JsonFile, app, check_writable, console, one_line_errors, progress_bar, write_json
+from service.cli.base import JsonFile, PlotFile, app, check_writable, console, one_line_errors, progress_bar, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,6 +94,7 @@ def evaluate(
         typer.Option(help="Least and largest reward there can be. [default: 0 1 if it holds all, or from the log]"),
     ] = None,
     json_file: JsonFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Estimate from logged decisions what other policies would have earned, with confidence intervals.
 
@@ -132,6 +133,10 @@ def evaluate(
     for line in result.notes():
         typer.echo(line)
     write_json(json_file, result.to_json())
+    if plot is not None:
+        from libsvm_tasks.plots import save
+
+        save(result.plot().figure, plot)
 
 
 def column_names(words: list[str] | None) -> tuple[str, ...]:
@@ -165,7 +170,5 @@ def _table(name: str, result: Evaluation) -> Table:
     for column in ("value", kind, "vs logging", "effective n"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in result.rows:
-        against = "" if row.estimator == "mean" else f"{row.difference_low:+.4f} .. {row.difference_high:+.4f}"
-        span = f"{row.low:.4f} .. {row.high:.4f}"
-        table.add_row(row.policy, row.estimator, f"{row.value:.4f}", span, against, f"{row.ess:,.0f}")
+        table.add_row(*row.cells())
     return table

@@ -90,7 +90,13 @@ def replay(
 def delays(
     dataset: DatasetArgument,
     label: Label = None,
-    delays: Annotated[str, typer.Option(help="Round trips to try, separated by commas.")] = "0,20,40,80,120,200",
+    delays: Annotated[
+        str | None,
+        typer.Option(
+            help="Round trips to try, separated by commas, below the rounds."
+            " [default: those of 0,20,40,80,120,200 that are]"
+        ),
+    ] = None,
     clients: Clients = 50,
     rounds: Rounds = 500,
     rollouts: Rollouts = 50,
@@ -110,7 +116,7 @@ def delays(
     plot: PlotFile = None,
 ) -> None:
     """Measure how accuracy holds up as messages between clients and server take longer."""
-    from libsvm_tasks.experiments import contenders
+    from libsvm_tasks.experiments import contenders, delays_below
     from libsvm_tasks.grid import cluster
     from libsvm_tasks.plots import plot_delays
     from libsvm_tasks.schemes import Scheme, at_delays
@@ -121,7 +127,7 @@ def delays(
     for name, learner in contenders(names(schemes), global_learner or ["fedres-sgd"]):
         timings = timing.split(",") if name == "fedres" else ["on-arrival"]
         rows += [Scheme(name, learner, local_learner, local_features, rule.strip()) for rule in timings]
-    rows = at_delays(rows, whole_numbers("delays", delays))
+    rows = at_delays(rows, delays_below(rounds, None if delays is None else whole_numbers("delays", delays)))
     with cluster(backend, address, jobs):
         _replay(setup, rows, jobs, json_file, plot, plot_delays)
 

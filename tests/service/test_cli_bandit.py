@@ -107,8 +107,10 @@ COLUMNS = ["--action", "banner", "--reward", "bought", "--probability", "chance"
 
 def test_a_table_is_evaluated_by_the_names_of_its_columns(tmp_path):
     log, out = write_table(tmp_path / "log.csv"), tmp_path / "out.json"
-    result = fedres("evaluate", log, *COLUMNS, "--context", "country", "--actions", "a,b,c", "--json", out)
+    words = ["--context", "country", "--actions", "a,b,c", "--json", out, "--plot", tmp_path / "out.png"]
+    result = fedres("evaluate", log, *COLUMNS, *words)
     assert result.exit_code == 0, result.output
+    assert imread(tmp_path / "out.png").std() > 0.05
     assert "300 decisions of 40 users" in result.output
     assert "read as action=banner, reward=bought, probability=chance, user=who, context=country" in result.output
     assert max(map(len, result.stdout.splitlines())) <= 100
@@ -122,3 +124,25 @@ def test_a_column_that_a_table_lacks_is_one_line(tmp_path):
     assert result.exit_code == 2
     assert result.stderr.startswith("fedres: action must name the column of ")
     assert result.stderr.endswith("with the action taken, one of who, country, banner, chance, bought\n")
+
+
+def test_several_policies_are_compared_in_one_table(tmp_path):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    result = fedres(
+        "bandit", "digits", *SMALL, "--policy", "squarecb", "--policy", "greedy", "--json", out, "--plot", picture
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["results"]
+    assert [(row["policy"], row["scheme"]) for row in rows] == [
+        (policy, scheme) for policy in ("squarecb", "greedy") for scheme in ("independent", "central", "fedres")
+    ]
+    assert max(len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
+    assert imread(picture).std() > 0.05
+
+
+def test_a_log_of_decisions_is_no_dataset_and_the_error_says_what_takes_it(tmp_path):
+    log = tmp_path / "events.jsonl"
+    log.write_text('{"event_id": "e"}\n')
+    result = fedres("replay", log, "--rounds", 2)
+    assert result.exit_code == 2
+    assert f"which `fedres evaluate {log}` takes" in " ".join(result.stderr.split())

@@ -255,3 +255,19 @@ def test_policies_and_their_classes_are_valued_as_by_their_names():
     assert names == ["epsilon-greedy:epsilon=0.25", "softmax", "greedy", "best"]
     by_object, by_name = evaluate(log, [EpsilonGreedy(0.25)]).rows[1:], evaluate(log, ["epsilon-greedy:0.25"]).rows[1:]
     assert [row.value for row in by_object] == [row.value for row in by_name]
+
+
+def test_an_evaluation_is_a_frame_a_page_and_a_picture():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    found = evaluate(table(make_events(40)), [best, "uniform"], estimators=["ips"])
+    frame = found.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.policy.tolist() == ["logging", "best", "uniform"]
+    assert frame.value.tolist() == [row.value for row in found.rows]
+    page = found._repr_html_()
+    assert f'<td style="text-align: right">{found.rows[1].value:.4f}</td>' in page
+    assert "effective sample size" in page  # the warning
+    axes = found.plot()
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["logging, mean", "best, ips", "uniform, ips"]
+    pyplot.close(axes.figure)
