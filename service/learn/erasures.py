@@ -112,6 +112,7 @@ def log_base(learner: Learner, state: LoopState, epoch: int) -> None:
     read_model(head.settings, shared_model)
     records = []
     for user, changed, model in learner.snapshots.personal(name, changed_after=head.base):
+        learner.beat()
         personal_from_bytes(model)
         records.append(Record(name, BASE, user=user, body=_pack(PersonalBase(changed, model))))
         if len(records) == CHUNK:

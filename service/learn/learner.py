@@ -87,6 +87,7 @@ class Learner:
         self.prunings = Prunings()
         self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
         self.followed = Followed()
+        self.beat: Callable[[], None] = lambda: None  # a sign of life, given within long work too
 
     # start
 
@@ -152,6 +153,7 @@ class Learner:
 
     def step_log(self) -> bool:
         """Take at most one batch of each loop; return whether there may be more."""
+        self.beat()
         self._make_room()
         more, lag, heads = False, 0, self.log.heads()
         self._check_length(heads)

@@ -62,6 +62,7 @@ def _first_trouble(learner: Learner, name: str, good: int) -> UnlearnableRecord 
         learner.loops[name].careful = True
     try:
         while entries := learner.log.read(name, learner.positions.get(name, 0), 1, bodies=False):
+            learner.beat()
             with blaming(learner.log, entries, learner.loops.get(name)):
                 learner.take_batch(name, entries)
     except UnlearnableRecord as trouble:
@@ -84,6 +85,7 @@ def _begin_again(learner: Learner, name: str, last: int) -> None:
             entries = [entry for entry in entries if entry.position <= last]
             if not entries:
                 return
+            learner.beat()
             learner.take_batch(name, entries)
     except MACHINE:
         raise
@@ -115,6 +117,7 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
         raise DamagedSnapshot(str(error)) from error
     n_users = 0
     for user, changed, model in learner.snapshots.personal(name):
+        learner.beat()
         learner.personal.put(saved.head.id, user, changed, personal_from_bytes(model), saved=True)
         n_users += 1
     if n_users != saved.n_personal:
@@ -137,18 +140,18 @@ def forget_settled(log: Log, state: LoopState, last: int) -> None:
 
     A reward that came after a pruning had begun is not about a decision that goes with it.
     """
-    head, early = state.head, state.join.early()
+    head, early = state.head, set(state.join.early())
     if not early:
         return
     with contextlib.suppress(DamagedRecord):
         there, settled = set(), set()
-        for entry in log.find(head.name, early):
-            if head.since < entry.position <= last and entry.event is not None:
+        for entry in log.find(head.name, sorted(early)):
+            if head.since < entry.position <= last and entry.event in early:
                 there.add(entry.event)
                 is_old = entry.position <= head.pruned.cut
                 if entry.kind == RANK and not (is_old and state.join.events[entry.event].first > head.pruned.begun):
                     settled.add(entry.event)
-        state.join.forget(settled | (set(early) - there))
+        state.join.forget(settled | (early - there))
 
 
 def take(log: Log, state: LoopState, entries: Sequence[Entry]) -> None:
@@ -165,6 +168,7 @@ def take(log: Log, state: LoopState, entries: Sequence[Entry]) -> None:
 def join_again(learner: Learner, state: LoopState, last: int) -> None:
     """Join a loop's records up to a position whose models are known; stand still where one is damaged."""
     while state.position < last:
+        learner.beat()
         try:
             entries = learner.log.read(state.head.name, state.position, BATCH, bodies=False)
         except DamagedRecord as damage:
@@ -239,6 +243,7 @@ def install(learner: Learner, state: LoopState, erased: Entry, base: int) -> Non
 
 
 def _install_base(learner: Learner, state: LoopState, entry: Entry, base: int) -> None:
+    learner.beat()
     head = state.head
     if entry.user is not None:
         own = msgspec.msgpack.decode(entry.body, type=PersonalBase)

@@ -36,6 +36,7 @@ from service.log.protocol import Log, StoreUnavailable
 
 READ_BYTES = 1 << 18
 MOST_RECORDS = 2_000  # in one transaction
+IDLE_SECONDS = 1.0  # between two signs of life where nothing arrives
 SEND_SECONDS = 5.0  # after which a client that takes no replies is dropped
 
 log = logging.getLogger("fedres.service")
@@ -72,9 +73,11 @@ class Writer:
         """End ``run`` once what has arrived is answered."""
         self._stopping = True
 
-    def run(self) -> None:
+    def run(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Serve until ``stop``; call ``beat`` every second or so."""
         while not self._stopping:
-            self._turn(None if self._scrub is None else 0)
+            beat()
+            self._turn(IDLE_SECONDS if self._scrub is None else 0)
             self._scrub_some()
         self._turn(0)
         for client in list(self._clients):

@@ -345,7 +345,12 @@ def _found(memory: MemoryReader, name: str) -> bytes:
 
 
 def new_generation(folder: Path) -> int:
-    """Return a number for the next published file."""
-    taken = [int(path.name.partition("-")[2]) for path in folder.glob("models-*")]
+    """Return a number for the next published file; remove what starts have left that never showed theirs."""
     current = int.from_bytes((folder / CURRENT).read_bytes(), "little") if (folder / CURRENT).exists() else 0
+    taken = []
+    for path in folder.glob("models-*"):
+        taken.append(int(path.name.partition("-")[2]))
+        if taken[-1] != current:
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     return max([current, *taken]) + 1

@@ -16,12 +16,13 @@ from service.log.opening import open_log
 from service.log.protocol import Log
 from service.models.published import Publisher, new_generation
 from service.roles.config import PUBLISHED, Config
+from service.roles.heartbeat import Beat
 
 POLL_SECONDS = 0.25  # between two looks at a log that says when there is more
 QUIET_SECONDS = 0.025  # without a record, before that is relied on: not every commit is announced
 
 
-def run(config: Config, listener: socket.socket, parent: int) -> None:
+def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambda: None) -> None:
     """Learn until SIGTERM, or until ``parent`` ends; then save."""
     stopping = False
 
@@ -39,6 +40,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
         fork=True,
         only=config.loops,
     )
+    learner.beat = beat
     learner.open()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, lambda: serve_one(listener, learner))

@@ -30,6 +30,7 @@ from service.ranking.guardrails import Guardrails
 from service.ranking.ranker import Machine
 from service.ranking.status import Status
 from service.roles.config import Config
+from service.roles.heartbeat import BEAT_SECONDS, Beat
 
 SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one that decides go on
 CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
@@ -48,15 +49,21 @@ def end_if_out_of_memory(loop: asyncio.AbstractEventLoop, context: dict[str, Any
     loop.default_exception_handler(context)
 
 
-def run(config: Config, sock: socket.socket, parent: int) -> None:
+def run(config: Config, sock: socket.socket, parent: int, beat: Beat = lambda: None) -> None:
     """Serve until SIGTERM, or until ``parent`` ends; then drain."""
     sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, sock, parent))
+        runner.run(_serve(config, sock, parent, beat))
 
 
-async def _serve(config: Config, sock: socket.socket, parent: int) -> None:
+async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -> None:
     loop = asyncio.get_running_loop()
+
+    def live() -> None:
+        beat()
+        loop.call_later(BEAT_SECONDS, live)
+
+    live()
     loop.set_exception_handler(end_if_out_of_memory)
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import logging
+import math
 import os
 import select
 import shutil
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,13 +31,17 @@ from service import logs
 from service.http.server import bind, shown
 from service.log.files import make_private
 from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, METRICS, METRICS_FOLDER, PUBLISHED, Config
+from service.roles.heartbeat import BEAT_SECONDS, Beat, Heartbeat
 from service.roles.starting import Progress, compiling, serve_starting
 
-BACK_OFF = (0.0, 0.1, 0.3, 1.0)  # seconds before a restart, by how many were needed shortly before
+BACK_OFF = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0)  # seconds before a restart, by short lives before
+KILLED_BACK_OFF = 1.0  # at most, where a signal ended the process: it may be well the next time
 SHORT = 5.0  # seconds that a process must live for its restarts to be forgotten
 DRAIN_SECONDS = 30.0  # that a process may take to end
 KILL_SECONDS = 5.0  # that one may take to go after SIGKILL
 PRIVATE = 0o077  # umask: what the service stores is for its user alone
+SILENCE = {"ranker": 60.0, "learner": 300.0, "log": 300.0}  # seconds without a sign of life, by role: then it hangs
+PAUSED_SECONDS = 10.0  # between two looks of the supervisor: then it was stopped itself
 STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
@@ -57,6 +63,9 @@ class Child:
     start_at: float = 0.0  # monotonic; when it is to be started again
     recent: int = 0  # restarts shortly before
     keeps: tuple[int | socket.socket, ...] = field(default=())  # files that no other child may hold
+    heart: Heartbeat = field(default_factory=Heartbeat)
+    silence: float = math.inf  # seconds without a sign of life after which it is killed and started again
+    killed: bool = False  # for its silence
 
 
 class Supervisor:
@@ -71,6 +80,7 @@ class Supervisor:
         self._stopping = False
         self._stopped_by = ""  # a signal
         self._started = time.time()
+        self._looked = time.monotonic()  # after signs of life
         signal.set_wakeup_fd(waking.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -89,9 +99,10 @@ class Supervisor:
         waiting = True
         while not self._stopping:
             due = [child.start_at for child in self.children if not child.pid]
-            seconds = max(0.0, min(due) - time.monotonic()) if due else 1.0
+            seconds = min([BEAT_SECONDS, *(max(0.0, at - time.monotonic()) for at in due)])
             self._wait(min(seconds, 0.02) if waiting else seconds)
             self._reap()
+            self.end_silent()
             for child in self.children:
                 if not child.pid and time.monotonic() >= child.start_at:
                     child.restarts += 1
@@ -100,6 +111,21 @@ class Supervisor:
             if waiting and ready():
                 waiting = False
                 when_ready()
+
+    def end_silent(self) -> None:
+        """Kill what gives no sign of life, such as a process that hangs in compiled code: no signal handler runs there.
+
+        A supervisor that was stopped itself, as in a paused container, cannot tell, and waits as long again.
+        """
+        late, self._looked = time.monotonic() - self._looked > PAUSED_SECONDS, time.monotonic()
+        for child in self.children:
+            if late:
+                child.heart.beat()
+            elif child.pid and not child.killed and child.heart.silence() > child.silence:
+                child.killed = True
+                seconds = child.heart.silence()
+                log.error("%s %d has given no sign of life for %.0f s; it is killed", child.role, child.number, seconds)
+                os.kill(child.pid, signal.SIGKILL)
 
     def stop_all(self) -> None:
         """End rankers first, so that what they took is stored; then the learner, which saves; the log writer last."""
@@ -119,6 +145,14 @@ class Supervisor:
                     os.kill(child.pid, signal.SIGKILL)
             self._wait_for(ending, KILL_SECONDS)
         log.info("stopped after %.1f s", time.monotonic() - began)
+
+    def close(self) -> None:
+        """Close what wakes it, and the pipe that children watch."""
+        signal.set_wakeup_fd(-1)
+        for file in (self._wake, self._waking):
+            file.close()
+        for end in (self._read, self._write):
+            os.close(end)
 
     def _wait_for(self, ending: list[Child], seconds: float) -> None:
         """Wait until processes have ended, at most so long: one that waits for a dead disk cannot even be killed."""
@@ -150,14 +184,15 @@ class Supervisor:
         mark_process_dead(child.pid)  # type: ignore[no-untyped-call]
         lived = time.time() - child.started
         child.recent = 0 if lived > SHORT else child.recent + 1
-        child.pid, child.start_at = 0, time.monotonic() + BACK_OFF[min(child.recent, len(BACK_OFF) - 1)]
+        child.pid, child.start_at = 0, time.monotonic() + back_off(child.recent, status)
         if not self._stopping:
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
             log.warning("%s %d ended with %s after %.1f s; it is restarted", child.role, child.number, how, lived)
             self._tell()
 
     def _start(self, child: Child) -> None:
-        child.started = time.time()
+        child.started, child.killed = time.time(), False
+        child.heart.beat()
         sys.stdout.flush()
         sys.stderr.flush()
         child.pid = os.fork()
@@ -200,6 +235,12 @@ class Supervisor:
         write_processes(self.folder, processes)
 
 
+def back_off(n_short: int, status: int) -> float:
+    """Return how many seconds to wait before a restart, after this many short lives in a row."""
+    seconds = BACK_OFF[min(n_short, len(BACK_OFF) - 1)]
+    return min(seconds, KILLED_BACK_OFF) if os.WIFSIGNALED(status) else seconds
+
+
 def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
     """Serve until SIGTERM or SIGINT; then drain, save and return."""
     checks.whole("rankers", config.rankers)
@@ -230,6 +271,7 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
             supervisor.run(lambda: _is_ready(config), lambda: say(welcome(url)))
         finally:
             supervisor.stop_all()
+            supervisor.close()
 
 
 def _end_start(undo: contextlib.ExitStack) -> NoReturn:
@@ -281,23 +323,23 @@ def _children(
     log_listener = undo.enter_context(_listener(config.run / LOG_SOCKET))
     learner_listener = undo.enter_context(_listener(config.run / LEARNER_SOCKET))
     undo.callback(os.close, lease)
-    children = [
-        Child("log", 0, lambda parent: writer.run(config, log_listener, parent), keeps=(lease, log_listener)),
-        Child("learner", 0, lambda parent: learner.run(config, learner_listener, parent), keeps=(learner_listener,)),
-    ]
+    children: list[Child] = []
+
+    def add(role: str, number: int, run: Callable[[int, Beat], None], *keeps: int | socket.socket) -> None:
+        heart = Heartbeat()
+        keep_alive = Child(role, number, lambda parent: run(parent, heart.beat), keeps=keeps)
+        keep_alive.heart, keep_alive.silence = heart, SILENCE[role]
+        children.append(keep_alive)
+
+    add("log", 0, partial(writer.run, config, log_listener), lease, log_listener)
+    add("learner", 0, partial(learner.run, config, learner_listener), learner_listener)
     for number, sock in enumerate(sockets):
-        children.append(Child("ranker", number, _ranker(config, sock, ranker.run), keeps=(sock,)))
+        add("ranker", number, partial(ranker.run, config, sock), sock)
     if demo:
         from service.demo import run as run_demo
 
         children.append(Child("demo", 0, lambda parent: run_demo(url, parent)))
     return children
-
-
-def _ranker(
-    config: Config, sock: socket.socket, run: Callable[[Config, socket.socket, int], None]
-) -> Callable[[int], None]:
-    return lambda parent: run(config, sock, parent)
 
 
 def _listener(path: Path) -> socket.socket:

@@ -10,9 +10,10 @@ from service import metrics
 from service.log.opening import open_log
 from service.log.writer import Writer
 from service.roles.config import Config
+from service.roles.heartbeat import Beat
 
 
-def run(config: Config, listener: socket.socket, parent: int) -> None:
+def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambda: None) -> None:
     """Append for the machine until SIGTERM, or until ``parent`` ends."""
     writer = Writer(listener, partial(open_log, config.store), metrics.count_commit)
     wake, waking = socket.socketpair()
@@ -21,7 +22,7 @@ def run(config: Config, listener: socket.socket, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: writer.stop())
     writer.watch(wake, lambda: _drain(wake))
     writer.watch(parent, writer.stop)
-    writer.run()
+    writer.run(beat)
 
 
 def _drain(wake: socket.socket) -> None:

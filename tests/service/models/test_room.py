@@ -9,7 +9,7 @@ from playing import play, request
 
 from service.models import published
 from service.models.memory import MemoryReader, MemoryWriter
-from service.models.published import Models, Publisher, make_current
+from service.models.published import Models, Publisher, make_current, new_generation
 from service.ranking.status import Status
 
 
@@ -89,3 +89,19 @@ def test_a_second_file_is_made_elsewhere_where_the_folder_has_no_room_for_both(t
     assert not second.memory.path.exists()
     assert Models(run).names() == ["c"]
     assert MemoryReader(run / "models-3").published == 0
+
+
+def test_starts_that_fail_leave_one_file_at_most_beside_the_current_one(tmp_path):
+    make_current(tmp_path)
+    shown = Publisher(tmp_path, new_generation(tmp_path), tmp_path / "spare")
+    shown.show()
+    failed = []
+    for _ in range(5):
+        failed.append(Publisher(tmp_path, new_generation(tmp_path), tmp_path / "spare"))  # that shows nothing
+        assert len([*tmp_path.glob("models-*")]) == 2
+        assert shown.memory.path.exists()
+    last = Publisher(tmp_path, new_generation(tmp_path), tmp_path / "spare")
+    last.show()
+    assert [path.resolve() for path in tmp_path.glob("models-*")] == [last.memory.path.resolve()]
+    for publisher in (shown, *failed, last):
+        publisher.close()

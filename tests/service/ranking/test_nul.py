@@ -24,7 +24,7 @@ NUL = "\0"
         (lambda engine: engine.put_actions("default", [Action(f"a{NUL}")]), "put[0].id"),
         (lambda engine: engine.create_loop(f"l{NUL}"), "loop"),
         (lambda engine: engine.erase_user("default", f"u{NUL}"), "user"),
-        (lambda engine: engine.join("default", f"c{NUL}"), "client"),
+        (lambda engine: engine.residuals("default", f"c{NUL}", []), "client"),
     ],
 )
 def test_an_id_with_a_nul_is_refused(tmp_path, call, target):

@@ -1,0 +1,72 @@
+"""A process that gives no sign of life is killed and started again; one that works for long gives signs meanwhile."""
+
+import os
+import signal
+import sys
+
+import pytest
+from serving import serving, until
+
+from service.roles.supervisor import Child, Supervisor
+
+IMPATIENT = """
+from service.roles import supervisor
+supervisor.SILENCE = dict.fromkeys(supervisor.SILENCE, 5.0)
+from service.__main__ import main
+main()
+"""
+RANK = {"actions": [{"id": "tea"}, {"id": "juice"}]}
+
+
+@pytest.mark.parametrize("role", ["ranker", "learner", "log"])
+def test_a_process_that_hangs_is_started_again(tmp_path, role):
+    with serving(tmp_path, command=(sys.executable, "-c", IMPATIENT)) as service:
+        pid = service.pid(role)
+        os.kill(pid, signal.SIGSTOP)  # as one that hangs in compiled code: no handler of signals runs
+        until(lambda: service.pid(role) != pid)
+        assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
+        until(lambda: service.ask("/readyz").status_code == 200)
+        [line] = [line for line in (tmp_path / "stderr").read_text().splitlines() if f"{role} 0 has given no" in line]
+        assert "sign of life" in line
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+    made = []
+
+    def make(*children):
+        made.append(Supervisor(tmp_path, list(children)))
+        return made[0]
+
+    yield make
+    made[0].close()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def spinning(silence, pid):
+    return Child("ranker", 0, lambda parent: None, silence=silence, pid=pid)
+
+
+def test_only_a_process_that_is_silent_for_longer_than_it_may_is_killed_and_only_once(supervisor, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    silent, patient, gone = spinning(-1.0, 11), spinning(1e9, 12), spinning(-1.0, 0)
+    watching = supervisor(silent, patient, gone)
+    watching.end_silent()
+    watching.end_silent()
+    assert killed == [(11, signal.SIGKILL)]
+
+
+def test_a_supervisor_that_was_stopped_itself_kills_nobody(supervisor, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    child = spinning(1e6, 11)
+    watching = supervisor(child)
+    watching._looked -= 1e7
+    child.heart.silence = lambda: 1e7
+    watching.end_silent()
+    assert killed == []
+    watching.end_silent()
+    assert killed == [11]
