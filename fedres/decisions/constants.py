@@ -28,17 +28,27 @@ MAX_FIELDS = 32  # with a prior of their own; all others share the last
 MAX_SCALES = 1_600  # numbers with a scale of their own; others count by their sign
 MAX_BLOCKS = 512  # shared: the least recently learned makes room
 TAIL_BITS = 16  # tail weights: 2^16 pairs of numbers, found by a hash
-OWN_BYTES = 4096  # of a personal model: the least recently learned block makes room
+OWN_BYTES = 8192  # of a personal model, half of them for slots; in each half the least recently learned makes room
 HEAD, SLOT_HEAD = 4, 3  # words of a personal model before its slots, and of a slot before its numbers
+BIAS_WORDS = 4  # of a personal bias
 
 
 def own_slots(size: int, n_bytes: int = OWN_BYTES) -> int:
-    """Return how many blocks of ``size`` coordinates a personal model of ``n_bytes`` has room for.
+    """Return for how many blocks a personal model of ``n_bytes`` has room for ``size`` directions: in half of them.
 
     >>> own_slots(20), own_slots(5)
     (15, 43)
     """
-    return max(1, (n_bytes - 4 * HEAD) // (4 * (SLOT_HEAD + own_numbers(size))))
+    return max(1, (n_bytes // 2 - 4 * HEAD) // (4 * (SLOT_HEAD + own_numbers(size))))
+
+
+def own_biases(n_bytes: int = OWN_BYTES) -> int:
+    """Return for how many features a personal model of ``n_bytes`` has room for a bias: in the other half.
+
+    >>> own_biases()
+    256
+    """
+    return max(1, n_bytes // 2 // (4 * BIAS_WORDS))
 
 
 def own_numbers(size: int) -> int:

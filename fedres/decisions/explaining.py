@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_LOG_TAU
+from fedres.decisions.constants import BIAS_WORDS, FIRST_LOG_TAU
 from fedres.decisions.kalman_inputs import action_value, field_place, find_block, find_scale, key_of, scaled, tail_place
 from fedres.decisions.kalman_kernels import predict
-from fedres.decisions.kalman_own import find_slot, weights_of
-from fedres.decisions.kalman_state import BASES, LENGTH, OWN, TAIL, Request, Shared
+from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, weights_of
+from fedres.decisions.kalman_state import BASES, LENGTH, OWN, OWN_BIAS, TAIL, Request, Shared
 from fedres.decisions.residual_kalman import NO_MODEL
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
@@ -100,8 +100,9 @@ def _of_block(
     personal = _personal_weights(shared, own, key, place)
     for one in coordinates:
         if one.place >= 0:
-            weight, own_weight = shared.means[block, one.place] if block >= 0 else 0.0, personal[one.place]
-            yield Contribution(one.name, name, float(x * one.value * weight), float(x * one.value * own_weight))
+            weight, own_part = shared.means[block, one.place] if block >= 0 else 0.0, one.value * personal[one.place]
+            own_part += 0.0 if one.place else _personal_bias(shared, own, key, place)  # beside the constant
+            yield Contribution(one.name, name, float(x * one.value * weight), float(x * own_part))
         else:
             b, h = shared.tail[tail_place(np.uint32(key), np.uint32(one.key), len(shared.tail))].astype(float)
             weight = b / (1 / _tau(shared, place, TAIL) + h)
@@ -116,6 +117,14 @@ def _personal_weights(shared: Shared, own: Array | None, key: int, field: int) -
     if own is None or slot < 0:
         return np.zeros(len(basis))
     return np.asarray(basis @ weights_of(own, slot, k, _tau(shared, field, OWN)))
+
+
+def _personal_bias(shared: Shared, own: Array | None, key: int, field: int) -> float:
+    bias = -1 if own is None else int(find_bias(own, np.uint32(key)))
+    if own is None or bias < 0:
+        return 0.0
+    b, h = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32).astype(float)
+    return float(b / (1 / _tau(shared, field, OWN_BIAS) + h))
 
 
 def _tau(shared: Shared, field: int, side: int) -> float:

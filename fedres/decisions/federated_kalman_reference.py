@@ -46,7 +46,7 @@ def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
-        parts = model._part(key, model._field(name), inputs, blocks.get(key), None)[:, :2].sum(axis=1)
+        parts = model._part(key, model._field(name), inputs, blocks.get(key), None, None)[:, :2].sum(axis=1)
         total += [x * parts[0], x * x * parts[1]]
         slopes[name] += x * parts[2]
     return Part(float(total[0]), float(total[1]), slopes)

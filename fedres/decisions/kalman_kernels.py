@@ -12,6 +12,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    BIAS_WORDS,
     CORE_TAU_START,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
@@ -39,13 +40,16 @@ from fedres.decisions.kalman_inputs import (
 )
 from fedres.decisions.kalman_own import (
     BASIS,
+    BIAS_NUMBERS,
     CLOCK,
     COUNT,
+    find_bias,
     find_slot,
     learn_own,
     own_part,
     own_slope,
     tau_of,
+    touch_bias,
     touch_slot,
     turn_own,
 )
@@ -58,6 +62,8 @@ from fedres.decisions.kalman_state import (
     LOG_DRIFT,
     NOISE,
     OWN,
+    OWN_BIAS,
+    PAIRS,
     TAIL,
     USER,
     scratch_for,
@@ -88,16 +94,22 @@ def core_part(shared: Any, block: int, z: Array, places: Array, tau: float, gain
 
 
 @bare_kernel
+def diagonal_part(weight: Array, value: float, tau: float) -> Any:
+    """Return mean w i, variance c i² and slope by log τ of a weight that is independent of all others."""
+    c = 1 / (1 / tau + np.float64(weight[1]))
+    mean = np.float64(weight[0]) * c * value
+    return mean, c * value * value, mean * c / tau
+
+
+@bare_kernel
 def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any:
     """Return mean, variance and slope by log τ of a block's tail weights."""
     mean, variance, slope = 0.0, 0.0, 0.0
     for j in range(t.size):
-        place = tail_place(key, t_keys[j], shared.tail.shape[0])
-        c = 1 / (1 / tau + np.float64(shared.tail[place, 1]))
-        term = np.float64(shared.tail[place, 0]) * c * t[j]
-        mean += term
-        variance += c * t[j] * t[j]
-        slope += term * c / tau
+        part = diagonal_part(shared.tail[tail_place(key, t_keys[j], shared.tail.shape[0])], t[j], tau)
+        mean += part[0]
+        variance += part[1]
+        slope += part[2]
     return mean, variance, slope
 
 
@@ -162,15 +174,23 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
+    variance *= reuse_of(shared, field, ANYBODY)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
-        variance += tail_variance
-    variance *= reuse_of(shared, field, ANYBODY)
+        variance += reuse_of(shared, field, PAIRS) * tail_variance
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
     own_mean, own_variance = own_part(own, slot, r, tau_of(shared, field, OWN), own_gain, square)
+    bias, tau = find_bias(own, key), tau_of(shared, field, OWN_BIAS)
+    if bias >= 0:
+        numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+        bias_mean, bias_variance, _ = diagonal_part(numbers, 1.0, tau)
+        own_mean += bias_mean
+        own_variance += bias_variance
+    else:
+        own_variance += tau
     return mean, own_mean, variance + reuse_of(shared, field, USER) * own_variance
 
 
@@ -180,11 +200,20 @@ def reuse_of(shared: Any, field: int, side: int) -> Any:
 
 
 @bare_kernel
-def count_reuse(shared: Any, field: int, side: int, known: bool) -> None:
-    """ρ is a running mean of how often a feature was known before; it starts at 1 and keeps a least rate."""
+def count_reuse(shared: Any, field: int, side: int, known: float) -> None:
+    """ρ is a running mean of the share that was known before; it starts at 1 and keeps a least rate."""
     shared.reuse_counts[field, side] += 1
     rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
-    shared.reuse[field, side] += rate * ((1.0 if known else 0.0) - shared.reuse[field, side])
+    shared.reuse[field, side] += rate * (known - shared.reuse[field, side])
+
+
+@bare_kernel
+def known_pairs(shared: Any, key: Key, t_keys: Array) -> float:
+    """Return the share of a block's tail weights that were learned before."""
+    n = 0.0
+    for j in range(t_keys.size):
+        n += 1.0 if shared.tail[tail_place(key, t_keys[j], shared.tail.shape[0]), 1] > 0 else 0.0
+    return n / t_keys.size
 
 
 @bare_kernel
@@ -312,15 +341,19 @@ def learn_in(
         mean, variance, m = 0.0, 0.0, 0
         for f in range(n_blocks):
             field = field_place(shared, names[f], True)
-            count_reuse(shared, field, ANYBODY, find_block(shared, keys[f]) >= 0)
+            known = user >= 0 and find_bias(own, keys[f]) >= 0
+            count_reuse(shared, field, ANYBODY, 1.0 if find_block(shared, keys[f]) >= 0 else 0.0)
+            if n_tail:
+                count_reuse(shared, field, PAIRS, known_pairs(shared, keys[f], t_keys))
             if user >= 0:
-                count_reuse(shared, field, USER, find_slot(own, keys[f], k) >= 0)
+                count_reuse(shared, field, USER, 1.0 if known else 0.0)
             block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
             if block < 0:
                 continue
-            slot = touch_slot(own, keys[f], field, k, workspace.limit) if user >= 0 else -1
+            slot = touch_slot(own, keys[f], field, k, workspace.limit, known) if user >= 0 else -1
+            bias = touch_bias(own, keys[f], workspace.most_biases) if user >= 0 else -1
             part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
-            slopes[m, OWN], slopes[m, TAIL] = 0.0, 0.0
+            slopes[m, OWN], slopes[m, TAIL], slopes[m, OWN_BIAS] = 0.0, 0.0, 0.0
             if n_tail:
                 tail_mean, tail_variance, slopes[m, TAIL] = tail_part(
                     shared, keys[f], t_keys, t, tau_of(shared, field, TAIL)
@@ -333,9 +366,16 @@ def learn_in(
                 slopes[m, OWN] = own_slope(own, slot, k, tau, own_gains[m], root, own_weights[m])
                 part_mean += own_mean
                 part_variance += own_variance
+            if bias >= 0:
+                numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+                tau = tau_of(shared, field, OWN_BIAS)
+                own_mean, own_variance, slopes[m, OWN_BIAS] = diagonal_part(numbers, 1.0, tau)
+                part_mean += own_mean
+                part_variance += own_variance
             mean += xs[f] * part_mean
             variance += xs[f] * xs[f] * part_variance
             keys[m], xs[m], where[m, 0], where[m, 1], where[m, 2] = keys[f], xs[f], block, field, slot
+            where[m, 3] = bias
             m += 1
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
         squares += error * error
@@ -356,9 +396,14 @@ def learn_in(
                 )
             if slot >= 0:
                 learn_own(own, slot, r, x, tau_of(shared, field, OWN), own_weights[f], own_gains[f], error, q)
+            bias = where[f, 3]
+            if bias >= 0:
+                numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+                learn_diagonal(numbers, x, tau_of(shared, field, OWN_BIAS), error, q)
         for f in range(m):
             step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
+            step_prior(shared, where[f, 1], OWN_BIAS, error * xs[f] * slopes[f, OWN_BIAS])
             if shared.counts[LEARNED] >= CORE_TAU_START:
                 step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
         step_drift(shared, error * ahead)

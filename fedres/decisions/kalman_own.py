@@ -1,7 +1,8 @@
 """Personal blocks of ``residual-kalman``, compiled: what the shared model leaves over, for one user and one block.
 
-Weights are kept as b and the precision H, without their prior: C = (H + I/τ)⁻¹, w = C b. H is dense over the first
-``OWN_DENSE`` coordinates and diagonal over the others. As τ moves, the weights of all users move with it.
+Every feature that a user has learned has a bias; slots, with weights of the context's directions, are few. Weights are
+kept as b and the precision H, without their prior: C = (H + I/τ)⁻¹, w = C b. H is dense over the first ``OWN_DENSE``
+coordinates and diagonal over the others; a bias has a number h. As τ moves, the weights of all users move with it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, HEAD, LEAST_PIVOT, OWN_DENSE, SLOT_HEAD
+from fedres.decisions.constants import (
+    BIAS_WORDS,
+    FIRST_LOG_TAU,
+    FIRST_SHARED_LOG_TAU,
+    HEAD,
+    LEAST_PIVOT,
+    OWN_DENSE,
+    SLOT_HEAD,
+)
 from fedres.decisions.kalman_inputs import Key
 from fedres.decisions.kalman_state import BASES, CORE, OWN, numbers_of, slot_words
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
-COUNT, BASIS, CLOCK = range(3)  # of a personal model's words
+COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
+BIAS_KEY, BIAS_USED, BIAS_NUMBERS = range(3)  # of a bias's
 
 
 @bare_kernel
@@ -163,14 +173,53 @@ def find_slot(words: Array, key: Key, k: int) -> Any:
 
 
 @bare_kernel
-def touch_slot(words: Array, key: Key, field: int, k: int, limit: int) -> Any:
-    """Return the slot of a block, of a new one if need be; −1 if all are in use by this event."""
+def find_bias(words: Array, key: Key) -> Any:
+    """Return the first word of a block's bias, −1 if it has none."""
+    if words.size:
+        for j in range(np.int64(words[BIASES])):
+            place = words.size - BIAS_WORDS * (j + 1)
+            if words[place + BIAS_KEY] == key:
+                return place
+    return -1
+
+
+@bare_kernel
+def touch_bias(words: Array, key: Key, limit: int) -> Any:
+    """Return the first word of a block's bias, of a new one if need be; −1 if all are in use by this event."""
+    place, n = find_bias(words, key), np.int64(words[BIASES])
+    if place < 0:
+        first = words.size - BIAS_WORDS
+        if n < limit:
+            place = first - BIAS_WORDS * n
+            words[BIASES] = n + 1
+        else:
+            place = first
+            for j in range(1, n):
+                other = first - BIAS_WORDS * j
+                if place == first or words[other + BIAS_USED] < words[place + BIAS_USED]:
+                    place = other
+            if words[place + BIAS_USED] == words[CLOCK]:
+                return -1
+        words[place : place + BIAS_WORDS] = 0
+        words[place + BIAS_KEY] = key
+    words[place + BIAS_USED] = words[CLOCK]
+    return place
+
+
+@bare_kernel
+def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, known: bool) -> Any:
+    """Return the slot of a block, of a new one if need be; −1 if all are in use by this event.
+
+    Once there is no room left, only what the user has ``known`` before makes some.
+    """
     stride, n = slot_words(k), np.int64(words[COUNT])
     slot = find_slot(words, key, k)
     if slot < 0:
         if n < limit:
             slot = n
             words[COUNT] = n + 1
+        elif not known:
+            return -1
         else:
             slot = 0
             for i in range(1, n):

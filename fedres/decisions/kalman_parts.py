@@ -135,7 +135,7 @@ def learn_beside(
 
     Fill in the device's mean and variance of each event before it was learned, and the slopes of the mean by log τ.
     """
-    most, nobody = 1, Workspace(np.zeros(1, np.int64), np.zeros(0, np.uint32), 1)
+    most, nobody = 1, Workspace(np.zeros(1, np.int64), np.zeros(0, np.uint32), 1, 1)
     for e in range(events.users.size):
         most = max(most, events.starts[e + 1] - events.starts[e])
     scratch = scratch_for(own.bases.shape[1], own.bases.shape[2], most, most, 1 + most)

@@ -1,9 +1,10 @@
 """What ``residual-kalman`` keeps, in plain arrays: one struct that is shared, and one array of words for each user.
 
-The words (uint32) of a personal model: how many slots are full, the number of its basis, events learned, 0; then for
-each slot the key of its block, the place of its field, the event that learned it last, and its numbers (float32): b and
-the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by row, for the
-first ``OWN_DENSE`` of them. Slot 0 is block 0.
+The words (uint32) of a personal model: how many slots it has, the number of its basis, events learned, how many biases
+it has; then for each slot the key of its block, the place of its field, the event that learned it last, and its numbers
+(float32): b and the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by
+row, for the first ``OWN_DENSE`` of them. Biases are at the end, the first one last: the key of a block, the event that
+learned it last, and b and h (float32). Slot 0 and bias 0 are block 0's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import (
+    BIAS_WORDS,
     FIRST_LOG_TAU,
     FIRST_NOISE,
     FIRST_SHARED_LOG_TAU,
@@ -33,8 +35,8 @@ LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
-OWN, TAIL, CORE = range(3)  # columns of ``log_tau``: personal, tail and shared core weights
-ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
+OWN, TAIL, CORE, OWN_BIAS = range(4)  # columns of ``log_tau``: personal, tail, shared core weights, personal biases
+ANYBODY, PAIRS, USER = range(3)  # columns of ``reuse``: what anybody, in a tail weight, or the user has learned before
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -50,9 +52,9 @@ class Shared(NamedTuple):
     scale_first: Array  # float32, the first values, until there are enough to settle the scale
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
-    log_tau: Array  # float64, of personal, tail and shared core weights
+    log_tau: Array  # float64, of personal, tail and shared core weights, and of personal biases
     slope_squares: Array  # float64, the sums of squared slopes by log τ
-    reuse: Array  # float64, ρ: the share of learned features that were learned before, by anybody and by the user
+    reuse: Array  # float64, ρ: the share of learned features that were learned before; of tail weights; by the user
     reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
     block_keys: Array  # uint32
@@ -93,6 +95,7 @@ class Workspace(NamedTuple):
     starts: Array  # int64
     words: Array  # uint32
     limit: int  # slots of a model at most
+    most_biases: int
 
 
 class Scratch(NamedTuple):
@@ -106,8 +109,8 @@ class Scratch(NamedTuple):
     keys: Array  # uint32, 1 + m: blocks
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
-    where: Array  # int64, (1 + m) × 3: place of a block, of its field, personal slot
-    slopes: Array  # float64, (1 + m) × 3
+    where: Array  # int64, (1 + m) × 4: place of a block, of its field, personal slot, first word of a personal bias
+    slopes: Array  # float64, (1 + m) × 4
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
     own_gains: Array  # float64, (1 + m) × k
@@ -126,8 +129,8 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m, np.uint32),
         np.empty(m),
         np.empty(m, np.uint32),
-        np.empty((m, 3), np.int64),
-        np.empty((m, 3)),
+        np.empty((m, 4), np.int64),
+        np.empty((m, 4)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),
         np.empty((n_gains, k)),
@@ -170,10 +173,10 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         scale_first=np.zeros((SCALE_SLOTS, FIRST_VALUES), np.float32),
         scale_stats=np.zeros((SCALE_SLOTS, 4)),
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
-        log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU], (MAX_FIELDS, 1)),
-        slope_squares=np.zeros((MAX_FIELDS, 3)),
-        reuse=np.ones((MAX_FIELDS, 2)),
-        reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
+        log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, FIRST_LOG_TAU], (MAX_FIELDS, 1)),
+        slope_squares=np.zeros((MAX_FIELDS, 4)),
+        reuse=np.ones((MAX_FIELDS, 3)),
+        reuse_counts=np.zeros((MAX_FIELDS, 3), np.int64),
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),
@@ -207,22 +210,34 @@ def slot_words(k: int) -> int:
 
 
 @kernel
-def workspace_for(events: Any, owns: Array, sizes: Array, limit: int, k: int) -> Workspace:
+def _copy_own(words: Array, into: Array, k: int) -> None:
+    """Copy a personal model to where there is more or less room between its slots and its biases."""
+    n, m = HEAD + slot_words(k) * np.int64(words[0]), BIAS_WORDS * np.int64(words[HEAD - 1])
+    into[:n] = words[:n]
+    into[into.size - m :] = words[words.size - m :]
+
+
+@kernel
+def workspace_for(events: Any, owns: Array, sizes: Array, limit: int, most_biases: int, k: int) -> Workspace:
     """Return room for all that a batch can teach; ``owns`` are the words of the models as they are, of these sizes."""
-    stride = slot_words(k)
+    stride, first = slot_words(k), 0
     needed = np.zeros(sizes.size, np.int64)
     for e in range(events.users.size):
         if events.users[e] >= 0:
             needed[events.users[e]] += 1 + events.starts[e + 1] - events.starts[e] - events.n_context[e]
     starts = np.zeros(sizes.size + 1, np.int64)
     for u in range(sizes.size):
-        held = max(sizes[u] - HEAD, 0) // stride
-        starts[u + 1] = starts[u] + HEAD + stride * max(min(held + needed[u], limit), held)
+        slots = np.int64(owns[first]) if sizes[u] else 0
+        biases = max(sizes[u] - HEAD - stride * slots, 0) // BIAS_WORDS
+        slots, biases = max(min(slots + needed[u], limit), slots), max(min(biases + needed[u], most_biases), biases)
+        starts[u + 1] = starts[u] + HEAD + stride * slots + BIAS_WORDS * biases
+        first += sizes[u]
     words, first = np.zeros(starts[sizes.size], np.uint32), 0
     for u in range(sizes.size):
-        words[starts[u] : starts[u] + sizes[u]] = owns[first : first + sizes[u]]
+        if sizes[u]:
+            _copy_own(owns[first : first + sizes[u]], words[starts[u] : starts[u + 1]], k)
         first += sizes[u]
-    return Workspace(starts, words, limit)
+    return Workspace(starts, words, limit, most_biases)
 
 
 @kernel
@@ -230,11 +245,14 @@ def packed_owns(workspace: Any, k: int) -> Any:
     """Return the words of all models that are in use, and how many each has; a model without blocks has none."""
     sizes = np.zeros(workspace.starts.size - 1, np.int64)
     for u in range(sizes.size):
-        count = np.int64(workspace.words[workspace.starts[u]])
-        sizes[u] = HEAD + count * slot_words(k) if count else 0
+        head = workspace.words[workspace.starts[u] : workspace.starts[u] + HEAD]
+        slots, biases = np.int64(head[0]), np.int64(head[HEAD - 1])
+        sizes[u] = HEAD + slots * slot_words(k) + BIAS_WORDS * biases if slots else 0
     words, first = np.empty(sizes.sum(), np.uint32), 0
     for u in range(sizes.size):
-        words[first : first + sizes[u]] = workspace.words[workspace.starts[u] : workspace.starts[u] + sizes[u]]
+        if sizes[u]:
+            source = workspace.words[workspace.starts[u] : workspace.starts[u + 1]]
+            _copy_own(source, words[first : first + sizes[u]], k)
         first += sizes[u]
     return words, sizes
 

@@ -28,6 +28,7 @@ from fedres.decisions.constants import (
     OWN_BYTES,
     START_EVENTS,
     TAIL_BITS,
+    own_biases,
     own_slots,
 )
 from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_block, scale_of
@@ -224,7 +225,7 @@ class ResidualKalman:
         if room > shared.block_keys.size:
             shared = with_room(shared, room)
         k = shared.bases.shape[2]
-        workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), k)
+        workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), own_biases(self.own_bytes), k)
         beside = np.zeros((events.users.size, 2)) if beside is None else beside
         squares = learn_all(shared, events, workspace, self.low, self.span, new, beside)
         return shared, Owns(*packed_owns(workspace, k)), squares

@@ -7,17 +7,18 @@ learned from the stream, once for each field (the JSON key that an action featur
 
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
-    predict   m_a = Σ_f x_f (W_f·z + w_f·t + w_uf·r)            over block 0 and the blocks of a
-              v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u r'C_uf r)    over the blocks of a: block 0 favours no action
+    predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
+              v_a = Σ_f x_f² (ρ z'P_f z + ρ_t Σ c t² + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
 
-ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before: exploring
-pays only where the answer is used again. It concerns predictions only; q has all of v.
+ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before, ρ_t that of
+its tail weights: exploring pays only where the answer is used again. It concerns predictions only; q has all of v.
 
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
 its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
-not learned for the longest time make room, in the shared model and in each personal one. A user's model is turned to a
-new basis when the user learns next, so that a renewal costs nothing.
+not learned for the longest time make room, in the shared model and in each personal one. A user has a bias β for
+hundreds of features and weights w of directions for a few; a feature that is new to the user takes no other's place. A
+user's model is turned to a new basis when the user learns next, so that a renewal costs nothing.
 """
 
 from __future__ import annotations
@@ -103,18 +104,18 @@ class Reuse:
     def __init__(self) -> None:
         self.share, self.count = 1.0, 0
 
-    def add(self, known: bool) -> None:
+    def add(self, known: float) -> None:
         self.count += 1
         self.share += max(1 / (self.count + 4), the.LEAST_REUSE_RATE) * (known - self.share)
 
 
 class Field:
-    """What is learned of a field of actions: priors of personal, tail and shared core weights, and its reuse."""
+    """What is learned of a field of actions: priors of personal, tail, core weights and personal biases; its reuse."""
 
     def __init__(self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None) -> None:
-        self.priors = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
-        self.own, self.tail, self.core = self.priors
-        self.reuse, self.own_reuse = Reuse(), Reuse()
+        self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
+        self.bias = Prior()
+        self.reuse, self.tail_reuse, self.own_reuse = Reuse(), Reuse(), Reuse()
 
 
 class Diagonal:
@@ -220,9 +221,16 @@ class Own:
     basis: int
     clock: int = 0  # events learned
     blocks: list[Block] = field(default_factory=list)
+    biases: list[Block] = field(default_factory=list)
 
 
-def touch(blocks: list[Block], key: int, now: int, limit: int, make: Callable[[], Block]) -> Block | None:
+def weights_by_key(blocks: list[Block]) -> dict[int, Any]:
+    return {block.key: block.weights for block in blocks}
+
+
+def touch(
+    blocks: list[Block], key: int, now: int, limit: int, make: Callable[[], Block], *, replaces: bool = True
+) -> Block | None:
     """Return the block of a key, or a new one, if need be where the least recently used was; None if all are in use."""
     for block in blocks:
         if block.key == key:
@@ -231,6 +239,8 @@ def touch(blocks: list[Block], key: int, now: int, limit: int, make: Callable[[]
     if len(blocks) < limit:
         blocks.append(make())
         return blocks[-1]
+    if not replaces:
+        return None
     oldest = min(range(1, limit), key=lambda k: blocks[k].used, default=0)  # block 0 stays
     if blocks[oldest].used == now:
         return None
@@ -275,17 +285,17 @@ class ResidualKalman:
         if not self.bases:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
         inputs = self._inputs(context)
-        shared = {block.key: block.weights for block in self.blocks}
-        own = self._turned(self.own.get(user))
-        sides = slice(None, 2 if user is None else 3)  # without a user there is no personal side
-        base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0))[0, sides].sum()
+        shared, mine = weights_by_key(self.blocks), self.own.get(user)
+        own, biases = self._turned(mine), weights_by_key(mine.biases) if mine else {}
+        sides = slice(None, 2 if user is None else 4)  # without a user there is no personal side
+        base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0), biases.get(0))[0, sides].sum()
         found = []
         for action in actions:
             mean, variance = base, 0.0
             for key, (x, name) in self._features(action).items():
                 of = self._field(name)
-                parts = self._part(key, of, inputs, shared.get(key), own.get(key))
-                reuse = np.array([of.reuse.share, of.reuse.share, of.own_reuse.share])
+                parts = self._part(key, of, inputs, shared.get(key), own.get(key), biases.get(key))
+                reuse = np.array([of.reuse.share, of.tail_reuse.share, of.own_reuse.share, of.own_reuse.share])
                 mean += x * parts[0, sides].sum()
                 variance += x * x * (reuse * parts[1])[sides].sum()
             found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
@@ -381,21 +391,22 @@ class ResidualKalman:
             self.fields[name] = Field()
         return self.fields.get(name) or Field()
 
-    def _part(self, key: int, of: Field, inputs: Any, shared: Any, own: Personal | None) -> Array:
-        """Return mean, variance and slope by log τ (rows) of a block's core, tail and personal weights, for x = 1."""
+    def _part(self, key: int, of: Field, inputs: Any, shared: Any, own: Any, bias: Any) -> Array:
+        """Return mean, variance and slope by log τ (rows) of a block's core, tail, personal weights and bias, x = 1."""
         z, t, r = inputs
-        parts = np.zeros((3, 3))
+        parts = np.zeros((3, 4))
         parts[:, 0] = (shared or Dense(len(z), of.core.log_tau)).predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
             parts[:, 1] += weight.predict(np.array([value]), of.tail.tau)
         parts[:, 2] = (own or Personal(len(r))).predict(r, of.own.tau)
+        parts[:, 3] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
         return parts
 
     def _turned(self, own: Own | None) -> dict[int, Personal]:
         """Return a user's blocks by key, in the present basis."""
         if own is None or own.basis == len(self.bases) - 1:
-            return {block.key: block.weights for block in own.blocks} if own else {}
+            return weights_by_key(own.blocks) if own else {}
         turn = self.bases[-1].T @ self.bases[own.basis]
         return {block.key: block.weights.turned(turn, self._field(block.field).own.tau) for block in own.blocks}
 
@@ -415,34 +426,43 @@ class ResidualKalman:
         used = []
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
             of = self._field(name, new=True)
-            of.reuse.add(any(block.key == key for block in self.blocks))
+            of.reuse.add(key in weights_by_key(self.blocks))
+            if t:
+                places = [tail_place(key, coordinate, self.tail_bits) for coordinate, _ in t]
+                of.tail_reuse.add(sum(place in self.tail for place in places) / len(t))
+            known = own is not None and key in weights_by_key(own.biases)
             if own:
-                of.own_reuse.add(any(block.key == key for block in own.blocks))
+                of.own_reuse.add(known)
             fresh = Dense(d, of.core.log_tau)
             shared = touch(self.blocks, key, n, self.max_blocks, lambda: Block(key, name, n, fresh))  # noqa: B023
             if shared is None:
                 continue
             shared.weights.rebase(of.core.log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
-                                 lambda: Block(key, name, own.clock, Personal(len(r))))  # fmt: skip # noqa: B023
-            parts = self._part(key, of, inputs, shared.weights, mine.weights if mine else None)
-            if not mine:
-                parts[:, 2] = 0.0  # nobody's weights are not uncertain
-            used.append((key, x, of, shared.weights, mine, parts))
+                                 lambda: Block(key, name, own.clock, Personal(len(r))),  # noqa: B023
+                                 replaces=known)  # fmt: skip
+            bias = own and touch(own.biases, key, own.clock, the.own_biases(self.own_bytes),
+                                 lambda: Block(key, name, own.clock, Diagonal()))  # fmt: skip # noqa: B023
+            parts = self._part(key, of, inputs, shared.weights, mine and mine.weights, bias and bias.weights)
+            parts[:, 2:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
+            used.append((key, x, of, shared.weights, mine, bias, parts))
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
         q = self.noise + variance  # expected error²
         ahead = sum(x * float(shared.slope @ z) for _, x, _, shared, *_ in used)  # d m/d φ
-        for key, x, of, shared, mine, _ in used:
+        for key, x, of, shared, mine, bias, _ in used:
             shared.learn(x * z, error, q, self.drift.tau, ahead)
             for coordinate, value in t:
                 place = tail_place(key, coordinate, self.tail_bits)
                 self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), of.tail.tau, error, q)
             if mine:
                 mine.weights.learn(x * r, of.own.tau, error, q)
-        for _, x, of, _, _, parts in used:  # after the weights: all of them used the old τ
-            for prior, slope in zip(of.priors[: 3 if n >= the.CORE_TAU_START else 2], parts[2, ::-1], strict=False):
-                prior.step(error * x * slope)
+            if bias:
+                bias.weights.learn(np.array([x]), of.bias.tau, error, q)
+        for _, x, of, *_, parts in used:  # after the weights: all of them used the old τ
+            for prior, slope in zip((of.core, of.tail, of.own, of.bias), parts[2], strict=True):
+                if prior is not of.core or n >= the.CORE_TAU_START:
+                    prior.step(error * x * slope)
         self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1

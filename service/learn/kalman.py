@@ -35,7 +35,7 @@ from fedres.scoring.sealing import sealed, unsealed
 from service.models.kalman import KalmanPublication, template
 
 _HEADER = struct.Struct("<4sdd")  # format, least and greatest reward
-MARK = b"FRK3"
+MARK = b"FRK5"
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(dict[str, tuple[str, list[int], bytes]]).decode

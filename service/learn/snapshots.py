@@ -196,7 +196,7 @@ class Snapshots:
 def _opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
     try:
-        # a personal model has up to 4 KB: pages of that size would hold one each
+        # a personal model has up to 8 KB: pages of that size would hold one each
         for pragma in ("page_size=16384", "journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
             db.execute(f"PRAGMA {pragma}").fetchall()
         if not _tables(db):

@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES
 from fedres.decisions.constants import HEAD as OWN_HEAD
-from fedres.decisions.constants import OWN_BYTES
-from fedres.decisions.kalman_own import CLOCK, COUNT, SLOT_FIELD, SLOT_KEY, weights_of
+from fedres.decisions.kalman_own import (
+    BIAS_KEY,
+    BIAS_NUMBERS,
+    BIASES,
+    CLOCK,
+    COUNT,
+    SLOT_FIELD,
+    SLOT_KEY,
+    weights_of,
+)
 from fedres.decisions.kalman_state import OWN, Events, Shared, slot_words
 from fedres.decisions.residual_kalman import Owns, ResidualKalman
 from fedres.local_learners.adagrad import kernel
@@ -22,7 +31,7 @@ from fedres.scoring.sealing import sealed, unsealed
 from service.models.memory import HEAD, MemoryWriter, begin_change, end_change, find_block
 
 DATA = 2  # words of a block's data before the model
-MARK = b"FRK2"
+MARK = b"FRK4"
 MOST_WORDS = OWN_BYTES // 4
 ROOM = DATA + MOST_WORDS // 2  # words of data at most
 
@@ -38,14 +47,17 @@ class PersonalKalman:
         self.words: Array = words
 
     def described(self, shared: Shared) -> dict[str, Any]:
-        """Return how many events it has learned, and its weights by block, in the leading coordinates."""
+        """Return how many events it has learned; for each feature b and h of its bias, and weights of directions."""
         k = shared.bases.shape[2]
-        blocks = {}
+        blocks, biases = {}, {}
         for slot in range(int(self.words[COUNT])):
             head = self.words[OWN_HEAD + slot * slot_words(k) :]
             tau = float(np.exp(shared.log_tau[head[SLOT_FIELD], OWN]))
             blocks[str(head[SLOT_KEY])] = weights_of(self.words, slot, k, tau).tolist()
-        return {"events": int(self.words[CLOCK]), "blocks": blocks}
+        for bias in range(int(self.words[BIASES])):
+            words = self.words[self.words.size - BIAS_WORDS * (bias + 1) :][:BIAS_WORDS]
+            biases[str(words[BIAS_KEY])] = words[BIAS_NUMBERS:].view(np.float32).tolist()
+        return {"events": int(self.words[CLOCK]), "biases": biases, "blocks": blocks}
 
     def to_bytes(self) -> bytes:
         return sealed(_HEADER.pack(MARK), [self.words.astype("<u4", copy=False).tobytes()])

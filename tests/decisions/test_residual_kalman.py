@@ -7,14 +7,17 @@ from fedres.decisions.constants import (
     CORE_SIZE,
     CORE_TAU_START,
     FIRST_LOG_TAU,
+    HEAD,
     LEAST_LOG_DRIFT,
     MOST_KEPT,
     OWN_SIZE,
     START_EVENTS,
+    own_biases,
     own_slots,
 )
 from fedres.decisions.kalman_inputs import eigenvectors, find_block, find_scale, put_block, rebase, scale_of
-from fedres.decisions.kalman_state import CORE, LOG_DRIFT, SCALES, UNIT, new_shared
+from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
+from fedres.decisions.kalman_state import ANYBODY, CORE, LOG_DRIFT, PAIRS, SCALES, UNIT, new_shared, slot_words
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -167,17 +170,17 @@ def test_the_unit_of_a_number_is_three_medians_in_a_context_and_one_of_an_action
 
 
 @pytest.mark.parametrize("n_context", [3, 20, 90])
-def test_a_personal_model_takes_4_kb_at_most(n_context):
+def test_a_personal_model_takes_8_kb_at_most(n_context):
     rng, rounds = np.random.default_rng(9), []
-    for _ in range(200):
-        actions = [([1000 + rng.integers(100), 2000 + rng.integers(10)], [1.0, 1.0], [1, 2])] * 4
+    for _ in range(400):
+        actions = [([1000 + rng.integers(1000), 2000 + rng.integers(10)], [1.0, 1.0], [1, 2])] * 4
         rounds.append((0, (np.arange(1, n_context + 1), rng.random(n_context)), actions, 0, float(rng.random() < 0.5)))
     model = ResidualKalman(max_blocks=64)
-    owns = learn_all(model, {}, rounds, [100, 100])
+    owns = learn_all(model, {}, rounds, [200, 200])
     k = min(n_context + 1, CORE_SIZE, OWN_SIZE)
     assert model.shared.bases.shape[1:] == (min(n_context + 1, CORE_SIZE), k)
-    assert owns[0][0] == own_slots(k)
-    assert owns[0].nbytes <= 4096
+    assert (owns[0][COUNT], owns[0][BIASES]) == (own_slots(k), own_biases())
+    assert owns[0].nbytes <= 8192
     assert model.shared.block_keys.size == 64
 
 
@@ -425,7 +428,7 @@ def test_what_does_not_come_again_is_hardly_explored():
         action = ([1000 + t, 100 + rng.integers(5), 200 + t % 2], [1.0] * 3, [1, 2, 3])
         rounds.append((t // 2, ([5], [1.0]), [action], 0, float(rng.random() < 0.5)))
     learn_all(model, {}, rounds, [300])
-    anybody, user = model.shared.reuse[1:4].T.copy()
+    anybody, _, user = model.shared.reuse[1:4].T.copy()
     assert anybody == pytest.approx([0, 1, 1], abs=0.1)
     assert user == pytest.approx([0, 0.1, 0], abs=0.1)
     fields = model.shared.field_keys[1:4].tolist()
@@ -434,3 +437,47 @@ def test_what_does_not_come_again_is_hardly_explored():
     widths = model.predict(unknown).widths
     model.shared.reuse[:] = 1.0
     assert widths == pytest.approx(np.sqrt(anybody) * model.predict(unknown).widths)
+
+
+def test_a_user_keeps_what_hundreds_of_features_have_earned():
+    """Each user likes every other of 100 ids: many times more than there is room for with directions."""
+    rng, model, owns = np.random.default_rng(18), ResidualKalman(choice_events=0), {}
+    rounds = []
+    for _ in range(4000):
+        user, name = int(rng.integers(4)), int(rng.integers(100))
+        liked = float((name // 2 ** (user % 2) + user // 2) % 2)
+        rounds.append((user, ([5], [1.0]), [([100 + name], [1.0], [9])], 0, liked))
+    learn_all(model, owns, rounds, [4000])
+    for user in range(4):
+        request = request_of(([5], [1.0]), [([100 + name], [1.0], [9]) for name in range(100)])
+        liked = np.array([(name // 2 ** (user % 2) + user // 2) % 2 for name in range(100)], bool)
+        means = model.predict(request, owns[user]).means
+        assert means[liked].min() > means[~liked].max()
+
+
+def test_a_feature_that_is_new_to_a_user_takes_no_directions_of_others():
+    context, rounds = (np.arange(1, 31), np.ones(30)), []
+    for t in range(60):
+        rounds.append((0, context, [([100 + t, 200 + t % 2], [1.0, 1.0], [1, 2])], 0, 1.0))
+    rounds += [(0, context, [([159], [1.0], [1])], 0, 1.0)]
+    model, owns = ResidualKalman(choice_events=0), {}
+    stride = slot_words(min(31, OWN_SIZE))
+
+    def keys():
+        return {int(owns[0][HEAD + stride * slot + SLOT_KEY]) for slot in range(owns[0][COUNT])}
+
+    learn_all(model, owns, rounds[:60], [60])
+    assert len(keys()) == own_slots(OWN_SIZE)
+    assert {0, 200, 201} < keys()
+    assert 159 not in keys()
+    learn_all(model, owns, rounds[60:], [1])
+    assert 159 in keys()
+
+
+def test_words_that_come_once_are_hardly_explored():
+    rng, model, rounds = np.random.default_rng(19), ResidualKalman(choice_events=0), []
+    for t in range(200):
+        words = [1000 + 3 * t, 1001 + 3 * t, 1002 + 3 * t, 5000 + t % 4]
+        rounds.append((None, (words, [1.0] * 4), [([100 + t % 2], [1.0], [9])], 0, float(rng.random() < 0.5)))
+    learn_all(model, {}, rounds, [200])
+    assert model.shared.reuse[1, [ANYBODY, PAIRS]] == pytest.approx([1, 0], abs=0.1)

@@ -205,7 +205,7 @@ def test_clicks_alone_teach_no_preference_until_an_event_is_known_to_have_failed
     asyncio.run(story())
 
 
-def test_a_personal_model_takes_four_kilobytes_at_most(tmp_path):
+def test_a_personal_model_takes_eight_kilobytes_at_most(tmp_path):
     async def story():
         rng = np.random.default_rng(2)
         async with running(tmp_path) as engine:
