@@ -76,6 +76,7 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "model_version": ("fedres_model_version", False, "Position in the log up to which the model has learned."),
     "ranks": ("fedres_decisions", True, "Decisions made."),
     "waiting_events": ("fedres_waiting_events", False, "Events that wait for their reward."),
+    "waiting_bytes": ("fedres_waiting_bytes", False, "Bytes of memory that events take which wait for their reward."),
     "early_events": ("fedres_early_events", False, "Events with a reward that are not decided yet."),
     "users": ("fedres_users", False, "Users with a personal model."),
     "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),

@@ -246,7 +246,7 @@ class ResidualKalman:
 
         Without ``events`` they are those of a model that was told to forget them.
         """
-        first = _joined(self.first)._asdict() if events and self.first is not None else {}
+        first = _joined(self.first or [])._asdict() if events and _n_events(self.first) else {}
         kept = {f"first.{name}": array for name, array in first.items()}
         if self.shared is None:
             return kept
@@ -266,6 +266,7 @@ class ResidualKalman:
         if "first.users" in arrays:
             self.first = [Events(*[np.array(arrays[f"first.{name}"]) for name in Events._fields])]
         if "counts" not in arrays:
+            self.first = self.first or []
             return
         shared = new_shared(arrays["moment"].shape[0], 1.0, self.max_blocks, self.tail_bits)
         for name, old in shared._asdict().items():

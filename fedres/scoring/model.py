@@ -117,8 +117,10 @@ class SharedModel:
         model._weights[:] = np.frombuffer(body[:half], "<f4")
         model._squares[:] = np.frombuffer(body[half:], "<f4")
         model._span[:] = lo, hi
-        if not all(np.isfinite(array).all() for array in (model._weights, model._squares, model._span)):
-            raise ValueError("state must have finite weights, and a finite range")
+        if not (np.isfinite(model._weights).all() and np.isfinite(model._span).all() and lo <= 0 <= hi):
+            raise ValueError(f"state must have finite weights and a finite range of rewards around 0, got {lo}, {hi}")
+        if not (model._squares >= 0).all():
+            raise ValueError("state must have sums of squares, got negative ones or NaN")  # huge features make them ∞
         return model
 
 

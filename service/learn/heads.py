@@ -94,7 +94,7 @@ class LoopHead(msgspec.Struct):
     settings_version: int
     version: int  # position up to which the models have learned
     statistics: Statistics = msgspec.field(default_factory=Statistics)
-    history: dict[int, Settings] = {}  # all settings so far, by position
+    history: dict[int, Settings] = {}  # settings that events may wait under, by position, without annotations
     catalogue: dict[str, CatalogueAction] = {}
     catalogue_version: int = 0
     base: int = 0  # position of the newest base

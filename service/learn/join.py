@@ -7,6 +7,7 @@ Times are microseconds since 1970.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections import deque
@@ -21,8 +22,14 @@ from service.outcomes import MARK, formula_of, outcome_name
 REMEMBERED = 100_000  # finished events, to tell late rewards from early ones
 LISTED = 10_000  # late and unmatched rewards
 MOST_REWARDS = 1_000  # of one event; more are kept in the log and listed, and do not count
+MOST_EARLY = 100  # of one event that is not decided yet: the same
+MOST_LATE = 100  # of one event that is finished, of which repeats are known
+MOST_KNOWN = 4_000_000  # rewards of finished events, of which repeats are known: 8 bytes each
+EVENT_BYTES, REWARD_BYTES = 600, 200  # of memory that a waiting event and a reward take beside features and ids
 LONGEST_EARLY = 3_600_000_000  # microseconds that a reward waits for its event, at most
 LONGEST_DEFERRED = 7 * 24 * 3_600_000_000  # that a deferred event waits to be activated; it is not learned from then
+
+HASH_BYTES = 8  # of the id of a finished event's reward
 
 WAITING, DEFERRED, REWARDED, EXPIRED, EARLY = "waiting", "deferred", "rewarded", "expired", "early"
 
@@ -59,7 +66,9 @@ class PendingEvent(msgspec.Struct, gc=False):
     rules: Rules | None = None
     decided: Decided | None = None
     user: str | None = None
-    rewards: dict[str, float] | None = None  # by id, in the order they came
+    rewards: dict[str, float] | None = None  # by id, in the order they came; None once it is finished
+    known: bytes = b""  # hashes of the ids of a finished event's rewards
+    n_late: int = 0  # of these
     first_reward: int = 0  # its time
     decided_at: int = 0  # time of the decision of a deferred event
     activated: bool = False
@@ -112,6 +121,20 @@ def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, f
     return sums, min(max(formula_of(rules.formula)(sums), low), high)
 
 
+def _event_bytes(event: str, decided: Decided) -> int:
+    """Return about how many bytes of memory an event takes that waits."""
+    features = decided.features
+    return EVENT_BYTES + len(event) + len(features.hashes) + len(features.values) + len(features.fields)
+
+
+def _reward_bytes(rewards: Mapping[str, float] | None) -> int:
+    return sum(REWARD_BYTES + len(key) for key in rewards or ())
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
+
+
 class Join:
     """The events of one loop. Call ``expire`` with a record's time before the record itself."""
 
@@ -119,6 +142,9 @@ class Join:
         self.events: dict[str, PendingEvent] = {}
         self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
         self.n_waiting = 0
+        self.n_bytes = 0  # of memory that waiting events take, about
+        self.n_early_rewards = 0
+        self._n_known = 0  # rewards of finished events
         self.n_late = self.n_unmatched = 0  # listed since ``take_counts``
         self.n_early = 0  # events that have a reward or were activated, but are not decided
         self.current: str | None = None  # the event that is being settled or learned from
@@ -128,6 +154,7 @@ class Join:
     def rank(self, event: str, order: int, time: int, rules: Rules, decided: Decided, deferred: bool) -> Settled | None:
         """Let an event wait for its reward; return it settled where that came before."""
         self.n_waiting += 1
+        self.n_bytes += _event_bytes(event, decided)
         pending = self.events.get(event)
         if pending is None and not deferred:
             deadline = time + rules.wait
@@ -135,8 +162,9 @@ class Join:
             heapq.heappush(self._deadlines, (deadline, order, event))
             return None
         if pending is not None:
-            self.n_early -= pending.status == EARLY
+            self._leave_early(pending)
             self._drop_foreign(event, pending, time, rules)
+            self.n_bytes += _reward_bytes(pending.rewards)
         else:
             pending = self.events[event] = PendingEvent(order, order)
         pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
@@ -148,17 +176,16 @@ class Join:
     def reward(self, event: str, order: int, time: int, value: float, key: str, rules: Rules) -> Settled | None:
         """Count a reward unless it is a repeat or late; return the event if that settles it."""
         pending = self._pending(event, order)
+        if pending.finished:
+            if pending.deadline is not None and time >= pending.deadline:
+                self._late(event, pending, time, value, key)
+            return None
         if pending.rewards is None:
             pending.rewards = {}
         if key in pending.rewards:
             return None
-        if len(pending.rewards) >= MOST_REWARDS:
+        if len(pending.rewards) >= (MOST_EARLY if pending.status == EARLY else MOST_REWARDS):
             self._list(event, time, value, key, "too many")
-            return None
-        if pending.finished:
-            if pending.deadline is not None and time >= pending.deadline:
-                pending.rewards[key] = value  # counts no more, but a repeat of it is known
-                self._list(event, time, value, key, "late")
             return None
         if rules.formula is not None or key.startswith(MARK) or (pending.rules and pending.rules.formula is not None):
             why = _out_of_place(pending, key, time, pending.rules or rules)
@@ -167,7 +194,10 @@ class Join:
                 return None
         pending.rewards[key] = value
         pending.first_reward = pending.first_reward or time
-        if pending.status == EARLY:
+        if pending.status != EARLY:
+            self.n_bytes += REWARD_BYTES + len(key)
+        else:
+            self.n_early_rewards += 1
             self._wait(event, pending, max(pending.deadline or 0, time + min(rules.wait, LONGEST_EARLY)))
         return self._settle_if_final(event, pending)
 
@@ -200,7 +230,7 @@ class Join:
             if pending.status == EARLY:
                 for key, value in (pending.rewards or {}).items():
                     self._list(event, pending.first_reward, value, key, "unmatched")
-                self.n_early -= 1
+                self._leave_early(pending)
                 del self.events[event]
             else:
                 self.current = event
@@ -240,9 +270,12 @@ class Join:
     def forget(self, events: set[str]) -> None:
         """Leave nothing of events."""
         for event in events & self.events.keys():
-            status = self.events.pop(event).status
-            self.n_waiting -= status in (WAITING, DEFERRED)
-            self.n_early -= status == EARLY
+            pending = self.events.pop(event)
+            self._leave_early(pending)
+            self._n_known -= len(pending.known) // HASH_BYTES
+            if pending.status in (WAITING, DEFERRED):
+                self.n_waiting -= 1
+                self.n_bytes -= self._bytes_of(event, pending)
         self._finished = deque(event for event in self._finished if event not in events)
         self._deadlines = [entry for entry in self._deadlines if entry[2] not in events]
         heapq.heapify(self._deadlines)
@@ -299,12 +332,37 @@ class Join:
         if status == REWARDED and pending.rules.formula is not None:
             outcomes, reward = _by_formula(pending.rewards or {}, pending.rules)
         settled = Settled(event, pending.decided, reward, delay, outcomes)
-        pending.decided, pending.status, pending.finished = None, status, True
         self.n_waiting -= 1
+        self.n_bytes -= self._bytes_of(event, pending)
+        pending.known = b"".join([_hash(key) for key in pending.rewards or ()])
+        pending.decided, pending.rewards, pending.status, pending.finished = None, None, status, True
+        self._n_known += len(pending.known) // HASH_BYTES
         self._finished.append(event)
-        if len(self._finished) > REMEMBERED:
-            self.events.pop(self._finished.popleft(), None)
+        while len(self._finished) > REMEMBERED or self._n_known > MOST_KNOWN:
+            forgotten = self.events.pop(self._finished.popleft(), None)
+            self._n_known -= 0 if forgotten is None else len(forgotten.known) // HASH_BYTES
         return settled
+
+    def _late(self, event: str, pending: PendingEvent, time: int, value: float, key: str) -> None:
+        """List a reward that counts no more, unless it is a repeat."""
+        hashed = _hash(key)
+        if hashed in {pending.known[k : k + HASH_BYTES] for k in range(0, len(pending.known), HASH_BYTES)}:
+            return
+        if pending.n_late >= MOST_LATE:
+            self._list(event, time, value, key, "too many")
+            return
+        pending.known, pending.n_late, self._n_known = pending.known + hashed, pending.n_late + 1, self._n_known + 1
+        self._list(event, time, value, key, "late")
+
+    def _leave_early(self, pending: PendingEvent) -> None:
+        """Count an event no more among those that are not decided."""
+        if pending.status == EARLY:
+            self.n_early -= 1
+            self.n_early_rewards -= len(pending.rewards or ())
+
+    def _bytes_of(self, event: str, pending: PendingEvent) -> int:
+        assert pending.decided is not None
+        return _event_bytes(event, pending.decided) + _reward_bytes(pending.rewards)
 
     def _drop_foreign(self, event: str, pending: PendingEvent, time: int, rules: Rules) -> None:
         """List early rewards that do not count for the event: no outcomes of its formula, or outcomes without one."""

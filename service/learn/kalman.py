@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import (
-    CHOICE_EVENTS,
-    CORE_SIZE,
-    MAX_BASES,
-    MAX_BLOCKS,
-    MAX_FIELDS,
-    MAX_SCALES,
-    START_EVENTS,
-    TAIL_BITS,
-)
-from fedres.decisions.kalman_state import (
-    BASES,
-    BLOCKS,
-    FIELDS,
-    LEARNED,
-    ROWS_BY_COUNT,
-    SCALES,
-    Events,
-    Shared,
-    new_shared,
-)
+from fedres.decisions.kalman_state import BLOCKS, LEARNED
 from fedres.decisions.residual_kalman import ResidualKalman
 from fedres.scoring.sealing import sealed, unsealed
-from service.models.kalman import KalmanPublication, template
+from service.learn.kalman_checks import check_arrays
+from service.models.kalman import KalmanPublication
 
 _HEADER = struct.Struct("<4sdd")  # format, least and greatest reward
 MARK = b"FRK5"
@@ -81,64 +61,8 @@ class KalmanShared:
         try:
             rows = _unpack(body)
             arrays = {name: np.frombuffer(data, kind).reshape(shape) for name, (kind, shape, data) in rows.items()}
-        except (msgspec.MsgspecError, TypeError) as error:
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise ValueError(f"state must be readable: {error}") from None
         check_arrays(arrays)
         found.model.load_arrays(arrays)
         return found
-
-
-def check_arrays(arrays: dict[str, Array]) -> None:
-    """Refuse arrays that are not a model's: other names, types or shapes, or places that do not exist."""
-    first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
-    arrays = {name: array for name, array in arrays.items() if not name.startswith("first.")}
-    if first and not arrays:
-        _check_first(first, None)
-        return
-    names = {name for name in Shared._fields if name != "block_table"}
-    _require(arrays.keys() == names, "must have all arrays of a model, and no others")
-    counts, d = arrays["counts"], arrays["moment"].shape[0]
-    _require(counts.dtype == np.int64 and counts.shape == template().counts.shape, "must count what it holds")
-    if first:
-        _check_first(first, int(counts[LEARNED]))
-    least = {LEARNED: 0, SCALES: 0, BLOCKS: 1, BASES: 1, FIELDS: 1}
-    most = {LEARNED: 2**62, SCALES: MAX_SCALES, BLOCKS: MAX_BLOCKS, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
-    _require(all(least[at] <= counts[at] <= most[at] for at in most), "must keep within the bounds of a model")
-    _require(1 <= d <= CORE_SIZE, f"must have 1 to {CORE_SIZE} coordinates")
-    like = new_shared(d, 1.0, MAX_BLOCKS, TAIL_BITS)._asdict()
-    for name in names:
-        array, shape = arrays[name], [*like[name].shape]
-        if name in ROWS_BY_COUNT:
-            shape[0] = int(counts[ROWS_BY_COUNT[name]])
-        _require(array.dtype == like[name].dtype and [*array.shape] == shape, f"must have {name} as a model has")
-        _require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"must have finite {name}")
-    core, seen, keys = arrays["scale_core"], arrays["scale_seen"], arrays["scale_keys"]
-    _require(bool(((core >= -1) & (core < d)).all()), "must have a core of its own coordinates")
-    _require(bool(((seen >= 0) & (seen <= arrays["scale_first"].shape[1])).all()), "must have counted first values")
-    _require(np.count_nonzero(keys) <= MAX_SCALES, "must leave room for scales")
-    reuse = arrays["reuse"]
-    _require(bool(((reuse >= 0) & (reuse <= 1)).all()), "must have shares of features that come again")
-    _require(np.unique(arrays["block_keys"]).size == counts[BLOCKS], "must have every block once")
-    _require(bool((arrays["numbers"] > 0).all()), "must have a noise and a length")
-
-
-def _check_first(first: dict[str, Array], learned: int | None) -> None:
-    """Refuse what cannot be all events of a model that has learned this many, or of one whose start is not over."""
-    kinds = dict(zip(Events._fields, ("u4", "f4", "u4", "i8", "i8", "f4", "i8"), strict=True))
-    _require(first.keys() == kinds.keys(), "must have all arrays of events, and no others")
-    _require(all(first[name].dtype == kind and first[name].ndim == 1 for name, kind in kinds.items()), "must be typed")
-    n, starts = first["users"].size, first["starts"]
-    whole = n < START_EVENTS if learned is None else START_EVENTS <= n == learned < CHOICE_EVENTS
-    _require(whole and starts.size == n + 1, "must have all of its first events")
-    sizes, n_context = np.diff(starts), first["n_context"]
-    columns = [first[name].size for name in ("hashes", "values", "fields")]
-    _require(starts[0] == 0 and columns == [starts[-1]] * 3, "must have columns of one length")
-    _require(n_context.size == first["rewards"].size == n, "must have a reward for each event")
-    _require(bool(((sizes >= 0) & (n_context >= 0) & (n_context <= sizes)).all()), "must have its events in order")
-    _require(bool((first["users"] == -1).all()), "must name no users")
-    _require(all(bool(np.isfinite(first[name]).all()) for name in ("values", "rewards")), "must be finite")
-
-
-def _require(good: Any, rule: str) -> None:
-    if not good:
-        raise ValueError(f"state {rule}")

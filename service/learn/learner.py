@@ -324,13 +324,14 @@ class Learner:
 
     def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""
+        waiting_bytes = sum(state.join.n_bytes for state in self.loops.values())
         for name, state in self.loops.items():
             before = self._published.get(name)
             if before is None or before.is_due(state, urgent=urgent):
                 self._published[name] = published_now(state)  # or not: then it stands still
                 with alone(self, name):
                     self.followed.note(state)
-                    publish_loop(self.publisher, state, self.cleaned)
+                    publish_loop(self.publisher, state, self.cleaned, waiting_bytes)
                     self._shown.add(name)
         names = sorted({*self.loops, *(self.broken.keys() & self._shown)})
         if names != self._names:

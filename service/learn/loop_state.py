@@ -43,6 +43,8 @@ from service.models.personal import PersonalModels
 from service.settings import Settings
 
 REMEMBERED_ERASURES = 100
+REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
+SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
 PATIENT_TICK = 1_000_000  # microseconds that a lesson may be late where no record comes
 
 
@@ -171,6 +173,11 @@ class LoopState:
         """Return the position of the first record that must be read again after a restart."""
         return min([at for at in (self.join.oldest(), self.lessons.oldest()) if at is not None], default=None)
 
+    def pending_from(self) -> int:
+        """Return the position from which a restart reads the log again: events wait, or their late rewards may come."""
+        oldest, first = self.oldest_needed(), max(self.head.since + 1, self.position - REJOINED)
+        return first if oldest is None else min(oldest, first)
+
     def _settle(self, settled: Settled, position: int) -> None:
         learns = not self.lessons.settle(settled.event, settled.reward)
         if position >= self.learn_from:
@@ -219,14 +226,16 @@ class LoopState:
     def _rules_of(self, position: int) -> Rules:
         rules = self._rules.get(position)
         if rules is None:
-            rules = self._rules[position] = rules_of(_settings_of(self.head, position))
+            rules = rules_of(_settings_of(self.head, position))
+            if position in self.head.history:
+                self._rules[position] = rules
         return rules
 
     def _rules_at(self, position: int) -> Rules:
         """Return the rules of the settings that were the newest at a position."""
         if position >= self.head.settings_version:
             return self._rules_of(self.head.settings_version)
-        return self._rules_of(max(at for at in self.head.history if at <= position))
+        return self._rules_of(max([at for at in self.head.history if at <= position], default=0))
 
     # rare records
 
@@ -243,7 +252,14 @@ class LoopState:
         if entry.position > head.settings_version:
             settings = read_settings_body(entry.body)
             head.settings, head.settings_version = settings, entry.position
-            head.history = {**head.history, entry.position: head.settings}
+            head.history = {**self._needed_settings(), entry.position: bare_settings(settings)}
+            self._rules = {at: rules for at, rules in self._rules.items() if at in head.history}
+
+    def _needed_settings(self) -> dict[int, Settings]:
+        """Return the settings that events may have been decided under that wait, or that a restart reads again."""
+        history, first = self.head.history, self.pending_from()
+        n_older = sum(at <= first for at in history)  # the newest of these was in force there
+        return dict(sorted(history.items())[max(n_older - 1 - SPARE_SETTINGS, 0) :])
 
     def _take_actions(self, entry: Entry) -> None:
         if entry.position <= self.head.catalogue_version:
@@ -353,6 +369,11 @@ _CHANGES: dict[str, Callable[[LoopState, Entry], None]] = {
 }
 
 
+def bare_settings(settings: Settings) -> Settings:
+    """Return settings without what no event is learned by."""
+    return msgspec.structs.replace(settings, annotations={})
+
+
 def _settings_of(head: LoopHead, position: int) -> Settings:
     return head.history.get(position, head.settings)
 
@@ -360,7 +381,7 @@ def _settings_of(head: LoopHead, position: int) -> Settings:
 def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
     """Return the loop that a ``loop`` record makes."""
     settings, position = read_settings_body(entry.body), entry.position
-    head = LoopHead(entry.loop, position, settings, position, position, history={position: settings})
+    head = LoopHead(entry.loop, position, settings, position, position, history={position: bare_settings(settings)})
     state = LoopState(head, new_model(settings), personal)
     state.time, state.mark = entry.time, record_mark(entry)
     return state

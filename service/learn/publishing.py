@@ -14,8 +14,11 @@ from service.models.published import Publisher
 from service.models.views import LoopView
 
 
-def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str]) -> None:
-    """Publish a loop; erasures are complete once no file of this machine has anything of the user."""
+def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str], all_waiting_bytes: int) -> None:
+    """Publish a loop; erasures are complete once no file of this machine has anything of the user.
+
+    ``all_waiting_bytes`` are those of all loops.
+    """
     head = state.head
     view = LoopView(
         head.name,
@@ -36,6 +39,10 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         state.models.personal.n_users[head.id],
         len(state.lessons.assumed),
         head.pruned.before,
+        state.join.n_early_rewards,
+        len(head.history),
+        state.join.n_bytes,
+        all_waiting_bytes,
     )
     if state.catalogue_changed:
         publisher.publish_catalogue(view, head.catalogue)

@@ -9,21 +9,17 @@ import signal
 import sqlite3
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from service.learn.loop_state import LoopState
 from service.learn.snapshots import Changes, SavedLoop, Snapshots
 from service.log.protocol import StoreUnavailable
 from service.models.personal import PersonalModels, read_model
 
-if TYPE_CHECKING:
-    from service.learn.loop_state import LoopState
-
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 FAILED = "a snapshot could not be written, and the next one tries again: %s"
-REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 
 log = logging.getLogger(__name__)
 
@@ -163,11 +159,8 @@ class _Pending:
 
 
 def _saved_loop(state: LoopState) -> SavedLoop:
-    oldest = state.oldest_needed()
-    first = max(state.head.since + 1, state.position - REJOINED)
-    pending_from = first if oldest is None else min(oldest, first)
     head = msgspec.msgpack.decode(msgspec.msgpack.encode(state.head), type=type(state.head))
-    return SavedLoop(head, state.position, state.time, state.mark, pending_from, 0, list(state.join.unmatched))
+    return SavedLoop(head, state.position, state.time, state.mark, state.pending_from(), 0, list(state.join.unmatched))
 
 
 def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:

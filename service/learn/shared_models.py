@@ -33,10 +33,13 @@ def read_model(settings: Settings, state: bytes) -> AnyShared:
     return FederatedModel.from_bytes(state) if settings.is_dense else SharedModel.from_bytes(state)
 
 
-def bytes_of_model(shared: AnyShared) -> bytes:
-    """Return a model's bytes without what it keeps of single devices and events: that is for nobody else to see."""
+def bytes_of_model(shared: AnyShared, *, start: bool = False) -> bytes:
+    """Return a model's bytes without what it keeps of single devices and events: that is for nobody else to see.
+
+    With ``start``, a start that is not over keeps its events, which are all that there is of such a model.
+    """
     if isinstance(shared, KalmanShared):
-        return shared.to_bytes(events=shared.model.shared is None)
+        return shared.to_bytes(events=start and shared.model.shared is None)
     if not isinstance(shared, FederatedModel):
         return shared.to_bytes()
     learned = FederatedModel.from_bytes(shared.to_bytes())

@@ -33,6 +33,10 @@ class LoopView(msgspec.Struct, array_like=True):
     n_users: int = 0  # with a personal model
     n_assumed: int = 0  # pending events that were learned as if they had failed
     events_since: int = 0  # older events were removed from the log; microseconds since 1970
+    n_early_rewards: int = 0  # of the events that are not decided yet
+    n_settings: int = 1  # that events may wait under
+    waiting_bytes: int = 0  # of memory that pending events take, about
+    all_waiting_bytes: int = 0  # of all loops, when this one was published
 
     @property
     def id(self) -> str:

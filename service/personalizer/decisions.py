@@ -154,7 +154,7 @@ def _unless_unknown() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.code != "too_many_early_events":
+        if error.code not in ("too_many_early_events", "too_many_early_rewards"):
             raise
 
 

@@ -94,4 +94,4 @@ def trained(worker: Worker, loop: str, since: int, settings: Settings, days: int
         tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
         relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read
     ):
-        return bytes_of_model(learner.loops[loop].models.shared)
+        return bytes_of_model(learner.loops[loop].models.shared, start=True)

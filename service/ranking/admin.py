@@ -123,7 +123,11 @@ class Admin:
 
         What is missing is at its default, but for what was fixed when the loop was made.
         """
-        known = self._machine.loop(loop).view.settings
+        view, quotas = self._machine.loop(loop).view, self._machine.quotas
+        if view.n_settings >= quotas.settings:
+            what = "settings that events wait under; change them when these have their rewards"
+            raise exceeded("settings", quotas.settings, what, loop)
+        known = view.settings
         wanted = read_settings({**{name: getattr(known, name) for name in FIXED}, **settings})
         for name in FIXED:
             if getattr(wanted, name) != getattr(known, name):
@@ -166,9 +170,7 @@ class Admin:
 
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
-        known_ids, most = self._machine.loop(loop).catalogue.keys(), self._machine.quotas.actions
-        if len({*known_ids, *(action.id for action in put)} - {*retire}) > most:
-            raise exceeded("actions", most, "actions in its catalogue", loop)
+        self._check_catalogue(loop, put, retire)
         named = [Named("", action.id, bytes(action.features)) for action in put]
         for place, (action, row) in enumerate(zip(put, self._machine.preparer.hash_all(named), strict=True)):
             check_id(f"put[{place}].id", action.id)
@@ -178,6 +180,21 @@ class Admin:
         known = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
         body = encode(ActionsBody(known, list(retire)))
         return await self._machine.append_now(Record(loop, ACTIONS, body=body))
+
+    def _check_catalogue(self, loop: str, put: Sequence[Action], retire: Sequence[str]) -> None:
+        """Refuse a change that makes the catalogue too large."""
+        quotas, catalogue = self._machine.quotas, self._machine.loop(loop).catalogue
+        sizes = {name: len(action.features) for name, action in catalogue.items()}
+        before = sum(sizes.values()) + sum(map(len, sizes))
+        sizes |= {action.id: len(bytes(action.features)) for action in put}
+        for name in retire:
+            sizes.pop(name, None)
+        if len(sizes) > quotas.actions:
+            raise exceeded("actions", quotas.actions, "actions in its catalogue", loop)
+        after = sum(sizes.values()) + sum(map(len, sizes))
+        if after > max(quotas.catalogue_bytes, before):
+            what = f"bytes of ids and features in its catalogue, which would be {after}"
+            raise exceeded("catalogue_bytes", quotas.catalogue_bytes, what, loop)
 
     async def model(self, loop: str) -> bytes:
         """Return the shared model with all that is logged learned; ``put_model`` takes it."""

@@ -15,12 +15,17 @@ from service.models.views import LoopView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """Bounds of each loop, but for the last two, which are of the service."""
+    """Bounds of each loop, but for the last three, which are of the service."""
 
     pending_events: int = 1_000_000  # decisions that wait for their reward, deferred ones too
+    pending_bytes: int = 2_000_000_000  # of the learner's memory for them
     early_events: int = 100_000  # ids that have a reward, but no decision yet
+    early_rewards: int = 200_000  # of these ids
     users: int = 2_000_000  # with a personal model
     actions: int = 100_000  # of the catalogue
+    catalogue_bytes: int = 64_000_000  # of its ids and features; the learner and each ranker have several copies
+    settings: int = 10_000  # changes of settings while events wait that were decided under earlier ones
+    all_pending_bytes: int = 4_000_000_000  # of the learner's memory for pending events of all loops
     loops: int = 1_000
     weights: int = 1 << 26  # shared weights of all loops together: about 1.4 GB with what is learned about each
 
@@ -32,6 +37,18 @@ class Quotas:
         """Refuse decisions of a loop that has too many of them without a reward."""
         if view.n_waiting >= self.pending_events:
             raise exceeded("pending_events", self.pending_events, "events that wait for their reward", view.name)
+        self._check_bytes(view, 1)
+
+    def check_reward(self, view: LoopView) -> None:
+        """Refuse rewards of a loop whose events have so many of them that they take twice what they may."""
+        self._check_bytes(view, 2)
+
+    def _check_bytes(self, view: LoopView, times: int) -> None:
+        what = "bytes of events that wait for their reward"
+        if view.waiting_bytes >= times * self.pending_bytes:
+            raise exceeded("pending_bytes", self.pending_bytes, what, view.name)
+        if view.all_waiting_bytes >= times * self.all_pending_bytes:
+            raise exceeded("all_pending_bytes", self.all_pending_bytes, what)
 
 
 def exceeded(quota: str, most: int, what: str, loop: str | None = None) -> ApiError:

@@ -375,17 +375,22 @@ class Ranker:
         view = self._machine.loop(loop).view
         check_id("event_id", event_id)
         records = reward_records(view, event_id, value, reward_id, outcomes)
+        self._machine.quotas.check_reward(view)
         await self._check_early(view, event_id)
         await self._machine.append(*records)
 
     async def _check_early(self, view: LoopView, event_id: str) -> None:
         """Where too many rewards came before their event, take only those of events that there are."""
-        most = self._machine.quotas.early_events
-        if view.n_early < most:
+        quotas = self._machine.quotas
+        if view.n_early < quotas.early_events and view.n_early_rewards < quotas.early_rewards:
             return
         known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(view.name, [event_id]))
-        if event_id not in known:
-            raise exceeded("early_events", most, "events with a reward that are not decided", view.name)
+        if event_id in known:
+            return
+        if view.n_early >= quotas.early_events:
+            what = "events with a reward that are not decided"
+            raise exceeded("early_events", quotas.early_events, what, view.name)
+        raise exceeded("early_rewards", quotas.early_rewards, "rewards of events that are not decided", view.name)
 
     async def activate(self, loop: str, event_id: str) -> None:
         """Let a deferred event wait for its reward from now on."""

@@ -26,6 +26,7 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "model_version": view.version,
         "ranks": sums.ranks,
         "waiting_events": view.n_waiting,
+        "waiting_bytes": view.waiting_bytes,
         "early_events": view.n_early,
         "users": view.n_users,
         "learned_events": sums.settled,

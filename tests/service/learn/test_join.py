@@ -152,12 +152,12 @@ def test_an_event_takes_only_so_many_rewards_and_lists_the_others(monkeypatch):
         play.at(1, "reward", "e", 1.0, f"id {k}")
     play.at(2, "reward", "e", 1.0, "id 0").at(20, "reward", "e", 1.0, "id 9")
     assert play.rewards == [("e", 3.0)]
-    assert play.listed == [("e", 1.0, "too many")] * 4
-    assert len(play.join.events["e"].rewards) == 3
+    assert play.listed == [("e", 1.0, "too many")] * 3 + [("e", 1.0, "late")]
+    assert len(play.join.events["e"].known) == 8 * 4
 
 
 def test_an_event_that_is_never_decided_takes_only_so_many_rewards(monkeypatch):
-    monkeypatch.setattr(join, "MOST_REWARDS", 3)
+    monkeypatch.setattr(join, "MOST_EARLY", 3)
     play = Play(SUM)
     for k in range(6):
         play.at(k, "reward", "e", 1.0, f"id {k}")
@@ -271,3 +271,41 @@ def test_events_that_wait_are_nothing_to_the_garbage_collector():
         join.rank(f"e{k}", k, k, EARLIEST, CASE, False)
     gc.collect()
     assert len(gc.get_objects()) - before < 200
+
+
+def test_a_finished_event_keeps_hashes_of_its_rewards_and_100_late_ones():
+    play = Play().at(0, "rank").at(1, "reward", "e", 0.5, "first")
+    for k in range(300):
+        play.at(20 + k, "reward", "e", 1.0, f"late {k}")
+    for key in ("first", "late 0", "late 99"):
+        play.at(400, "reward", "e", 1.0, key)
+    assert [why for _, _, why in play.listed] == ["late"] * 100 + ["too many"] * 200
+    pending = play.join.events["e"]
+    assert pending.rewards is None
+    assert len(pending.known) == 8 * 101
+
+
+def test_an_event_that_is_not_decided_keeps_100_rewards():
+    play = Play(SUM)
+    for k in range(150):
+        play.at(0, "reward", "e", 1.0, f"early {k}")
+    assert play.join.n_early_rewards == 100
+    play.at(1, "rank").at(2, "reward", "e", 1.0, "another").at(11)
+    assert play.rewards == [("e", 101.0)]
+    assert play.join.n_early_rewards == play.join.n_bytes == 0
+
+
+def test_the_rewards_of_finished_events_that_are_known_are_bounded_in_all(monkeypatch):
+    monkeypatch.setattr(join, "MOST_KNOWN", 10)
+    play = Play()
+    for k in range(30):
+        play.at(20 * k, "rank", f"e{k}").at(20 * k + 1, "reward", f"e{k}", 1.0)
+    assert len(play.join.events) == 10
+
+
+def test_the_bytes_of_events_that_wait_are_counted():
+    play = Play(SUM).at(0, "rank").at(1, "reward", "e", 1.0, "a").at(1, "rank", "deferred", True)
+    assert play.join.n_bytes == 2 * 600 + len("e" + "deferred") + 200 + len("a")
+    play.join.forget({"deferred"})
+    assert play.join.n_bytes == 600 + 1 + 201
+    assert play.at(10).join.n_bytes == 0

@@ -15,12 +15,14 @@ from playing import play, raw, refused, request
 from bandits import arms
 from bandits.models.kalman import KalmanModel
 from fedres.decisions.constants import OWN_BYTES, START_EVENTS
+from fedres.decisions.kalman_state import Events
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.draws import event_draw as draw
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.sealing import sealed
 from service.learn.kalman import KalmanShared
+from service.learn.kalman_checks import check_first
 from service.learn.loop_state import read_settings_body
 from service.models.kalman import PUBLISHED
 from service.models.kalman_personal import PersonalKalman
@@ -262,25 +264,95 @@ def numbers(rows, name, values):
     rows[name][2] = np.asarray(values, rows[name][0]).tobytes()
 
 
+def changed(rows, name, change):
+    """Change an array of a model in place."""
+    kind, shape, data = rows[name]
+    array = np.frombuffer(data, kind).reshape(shape).copy()
+    change(array)
+    rows[name][2] = array.tobytes()
+
+
+def keys_that_are_not_counted(rows):
+    """The table has as many keys as it may, and is said to have none: it would overflow, and a search never end."""
+    changed(rows, "scale_keys", lambda keys: keys.__setitem__(slice(1_600), np.arange(1, 1_601)))
+    changed(rows, "counts", lambda counts: counts.__setitem__(4, 0))
+
+
+def moved_key(rows):
+    def move(keys):
+        slot, free = np.flatnonzero(keys)[0], np.flatnonzero(keys == 0)
+        keys[free[free > slot + 1][0]], keys[slot] = keys[slot], 0
+
+    changed(rows, "scale_keys", move)
+
+
+def doubled_key(rows):
+    changed(rows, "scale_keys", lambda keys: keys.__setitem__(np.flatnonzero(keys)[0] + 1, keys.max()))
+    changed(rows, "counts", lambda counts: counts.__setitem__(4, 2))
+
+
 CHANGES = {
-    "an array is missing": lambda rows: rows.pop("means"),
-    "a core that is elsewhere": lambda rows: numbers(rows, "scale_core", np.full(2048, 9)),
-    "more blocks than there are": lambda rows: numbers(rows, "counts", [50, 100, 1, 2, 3]),
-    "no basis": lambda rows: numbers(rows, "counts", [50, 4, 0, 2, 3]),
-    "no noise": lambda rows: numbers(rows, "numbers", [np.nan, 1.0]),
-    "no such type": lambda rows: rows["means"].__setitem__(0, "O"),
-    "too many bytes": lambda rows: rows["moment"].__setitem__(2, rows["moment"][2] + b"0" * 8),
+    "an array is missing": (lambda rows: rows.pop("means"), "arrays must be"),
+    "a core that is elsewhere": (lambda rows: numbers(rows, "scale_core", np.full(2048, 9)), "scale_core"),
+    "more blocks than there are": (lambda rows: numbers(rows, "counts", [50, 100, 1, 2, 3]), "must have the shape"),
+    "no basis": (lambda rows: numbers(rows, "counts", [50, 4, 0, 2, 3]), "must be in \\[1, 24\\], got 0"),
+    "no noise": (lambda rows: numbers(rows, "numbers", [np.nan, 1.0]), "numbers must be finite"),
+    "no such type": (lambda rows: rows["means"].__setitem__(0, "O"), "state must be readable"),
+    "too many bytes": (lambda rows: rows["moment"].__setitem__(2, rows["moment"][2] + b"0" * 8), "shape"),
+    "keys that are not counted": (keys_that_are_not_counted, "must have as many keys as counts has scales, 0, got"),
+    "a key where it is not looked for": (moved_key, "scale_keys must have key"),
+    "a key twice": (doubled_key, "scale_keys must have key"),
+    "a block twice": (lambda rows: changed(rows, "block_keys", lambda keys: keys.fill(0)), "every key once"),
+    "a scale without a unit": (lambda rows: changed(rows, "scale_stats", lambda s: s.fill(0)), "positive units"),
+    "extreme covariances": (lambda rows: changed(rows, "covariances", lambda P: P.fill(1e308)), "covariances must be"),
+    "negative variances": (lambda rows: changed(rows, "covariances", lambda P: np.negative(P, P)), "covariances must"),
+    "covariances that are none": (
+        lambda rows: changed(rows, "covariances", lambda P: P.fill(0.0) or P[:, 0].fill(1.0) or P[:, :, 0].fill(1.0)),
+        "no negative eigenvalues",
+    ),
+    "extreme means": (lambda rows: changed(rows, "means", lambda means: means.fill(-1e308)), "means must be"),
+    "a prior out of its bounds": (lambda rows: changed(rows, "log_tau", lambda t: t.fill(700.0)), "log_tau must be"),
+    "an extreme tail": (lambda rows: changed(rows, "tail", lambda tail: tail.fill(3e38)), "tail must be"),
+    "blocks of the future": (lambda rows: changed(rows, "block_used", lambda used: used.fill(2**60)), "block_used"),
+    "an extreme basis": (lambda rows: changed(rows, "bases", lambda bases: bases.fill(1e300)), "bases must be"),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_model_that_kernels_must_not_see_is_refused(tmp_path, change):
+@pytest.mark.parametrize(("change", "rule"), CHANGES.values(), ids=CHANGES)
+def test_a_model_that_kernels_must_not_see_is_refused(tmp_path, change, rule):
     async def story():
         async with running(tmp_path) as engine:
             await play(engine, 40)
             state = await engine.model("default")
             assert damaged(state, lambda rows: None) == state
+            with pytest.raises(ValueError, match=rule):
+                KalmanShared.from_bytes(damaged(state, change))
             assert await refused(engine.put_model("default", damaged(state, change))) == (422, "invalid_model")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("sizes", "rule"), [([60_000], "2002"), ([2_000] * 70, "131072 features in all")])
+def test_a_model_whose_first_events_are_too_large_is_refused(sizes, rule):
+    """Work grows with the square of an event's features: one of 250,000 kept the learner busy for minutes."""
+    n = sum(sizes)
+    features = np.zeros(n, np.uint32), np.ones(n, np.float32), np.zeros(n, np.uint32)
+    each = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.float32), np.full(len(sizes), -1, np.int64)
+    first = dict(zip(Events._fields, (*features, np.cumsum([0, *sizes]), *each), strict=True))
+    with pytest.raises(ValueError, match=rule):
+        check_first(first, None if len(sizes) < START_EVENTS else len(sizes))
+
+
+def test_nobody_downloads_single_events_of_a_start_that_is_not_over(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 10)
+            state = await engine.model("default")
+            assert msgspec.msgpack.decode(state[20:-4]) == {}
+            await engine.put_model("default", state)  # and it begins anew with it
+            await play(engine, 40, seed=1)
+            assert engine.learner.loops["default"].models.shared.model.shared is not None
+            assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from machine import Clock, running
-from playing import refused, request
+from playing import raw, refused, request
 
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
 from service.ranking.quotas import Quotas
@@ -64,6 +64,89 @@ def test_rewards_without_an_event(tmp_path):
         await engine.reward("default", "one more", 1.0)
 
     playing(tmp_path, {"early_events": 3}, play)
+
+
+def test_bytes_of_events_that_wait_for_their_reward(tmp_path):
+    """Their features are kept in memory until then, and a request may have thousands."""
+    large = {f"number {k}": k for k in range(1, 900)}
+
+    async def play(engine):
+        first = await engine.rank("default", request(context=large, defer=True))
+        await engine.settle()
+        assert 8 * 899 < engine.view().waiting_bytes < 10_000
+        assert await refused(engine.rank("default", request())) == (429, "too_many_pending_bytes")
+        await engine.reward("default", first.event_id, 1.0, "kept until then")
+        await engine.activate("default", first.event_id)
+        await engine.settle()
+        assert engine.view().waiting_bytes == 0
+        await engine.rank("default", request())
+
+    playing(tmp_path, {"pending_bytes": 5_000}, play)
+
+
+def test_bytes_of_events_of_all_loops_together(tmp_path):
+    async def play(engine):
+        await engine.create_loop("other")
+        await engine.rank("other", request())
+        await engine.rank("default", request())
+        await engine.settle()
+        assert await refused(engine.rank("default", request())) == (429, "too_many_all_pending_bytes")
+
+    playing(tmp_path, {"all_pending_bytes": 1_000}, play)
+
+
+def test_rewards_are_refused_when_those_of_pending_events_take_too_much(tmp_path):
+    async def play(engine):
+        await engine.put_settings("default", {"aggregation": "sum"})
+        event = (await engine.rank("default", request())).event_id
+        for k in range(10):
+            await engine.reward("default", event, 0.1, f"reward {k}")
+        await engine.settle()
+        assert await refused(engine.reward("default", event, 0.1, "one more")) == (429, "too_many_pending_bytes")
+
+    playing(tmp_path, {"pending_bytes": 1_000}, play)
+
+
+def test_rewards_of_events_that_are_not_decided(tmp_path):
+    async def play(engine):
+        for k in range(3):
+            await engine.reward("default", "early", 1.0, f"reward {k}")
+        await engine.settle()
+        assert engine.view().n_early_rewards == 3
+        assert await refused(engine.reward("default", "early", 1.0, "one more")) == (429, "too_many_early_rewards")
+        await engine.rank("default", request(event_id="early"))
+        await engine.settle()
+        assert engine.view().n_early_rewards == 0
+        await engine.reward("default", "other", 1.0)
+
+    playing(tmp_path, {"early_rewards": 3}, play)
+
+
+def test_bytes_of_the_catalogue(tmp_path):
+    """150 actions of 0.95 MB, within a quota of 100,000 actions, took 1.3 GB of the learner and of each ranker."""
+
+    async def play(engine):
+        large = raw({"text " + "x" * 500: 1})
+        await engine.put_actions("default", [Action("a", large)])
+        code = 429, "too_many_catalogue_bytes"
+        assert await refused(engine.put_actions("default", [Action("b", large)])) == code
+        await engine.put_actions("default", [Action("b", large)], retire=["a"])
+        await engine.put_actions("default", [Action("c")])
+        engine.machine.quotas = Quotas(catalogue_bytes=100)
+        await engine.put_actions("default", [Action("b", raw({"text " + "x" * 400: 1}))])  # smaller than it was
+        assert await refused(engine.put_actions("default", [Action("b", large)])) == code
+
+    playing(tmp_path, {"catalogue_bytes": 600}, play)
+
+
+def test_settings_that_events_wait_under(tmp_path):
+    async def play(engine):
+        await engine.rank("default", request())
+        for k in range(3):
+            await engine.patch_settings("default", {"gamma": 10.0 + k})
+        assert await refused(engine.patch_settings("default", {"gamma": 1.0})) == (429, "too_many_settings")
+
+    playing(tmp_path, {"settings": 4}, play)
 
 
 def test_users_with_a_model_of_their_own(tmp_path):

@@ -34,10 +34,10 @@ def publish_before_learn():
     """Publish the end of the log as learned, whatever was learned."""
     publish = publishing.publish_loop
 
-    def early(publisher, state, cleaned):
+    def early(publisher, state, cleaned, waiting_bytes):
         position, state.position = state.position, state.position + 2
         try:
-            publish(publisher, state, cleaned)
+            publish(publisher, state, cleaned, waiting_bytes)
         finally:
             state.position = position
 

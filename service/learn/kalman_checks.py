@@ -1,0 +1,191 @@
+"""What arrays must be to be a ``residual-kalman`` model: checked wherever bytes become one.
+
+An admin can upload a model, and a snapshot or a base may be damaged. Compiled code trusts counts, tables and places;
+finite numbers that are far out become NaN when the model learns. Every bound is far beyond what learning leads to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import (
+    CHOICE_EVENTS,
+    CORE_SIZE,
+    FIRST_VALUES,
+    LEAST_LOG_DRIFT,
+    LEAST_LOG_TAU,
+    LEAST_NOISE,
+    MAX_BASES,
+    MAX_BLOCKS,
+    MAX_FIELDS,
+    MAX_SCALES,
+    MOST_KEPT,
+    MOST_LOG_DRIFT,
+    MOST_LOG_TAU,
+    MOST_NOISE,
+    START_EVENTS,
+    TAIL_BITS,
+)
+from fedres.decisions.kalman_inputs import find_scale
+from fedres.decisions.kalman_state import (
+    BASES,
+    BLOCKS,
+    DEVIATION,
+    DRIFT_SQUARES,
+    FIELDS,
+    LEARNED,
+    LENGTH,
+    LOG_DRIFT,
+    NOISE,
+    RMS,
+    ROWS_BY_COUNT,
+    SCALES,
+    UNIT,
+    Events,
+    Shared,
+    new_shared,
+)
+
+MOST_FEATURES = 2_002  # of a kept event: 1,000 of its context, 1,000 of its action, and its id
+LARGEST = 1e12  # of weights, in spans of rewards
+LARGEST_SQUARES = 1e60  # of sums of squares
+MOST_VARIANCE = math.exp(MOST_LOG_TAU) * (1 + 1e-6)
+ROUNDING = 1e-6  # of covariances and bases
+
+
+def check_arrays(arrays: Mapping[str, Array]) -> None:
+    """Refuse arrays that are not a model's: other names, types or shapes, places that do not exist, numbers far out."""
+    first = {name.removeprefix("first."): array for name, array in arrays.items() if name.startswith("first.")}
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("first.")}
+    if not arrays:
+        if first:
+            check_first(first, None)
+        return
+    _check_shapes(arrays)
+    if first:
+        check_first(first, int(arrays["counts"][LEARNED]))
+    _check_scales(arrays)
+    _check_priors(arrays)
+    _check_weights(arrays)
+
+
+def _check_shapes(arrays: Mapping[str, Array]) -> None:
+    names = {name for name in Shared._fields if name != "block_table"}
+    _require(arrays.keys() == names, "arrays", f"must be {sorted(names)}", sorted(arrays))
+    counts, moment = arrays["counts"], arrays["moment"]
+    _require(counts.dtype == np.int64 and counts.shape == (5,), "counts", "must be five whole numbers", counts.shape)
+    most = {LEARNED: 2**48, SCALES: MAX_SCALES, BLOCKS: MAX_BLOCKS, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
+    for at, bound in most.items():
+        least = 0 if at in (LEARNED, SCALES) else 1
+        _require(least <= counts[at] <= bound, f"counts[{at}]", f"must be in [{least}, {bound}]", counts[at])
+    d = moment.shape[0] if moment.ndim else 0
+    _require(1 <= d <= CORE_SIZE, "moment", f"must have 1 to {CORE_SIZE} coordinates", d)
+    for name, like in new_shared(d, 1.0, MAX_BLOCKS, TAIL_BITS)._asdict().items():
+        if name == "block_table":
+            continue
+        rows = int(counts[ROWS_BY_COUNT[name]]) if name in ROWS_BY_COUNT else len(like)
+        kind, shape = arrays[name].dtype, arrays[name].shape
+        _require(kind == like.dtype, name, f"must be of type {like.dtype}", kind)
+        _require(shape == (rows, *like.shape[1:]), name, f"must have the shape {(rows, *like.shape[1:])}", shape)
+
+
+def _check_scales(arrays: Mapping[str, Array]) -> None:
+    """Every key is where it is looked for, and there are as many as are counted: so the table is never full."""
+    keys, core, seen, stats = (arrays[f"scale_{name}"] for name in ("keys", "core", "seen", "stats"))
+    slots, n = np.flatnonzero(keys), int(arrays["counts"][SCALES])
+    _require(slots.size == n, "scale_keys", f"must have as many keys as counts has scales, {n}", slots.size)
+    for slot in slots.tolist():
+        place = int(find_scale(keys, keys[slot]))
+        _require(place == slot, "scale_keys", f"must have key {keys[slot]} once, at slot {place}", slot)
+    d, used = arrays["moment"].shape[0], keys != 0
+    _bounded("scale_core", core[used], -1, d - 1)
+    _bounded("scale_core", core[~used], -1, -1)
+    _bounded("scale_seen", seen[used], 1, FIRST_VALUES)
+    _bounded("scale_seen", seen[~used], 0, 0)
+    _bounded("scale_first", arrays["scale_first"])
+    _bounded("scale_stats", stats, -1e39, 1e39)
+    for column in (UNIT, RMS):
+        _require(bool((stats[used, column] > 0).all()), "scale_stats", "must have positive units", stats[used, column])
+    _bounded("scale_stats", stats[used, DEVIATION], 0)
+
+
+def _check_priors(arrays: Mapping[str, Array]) -> None:
+    numbers, drift, counts = arrays["numbers"], arrays["drift"], arrays["counts"]
+    _bounded("numbers", numbers[NOISE], LEAST_NOISE, MOST_NOISE)
+    _bounded("numbers", numbers[LENGTH], 1, 1e6)
+    _bounded("drift", drift[LOG_DRIFT], LEAST_LOG_DRIFT, MOST_LOG_DRIFT)
+    _bounded("drift", drift[DRIFT_SQUARES], 0, LARGEST_SQUARES)
+    _bounded("log_tau", arrays["log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
+    _bounded("slope_squares", arrays["slope_squares"], 0, LARGEST_SQUARES)
+    _bounded("reuse", arrays["reuse"], 0, 1)
+    _bounded("reuse_counts", arrays["reuse_counts"], 0, 2**48)
+    _bounded("block_log_tau", arrays["block_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
+    _bounded("block_used", arrays["block_used"], 0, counts[LEARNED])
+    for name in ("block_keys", "field_keys"):
+        keys = arrays[name]
+        _require(keys[0] == 0, name, "must begin with 0", keys[0])
+        n = np.unique(keys).size
+        _require(n == keys.size, name, f"must have every key once, {n}", keys.size)
+
+
+def _check_weights(arrays: Mapping[str, Array]) -> None:
+    for name in ("means", "mean_slopes"):
+        _bounded(name, arrays[name], -LARGEST, LARGEST)
+    covariances, tail = arrays["covariances"], arrays["tail"].astype(np.float64)
+    _bounded("covariances", covariances, -MOST_VARIANCE, MOST_VARIANCE)
+    _bounded("covariances", np.diagonal(covariances, axis1=1, axis2=2), -ROUNDING)
+    off = np.abs(covariances - covariances.transpose(0, 2, 1)).max()
+    _require(off <= ROUNDING, "covariances", "must be symmetric", f"a difference of {off}")
+    try:
+        np.linalg.cholesky(covariances + 10 * ROUNDING * np.eye(covariances.shape[1]))
+    except np.linalg.LinAlgError:
+        _require(False, "covariances", "must have no negative eigenvalues", "some")
+    _bounded("tail", tail[:, 1], 0, 1e30)
+    least = math.exp(-MOST_LOG_TAU) + tail[:, 1]
+    _bounded("tail", tail[:, 0] / least, -LARGEST, LARGEST)
+    n = 1 + float(arrays["counts"][LEARNED])
+    _bounded("moment", arrays["moment"], -1e6 * n, 1e6 * n)
+    _bounded("bases", arrays["bases"], -1 - ROUNDING, 1 + ROUNDING)
+
+
+def check_first(first: Mapping[str, Array], learned: int | None) -> None:
+    """Refuse what cannot be all events of a model that has learned this many, or of one whose start is not over."""
+    kinds = dict(zip(Events._fields, ("u4", "f4", "u4", "i8", "i8", "f4", "i8"), strict=True))
+    _require(first.keys() == kinds.keys(), "first", f"must be {sorted(kinds)}", sorted(first))
+    for name, kind in kinds.items():
+        like = first[name].dtype == kind and first[name].ndim == 1
+        _require(like, f"first.{name}", f"must be a row of {kind}", (first[name].dtype.str, first[name].shape))
+    n, starts, n_context = first["users"].size, first["starts"], first["n_context"]
+    whole = n < START_EVENTS if learned is None else START_EVENTS <= n == learned < CHOICE_EVENTS
+    _require(whole, "first.users", "must be of all first events", n)
+    for name, size in (("starts", n + 1), ("n_context", n), ("rewards", n)):
+        _require(first[name].size == size, f"first.{name}", f"must have {size} numbers", first[name].size)
+    _require(starts[0] == 0, "first.starts", "must begin with 0", starts[0])
+    for name in ("hashes", "values", "fields"):
+        _require(first[name].size == starts[-1], f"first.{name}", f"must have {starts[-1]} features", first[name].size)
+    _require(starts[-1] <= MOST_KEPT, "first.starts", f"must count at most {MOST_KEPT} features in all", starts[-1])
+    sizes = np.diff(starts)
+    _bounded("first.starts", sizes, 0, MOST_FEATURES)
+    _bounded("first.n_context", n_context, 0)
+    _bounded("first.n_context", sizes - n_context, 0)
+    _bounded("first.users", first["users"], -1, -1)
+    for name in ("values", "rewards"):
+        _bounded(f"first.{name}", first[name])
+
+
+def _bounded(name: str, array: Any, least: float = -np.inf, most: float = np.inf) -> None:
+    """Refuse numbers that are not finite or not within bounds."""
+    values = np.atleast_1d(array)
+    out = values[~(np.isfinite(values) & (values >= least) & (values <= most))]
+    if out.size:
+        _require(False, name, f"must be finite and in [{least:g}, {most:g}]", out.flat[0])
+
+
+def _require(good: Any, name: str, rule: str, value: Any) -> None:
+    if not good:
+        raise ValueError(f"state: {name} {rule}, got {value}")
