@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def run(folder, *command):
     return done.stdout
 
 
-def test_its_commands_run_one_after_the_other(folder):
+def test_its_commands_run_one_after_the_other(folder, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "copy")  # old events go
     said = "".join(run(folder, "sh", "-e", "-c", block) for language, block in BLOCKS if language == "sh")
     assert said.count(" is good: ") == 4
     assert "fedres.db is restored from backup.db" in said
