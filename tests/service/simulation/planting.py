@@ -61,7 +61,7 @@ def skip_a_record_on_restart():
 @contextlib.contextmanager
 def erase_only_the_newest_copy():
     newest = "DELETE FROM log WHERE rowid IN (SELECT max(rowid) FROM log WHERE loop = ?1 AND user = ?2)"
-    with replaced(sqlite, "ERASE", newest):
+    with replaced(sqlite, "ERASE_USER", newest):
         yield {"erasures": True}
 
 

@@ -128,7 +128,11 @@ class World:
     def settle(self):
         for _ in range(500):
             self.learner.step()
-            if self.learner.positions[LOOP_NAME] == self.log.heads()[LOOP_NAME].last:
+            heads = self.log.heads()
+            if LOOP_NAME not in heads:
+                self.wrong.append("the log is gone")
+                return
+            if self.learner.positions.get(LOOP_NAME) == heads[LOOP_NAME].last:
                 return
         self.wrong.append("the learner does not reach the end of the log")
 
