@@ -40,6 +40,7 @@ NOT_RUN = {
     "azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",
     "evaluation-intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
     "results/README.md": "the papers' figures, for hours; tests/libsvm_tasks/test_reproduce.py makes them small",
+    "results/decisions.md": "streams of decisions, for hours; tests/libsvm_tasks/test_decisions.py plays them small",
 }
 CODE = ("sh", "python", "js", "javascript", "sql")
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -92,7 +92,7 @@ def test_a_device_needs_no_extra(tmp_path):
     code = """
 from fedres.client import DeviceClient
 
-with DeviceClient("http://127.0.0.1:1", "phone", "phone", sync_seconds=None) as device:
+with DeviceClient("http://127.0.0.1:1", "phone", "phone", sync_seconds=None, open_seconds=0) as device:
     decision = device.decide({"weather": "cold"}, {"tea": {"hot": True}}, private={"age": 33})
     device.reward(decision.event_id, 1.0)
     print(decision.action)
