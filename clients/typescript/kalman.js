@@ -116,7 +116,7 @@ export function readDocument(told, part) {
     shared.scales.set(key, Object.assign(new Scale(stats.subarray(4 * k, 4 * k + 4)), { core: core[k] }));
   });
   const reuse = part("reuse");
-  shared.fields = Array.from(part("field_keys"), (key, k) => newField(key, [...logTau.subarray(4 * k, 4 * k + 3)], 0, [...reuse.subarray(2 * k, 2 * k + 2)]));
+  shared.fields = Array.from(part("field_keys"), (key, k) => newField(key, [...logTau.subarray(4 * k, 4 * k + 3)], 0, reuse[k]));
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));
   const priors = part("block_log_tau");
   blockKeys.forEach((key, b) => {

@@ -50,10 +50,10 @@ export class Scale {
 const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
 /**
- * A field: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given; `reuse` has the
- * shares of its learned features, and of their tail weights, that were learned before.
+ * A field: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given; `reuse` is the
+ * share of its learned features that were learned before.
  */
-export const newField = (key, logTau, squares = 0, reuse = [1, 1]) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: [0, 0] });
+export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: 0 });
 
 /** A regression: one block of weights for each action feature, over the core of the context's coordinates and a tail. */
 export class Regression {
@@ -165,8 +165,8 @@ export class Regression {
     const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
     const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, Math.exp(logTau[CORE]));
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
-    const [ofCore, ofTail] = field?.reuse ?? [1, 1], reused = ofCore * core.variance + ofTail * tail.variance;
-    return { mean: core.mean + tail.mean, variance: core.variance + tail.variance, slope: core.slope + tail.slope, reused };
+    const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
+    return { mean, variance, slope, reuse: field?.reuse ?? 1 };
   }
 
   /** What is said of an example: mean, variance with block 0, and slopes by log τ for each of `names`. */
@@ -191,7 +191,7 @@ export class Regression {
       for (const block of this.actionBlocks(request, from, starts[a + 1], false).slice(1)) {
         if (!known.has(block.key)) known.set(block.key, this.blockPart(block, inputs));
         mean += block.x * known.get(block.key).mean;
-        variance += block.x * block.x * known.get(block.key).reused;
+        variance += block.x * block.x * known.get(block.key).variance * known.get(block.key).reuse;
       }
       return { mean, variance };
     });
@@ -203,9 +203,7 @@ export class Regression {
     let mean = 0, variance = 0;
     for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
       const field = this.fieldOf(name, true);
-      countReuse(field, 0, Number(this.#places.has(key)));
-      const known = inputs.tail.filter(([coordinate]) => this.#tail.get(this.#tailPlace(key, coordinate))?.[1] > 0);
-      if (inputs.tail.length) countReuse(field, 1, known.length / inputs.tail.length);
+      countReuse(field, this.#places.has(key));
       const block = this.#touch(key, field.logTau[CORE]);
       if (!block) continue;
       const core = this.#corePart(block, inputs, 1), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
@@ -268,9 +266,9 @@ export class Regression {
   }
 }
 
-function countReuse(field, side, known) {
-  field.counted[side]++;
-  field.reuse[side] += Math.max(1 / (field.counted[side] + 4), LEAST_REUSE_RATE) * (known - field.reuse[side]);
+function countReuse(field, known) {
+  field.counted++;
+  field.reuse += Math.max(1 / (field.counted + 4), LEAST_REUSE_RATE) * (Number(known) - field.reuse);
 }
 
 function stepPrior(field, side, slope) {

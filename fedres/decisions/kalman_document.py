@@ -26,7 +26,6 @@ from fedres.decisions.kalman_state import (
     LEARNED,
     LENGTH,
     NOISE,
-    PAIRS,
     SCALES,
     Shared,
     new_shared,
@@ -67,7 +66,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "scale_stats": shared.scale_stats[slots],
         "field_keys": shared.field_keys[:n_fields],
         "log_tau": shared.log_tau[:n_fields],
-        "reuse": shared.reuse[:n_fields, [ANYBODY, PAIRS]],
+        "reuse": shared.reuse[:n_fields, ANYBODY],
         "block_keys": shared.block_keys[:n_blocks],
         "block_log_tau": shared.block_log_tau[:n_blocks],
         "means": shared.means[:n_blocks].astype(np.float32),
@@ -128,7 +127,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
     shared.counts[SCALES], shared.counts[FIELDS] = arrays["scale_keys"].size, arrays["field_keys"].size
     shared.field_keys[: arrays["field_keys"].size] = arrays["field_keys"]
     shared.log_tau[: arrays["field_keys"].size] = arrays["log_tau"]
-    shared.reuse[: arrays["field_keys"].size, [ANYBODY, PAIRS]] = arrays["reuse"]
+    shared.reuse[: arrays["field_keys"].size, ANYBODY] = arrays["reuse"]
     shared.tail[arrays["tail_places"]] = arrays["tail"]
     covariances = np.zeros((n_blocks, d, d))
     rows, columns = np.tril_indices(d)
@@ -159,7 +158,7 @@ def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     n_scales, n_fields, n_tail = (arrays[name].size for name in ("scale_keys", "field_keys", "tail_places"))
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 4), "reuse": (n_fields, 2),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 4), "reuse": (n_fields,),
         "block_keys": (n_blocks,), "block_log_tau": (n_blocks,),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
         "tail": (n_tail, 2),

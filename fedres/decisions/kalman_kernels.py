@@ -63,7 +63,6 @@ from fedres.decisions.kalman_state import (
     NOISE,
     OWN,
     OWN_BIAS,
-    PAIRS,
     TAIL,
     USER,
     scratch_for,
@@ -174,11 +173,11 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
     mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
-    variance *= reuse_of(shared, field, ANYBODY)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
-        variance += reuse_of(shared, field, PAIRS) * tail_variance
+        variance += tail_variance
+    variance *= reuse_of(shared, field, ANYBODY)
     if not personal:
         return mean, 0.0, variance
     slot = find_slot(own, key, r.size)
@@ -205,15 +204,6 @@ def count_reuse(shared: Any, field: int, side: int, known: float) -> None:
     shared.reuse_counts[field, side] += 1
     rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
     shared.reuse[field, side] += rate * (known - shared.reuse[field, side])
-
-
-@bare_kernel
-def known_pairs(shared: Any, key: Key, t_keys: Array) -> float:
-    """Return the share of a block's tail weights that were learned before."""
-    n = 0.0
-    for j in range(t_keys.size):
-        n += 1.0 if shared.tail[tail_place(key, t_keys[j], shared.tail.shape[0]), 1] > 0 else 0.0
-    return n / t_keys.size
 
 
 @bare_kernel
@@ -343,8 +333,6 @@ def learn_in(
             field = field_place(shared, names[f], True)
             known = user >= 0 and find_bias(own, keys[f]) >= 0
             count_reuse(shared, field, ANYBODY, 1.0 if find_block(shared, keys[f]) >= 0 else 0.0)
-            if n_tail:
-                count_reuse(shared, field, PAIRS, known_pairs(shared, keys[f], t_keys))
             if user >= 0:
                 count_reuse(shared, field, USER, 1.0 if known else 0.0)
             block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)

@@ -36,7 +36,7 @@ NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 OWN, TAIL, CORE, OWN_BIAS = range(4)  # columns of ``log_tau``: personal, tail, shared core weights, personal biases
-ANYBODY, PAIRS, USER = range(3)  # columns of ``reuse``: what anybody, in a tail weight, or the user has learned before
+ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -54,7 +54,7 @@ class Shared(NamedTuple):
     field_keys: Array  # uint32
     log_tau: Array  # float64, of personal, tail and shared core weights, and of personal biases
     slope_squares: Array  # float64, the sums of squared slopes by log τ
-    reuse: Array  # float64, ρ: the share of learned features that were learned before; of tail weights; by the user
+    reuse: Array  # float64, ρ: the share of learned features that were learned before, by anybody and by the user
     reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
     block_keys: Array  # uint32
@@ -175,8 +175,8 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
         log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, FIRST_LOG_TAU], (MAX_FIELDS, 1)),
         slope_squares=np.zeros((MAX_FIELDS, 4)),
-        reuse=np.ones((MAX_FIELDS, 3)),
-        reuse_counts=np.zeros((MAX_FIELDS, 3), np.int64),
+        reuse=np.ones((MAX_FIELDS, 2)),
+        reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),

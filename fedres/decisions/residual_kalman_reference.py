@@ -8,11 +8,11 @@ learned from the stream, once for each field (the JSON key that an action featur
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
-              v_a = Σ_f x_f² (ρ z'P_f z + ρ_t Σ c t² + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
+              v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
 
-ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before, ρ_t that of
-its tail weights: exploring pays only where the answer is used again. It concerns predictions only; q has all of v.
+ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before: exploring
+pays only where the answer is used again. It concerns predictions only; q has all of v.
 
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
 its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
@@ -115,7 +115,7 @@ class Field:
     def __init__(self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None) -> None:
         self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
         self.bias = Prior()
-        self.reuse, self.tail_reuse, self.own_reuse = Reuse(), Reuse(), Reuse()
+        self.reuse, self.own_reuse = Reuse(), Reuse()
 
 
 class Diagonal:
@@ -295,7 +295,7 @@ class ResidualKalman:
             for key, (x, name) in self._features(action).items():
                 of = self._field(name)
                 parts = self._part(key, of, inputs, shared.get(key), own.get(key), biases.get(key))
-                reuse = np.array([of.reuse.share, of.tail_reuse.share, of.own_reuse.share, of.own_reuse.share])
+                reuse = np.repeat([of.reuse.share, of.own_reuse.share], 2)
                 mean += x * parts[0, sides].sum()
                 variance += x * x * (reuse * parts[1])[sides].sum()
             found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
@@ -427,9 +427,6 @@ class ResidualKalman:
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
             of = self._field(name, new=True)
             of.reuse.add(key in weights_by_key(self.blocks))
-            if t:
-                places = [tail_place(key, coordinate, self.tail_bits) for coordinate, _ in t]
-                of.tail_reuse.add(sum(place in self.tail for place in places) / len(t))
             known = own is not None and key in weights_by_key(own.biases)
             if own:
                 of.own_reuse.add(known)

@@ -17,7 +17,7 @@ from fedres.decisions.constants import (
 )
 from fedres.decisions.kalman_inputs import eigenvectors, find_block, find_scale, put_block, rebase, scale_of
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
-from fedres.decisions.kalman_state import ANYBODY, CORE, LOG_DRIFT, PAIRS, SCALES, UNIT, new_shared, slot_words
+from fedres.decisions.kalman_state import CORE, LOG_DRIFT, SCALES, UNIT, new_shared, slot_words
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -428,7 +428,7 @@ def test_what_does_not_come_again_is_hardly_explored():
         action = ([1000 + t, 100 + rng.integers(5), 200 + t % 2], [1.0] * 3, [1, 2, 3])
         rounds.append((t // 2, ([5], [1.0]), [action], 0, float(rng.random() < 0.5)))
     learn_all(model, {}, rounds, [300])
-    anybody, _, user = model.shared.reuse[1:4].T.copy()
+    anybody, user = model.shared.reuse[1:4].T.copy()
     assert anybody == pytest.approx([0, 1, 1], abs=0.1)
     assert user == pytest.approx([0, 0.1, 0], abs=0.1)
     fields = model.shared.field_keys[1:4].tolist()
@@ -472,12 +472,3 @@ def test_a_feature_that_is_new_to_a_user_takes_no_directions_of_others():
     assert 159 not in keys()
     learn_all(model, owns, rounds[60:], [1])
     assert 159 in keys()
-
-
-def test_words_that_come_once_are_hardly_explored():
-    rng, model, rounds = np.random.default_rng(19), ResidualKalman(choice_events=0), []
-    for t in range(200):
-        words = [1000 + 3 * t, 1001 + 3 * t, 1002 + 3 * t, 5000 + t % 4]
-        rounds.append((None, (words, [1.0] * 4), [([100 + t % 2], [1.0], [9])], 0, float(rng.random() < 0.5)))
-    learn_all(model, {}, rounds, [200])
-    assert model.shared.reuse[1, [ANYBODY, PAIRS]] == pytest.approx([1, 0], abs=0.1)
