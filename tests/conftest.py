@@ -25,6 +25,15 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # for libraries not lo
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 60 ms each, which every client of httpx pays
 
 
+@pytest.fixture(autouse=True)
+def _usual_umask():
+    """Undo what commands do that keep their files private: servers of later tests run as other users."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    yield
+    os.umask(mask)
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out the long tests unless they are asked for with ``-m``, and put the files with slow tests first.
 

@@ -232,7 +232,7 @@ def import_(
     )
     for file in files:
         if not file.exists():
-            raise ValueError(f"FILE must be there, got {file}")
+            raise ValueError(f"FILE must exist, got {file}")
     kinds = {file: decision_files.kind_of(file) for file in files}
     if columns.given and decision_files.TABLE not in kinds.values():
         raise ValueError(f"{columns.given[0]} must come with a table (.csv, .tsv, .parquet), got {files[0]}")

@@ -94,8 +94,9 @@ class WhatIfRequest(Struct, forbid_unknown_fields=True):
     settings: Annotated[list[dict[str, Any]], Meta(max_length=20)] = []
 
 
-class Health(Struct):
+class Health(Struct, omit_defaults=True):
     status: str
+    trouble: str | None = None  # of single loops: all others are served as ever
 
 
 def loop_routes(admin: Admin) -> Routes:
@@ -242,8 +243,7 @@ def service_routes(admin: Admin, status: Status, root_path: str = "") -> Routes:
 
     @routes.of_service("GET", "/readyz", OPEN, "Readiness: requests can be served.", reply=Health)
     async def get_readiness() -> Response:
-        status.check_ready()
-        return json_response(Health("ready"))
+        return json_response(Health("ready", status.check_ready()))
 
     for path in PAGES:
         about = "Show a page: the dashboard, or that of the demo."

@@ -144,7 +144,7 @@ class Learner:
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
-        if self.broken:
+        if self.broken and self.trouble is None:
             self.trouble = next(iter(self.broken.values()))
         self.publish(urgent=urgent)
         if self.cleaning is None:
@@ -169,7 +169,7 @@ class Learner:
                         take_or_step_back(self, name, entries)
                 began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
                 more |= len(entries) == BATCH or began_again
-                if name in self.loops and self.positions[name] < head.last:
+                if name in self.loops and name not in self.broken and self.positions[name] < head.last:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
@@ -337,10 +337,10 @@ class Learner:
         if names != self._names:
             self.publisher.publish_names(names)
             self._names = names
-        told: list[Exception] = [*self.broken.values()] or ([] if self.trouble is None else [self.trouble])
-        trouble = "; ".join([str(each) for each in told[:MOST_TOLD]]) or None
+        standing_still = "; ".join([str(each) for each in [*self.broken.values()][:MOST_TOLD]]) or None
+        of_all = None if self.trouble in [None, *self.broken.values()] else str(self.trouble)
         used = self.publisher.memory.used_bytes
-        self.publisher.publish_learner(LearnerView(trouble, self.rebuilt, used, lag=self.lag))
+        self.publisher.publish_learner(LearnerView(of_all, standing_still, self.rebuilt, used, self.lag))
         self.publisher.done()
 
     def digest(self, loop: str) -> str:

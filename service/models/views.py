@@ -72,7 +72,8 @@ class LoopView(msgspec.Struct, array_like=True):
 class LearnerView(msgspec.Struct, array_like=True):
     """How the learner does."""
 
-    trouble: str | None = None
+    trouble: str | None = None  # that concerns all loops
+    standing_still: str | None = None  # which loops do, and why; the others go on
     rebuilt: int = 0  # how often the snapshot was thrown away
     published_bytes: int = 0
     lag: float = 0.0  # seconds behind the end of the log

@@ -72,7 +72,7 @@ class Status:
             "store": self._store,
             "position": sum(head.last for name, head in heads.items() if name in names),
             "learned_position": sum(self._machine.loop(name).view.position for name in names),
-            "trouble": self._trouble(),
+            "trouble": self._trouble() or self._standing_still(),
             "rebuilt": 0 if learner is None else learner.rebuilt,
             "published_bytes": 0 if learner is None else learner.published_bytes,
             "staleness_seconds": round(self._machine.models.staleness(), 3),
@@ -109,11 +109,21 @@ class Status:
             "disk_bytes": None if disk is None else disk.f_blocks * disk.f_frsize,
         }
 
-    def check_ready(self) -> None:
-        """Refuse if a load balancer should ask another machine."""
+    def check_ready(self) -> str | None:
+        """Refuse if a load balancer should ask another machine; return what else is wrong.
+
+        A loop that stands still goes on deciding, and another machine would not learn it either.
+        """
         trouble = self._trouble()
         if trouble is not None:
             raise ApiError(503, "not_ready", trouble)  # see NOT_READY of service.http.replies
+        return self._standing_still()
+
+    def _standing_still(self) -> str | None:
+        learner = self._machine.models.learner()
+        if learner is None or learner.standing_still is None:
+            return None
+        return f"not everything is learned: {learner.standing_still}"
 
     def _trouble(self) -> str | None:
         models = self._machine.models

@@ -49,7 +49,8 @@ def position_of(folder, kind, event, loop="default"):
 
 
 async def check_that_the_other_loop_is_well(engine, tag):
-    """Learn, change settings and erase in the other loop."""
+    """Learn, change settings and erase in the other loop, on a machine that is ready."""
+    assert "not everything is learned" in Status(engine.machine, "store.db").check_ready()
     before = engine.view("other").statistics.rewarded
     await rank_and_reward(engine, [f"{tag}1", f"{tag}2"], "other")
     steps(engine)
@@ -137,10 +138,10 @@ def test_a_loop_that_cannot_be_published_keeps_what_is_published(tmp_path, monke
             await engine.settle()
             before, publish = engine.view().position, learner.publish_loop
 
-            def fails(publisher, state, cleaned):
+            def fails(publisher, state, *more):
                 if state.head.name == "default":
                     raise ValueError("planted")
-                publish(publisher, state, cleaned)
+                publish(publisher, state, *more)
 
             monkeypatch.setattr(learner, "publish_loop", fails)
             await rank_and_reward(engine, "cd")

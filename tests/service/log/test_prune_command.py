@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import os
 import threading
 
 import pytest
@@ -29,14 +28,6 @@ class PassingClock:
 
     def pass_seconds(self, seconds):
         self.now += round(seconds * SECOND)
-
-
-@pytest.fixture(autouse=True)
-def usual_files():
-    """Undo what commands do: others may read what later tests write, such as a server's programs."""
-    mask = os.umask(0o022)
-    yield
-    os.umask(mask)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from forked import FEDRES, run
 from serving import has_ended, listening_port, owner, serving, until
 
 RANK = {"actions": [{"id": "a", "features": {"x": 1}}, {"id": "b", "features": {"x": 2}}]}
-TIMES = ("uptime_seconds", "staleness_seconds")
+TIMES = ("uptime_seconds", "staleness_seconds", "disk_free_bytes")
 COUNTED = 'fedres_requests_total{method="POST",path="/v1/rank",status="200"}'
 
 
