@@ -28,10 +28,9 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)  # 60 m
 @pytest.fixture(autouse=True)
 def _usual_umask():
     """Undo what commands do that keep their files private: servers of later tests run as other users."""
-    mask = os.umask(0o022)
-    os.umask(mask)
+    os.umask(0o022)
     yield
-    os.umask(mask)
+    os.umask(0o022)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -75,9 +75,11 @@ def console() -> Console:
 
 @contextmanager
 def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left on standard error while the work goes on."""
+    """Show a bar with the time left on standard error while the work goes on, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    errors = Console(stderr=True)
+    quiet = not errors.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=quiet) as bar:
         row = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 import msgspec
@@ -47,14 +48,14 @@ def bytes_of_model(shared: AnyShared, *, start: bool = False) -> bytes:
     return learned.to_bytes()
 
 
-def check_model(settings: Settings, state: bytes, reward_range: tuple[float, float]) -> None:
-    """Refuse a model that is not of the kind, size and range that the settings, or the model before, have."""
+def check_model(settings: Settings, state: bytes, ranges: Collection[tuple[float, float]]) -> None:
+    """Refuse a model that is not of the kind and size that the settings have, or of none of the loop's ranges."""
     try:
         model = read_model(settings, state)
     except msgspec.MsgspecError as error:
         raise ValueError(f"state must be readable: {error}") from None
     if isinstance(model, KalmanShared):
-        if model.reward_range not in (reward_range, settings.reward_range):
+        if model.reward_range not in (settings.reward_range, *ranges):
             low, high = settings.reward_range
             raise ValueError(f"state must hold a model of rewards in [{low}, {high}], got {list(model.reward_range)}")
         return

@@ -13,6 +13,7 @@ from fedres.scoring.features import Named
 from fedres.scoring.flattening import FeatureError
 from service.errors import ApiError, invalid
 from service.learn.join import Unmatched
+from service.learn.loop_state import read_settings_body
 from service.learn.shared_models import check_model
 from service.log.protocol import Duplicate
 from service.log.records import (
@@ -203,9 +204,10 @@ class Admin:
 
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
+        view = self._machine.loop(loop).view
+        made = await self._machine.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
         try:
-            view = self._machine.loop(loop).view
-            check_model(view.settings, state, view.seen_range)
+            check_model(view.settings, state, (view.seen_range, read_settings_body(made.body).reward_range))
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
         return await self._machine.append_now(Record(loop, MODEL, body=state))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machine import SECOND, Clock, Engine, running
 
-from service.learn import saving
+from service.learn import loop_state, saving
 from service.learn.snapshots import Changes, Snapshots
 from service.log import sqlite
 from service.log.protocol import StoreUnavailable
@@ -77,7 +77,7 @@ async def test_late_rewards_are_listed_once_after_a_restart(tmp_path):
 
 @pytest.mark.anyio
 async def test_a_reward_that_counted_is_not_listed_as_unmatched_after_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "REJOINED", 1)  # records: the reward is joined again, its decision is not
+    monkeypatch.setattr(loop_state, "REJOINED", 1)  # records: the reward is joined again, its decision is not
     clock = Clock()
     engine = Engine(tmp_path, clock=clock)
     await engine.put_actions("default", [Action("a"), Action("b")])

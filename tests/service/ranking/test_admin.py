@@ -165,7 +165,7 @@ def test_exported_events_are_read_and_evaluated_and_can_be_paged_through(tmp_pat
             file = tmp_path / "events.jsonl"
             file.write_bytes(b"\n".join(map(msgspec.json.encode, events)))
             outside = bandits.evaluate(file, ["uniform"], estimators=["snips"]).to_json()
-            assert await engine.evaluate("default", ["uniform"], ["snips"]) == outside
+            assert await engine.evaluate("default", ["uniform"], ["snips"]) == outside | {"events_since": None}
             assert outside["n"] == 400
 
     asyncio.run(story())
