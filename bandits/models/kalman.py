@@ -87,7 +87,7 @@ class KalmanModel(Predicting):
         for path, array in arrays.items():
             slot, _, name = path.partition("/")
             parts.setdefault(slot, {})[name] = array
-        self.shared.load_arrays(parts.pop("shared"))
+        self.shared.load_arrays(parts.pop("shared", {}))  # which has none before the first event
         for slot, part in parts.items():
             self.join(int(slot))
             if "own" in part:
