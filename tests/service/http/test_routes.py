@@ -14,11 +14,15 @@ def ranked(client, path="/v1/rank", **fields):
     return client.post(path, json={"actions": ACTIONS, **fields})
 
 
-def learn_a_little(live, client):
-    """Let the loop learn more than the events that it begins with."""
+def learn_a_little(live, client, loop):
+    """Make a loop that has learned more than the events that it begins with.
+
+    A loop of another test may wait for what the events without a reward turn out to be.
+    """
+    client.post("/v1/loops", json={"name": loop}).raise_for_status()
     for _ in range(20):
-        event = ranked(client).json()["event_id"]
-        client.post(f"/v1/events/{event}/reward", json={"value": 1})
+        event = ranked(client, f"/v1/loops/{loop}/rank").json()["event_id"]
+        assert client.post(f"/v1/loops/{loop}/events/{event}/reward", json={"value": 1}).status_code == 204
     live.settle()
 
 
@@ -41,12 +45,9 @@ def test_a_reply_repeats_the_id_of_its_request(client):
 
 
 def test_a_decision_is_explained_if_asked(live, client):
-    for _ in range(10):  # once, after 20 events, an action had no explanation; why is not known
-        learn_a_little(live, client)
-        decision = ranked(client, explain=True).json()
-        assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
-        if all(why["strongest"] for why in decision["explanations"]):
-            break
+    learn_a_little(live, client, "explained")
+    decision = ranked(client, "/v1/loops/explained/rank", explain=True).json()
+    assert [why["id"] for why in decision["explanations"]] == ["a", "b"]
     assert decision["explanations"][0]["strongest"]
     assert decision["explanations"][0]["width"] > 0
 
@@ -120,7 +121,7 @@ def test_a_loop_is_made_used_changed_and_deleted(client):
     made = client.post("/v1/loops", json={"name": "shop", "settings": {"epsilon": 0.5}})
     assert (made.status_code, made.json()["settings"]["epsilon"]) == (201, 0.5)
     assert client.post("/v1/loops", json={"name": "shop"}).status_code == 409
-    assert client.get("/v1/loops").json() == {"loops": ["default", "shop"]}
+    assert {"default", "shop"} <= {*client.get("/v1/loops").json()["loops"]}
     ranked(client, "/v1/loops/shop/rank", event_id="in the shop")
     changed = client.put("/v1/loops/shop/settings", json={"policy": "greedy"}).json()
     assert changed["version"] > made.json()["version"]
@@ -152,16 +153,17 @@ def test_a_model_can_be_taken_out_and_put_back(client):
 
 
 def test_a_user_has_a_model_and_can_be_erased(live, client):
-    learn_a_little(live, client)
-    event = ranked(client, user="ann/é").json()["event_id"]
-    client.post(f"/v1/events/{event}/reward", json={"value": 1})
+    learn_a_little(live, client, "personal")
+    path = "/v1/loops/personal"
+    event = ranked(client, f"{path}/rank", user="ann/é").json()["event_id"]
+    client.post(f"{path}/events/{event}/reward", json={"value": 1})
     live.settle()
-    model = client.get("/v1/users/ann%2F%C3%A9/model").json()
+    model = client.get(f"{path}/users/ann%2F%C3%A9/model").json()
     assert model["user"] == "ann/é"
     assert (model["events"], len(model["blocks"])) == (1, 3)
-    assert client.delete("/v1/users/ann%2F%C3%A9").status_code == 204
-    assert client.get("/v1/users/ann%2F%C3%A9/model").status_code == 404
-    assert event not in [line["event_id"] for line in export(client)]
+    assert client.delete(f"{path}/users/ann%2F%C3%A9").status_code == 204
+    assert client.get(f"{path}/users/ann%2F%C3%A9/model").status_code == 404
+    assert event not in [line["event_id"] for line in export(client, f"{path}/events")]
 
 
 def test_a_user_is_exported_and_erased_in_all_loops_or_in_one(client):
