@@ -29,6 +29,7 @@ _SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X
 Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_any_value: Any = types.unliteral  # the type of a constant as that of a variable
 _OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls from C
 
 
@@ -50,9 +51,12 @@ def _cached(compiled: Any, function: Function) -> Function:
     """Return it with a cache that is valid for these sources: numba looks at the file of the function alone.
 
     A kernel has those it calls compiled into it, so that after an update of one file it would stay what it was.
+    A constant argument is an argument like any other: numba would compile the kernel again for each of its values.
     """
     if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
         compiled._cache._cache_file._source_stamp = _sources(function.__module__.partition(".")[0])
+        template = compiled.get_call_template
+        compiled.get_call_template = lambda args, kws: template(tuple(map(_any_value, args)), kws)
     return cast(Function, compiled)
 
 
