@@ -25,9 +25,9 @@ from service.http.swagger import PATHS, add_docs
 from service.log.protocol import StoreUnavailable
 from service.personalizer.errors import reshape
 from service.personalizer.routes import personalizer_routes
+from service.rank.ranker import Machine, Ranker
 from service.ranking.admin import Admin
 from service.ranking.devices import Devices
-from service.ranking.ranker import Machine, Ranker
 from service.ranking.status import Status
 
 DESCRIPTION = """\

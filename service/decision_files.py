@@ -16,7 +16,7 @@ from bandits.evaluation.columns import Columns, Decisions
 from bandits.evaluation.logs import DSJSON_KEYS, from_record, read_lines
 from bandits.evaluation.sources import TABLE_ENDINGS, Progress, open_source
 from service.personalizer.dsjson import Logged
-from service.ranking.requests import RankRequest
+from service.rank.requests import RankRequest
 from service.settings import Settings
 
 EXPORT, DSJSON, LINES, TABLE = "export", "dsjson", "lines", "table"

@@ -15,12 +15,12 @@ from service.http.endpoints import json_response, loop_of, read_json, user_of
 from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, BINARY, DEVICE, HTML, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.page import ASSETS, HEADERS, PAGES, asset, page
+from service.rank.requests import Action, Id
 from service.ranking.admin import Admin
 from service.ranking.device_figures import DeviceList
 from service.ranking.experiments import LiftReport
 from service.ranking.how_personal import HowPersonal
 from service.ranking.loop_report import LoopReport
-from service.ranking.requests import Action, Id
 from service.ranking.status import Status
 from service.ranking.stories import Story, UserDecisions
 from service.ranking.what_if import WhatIf

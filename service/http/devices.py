@@ -19,9 +19,9 @@ from service.http.replies import Reply, json_reply
 from service.http.router import CLIENT
 from service.http.routes import BINARY, DEVICE, MSGPACK, Call, Routes
 from service.http.strict import decode, decode_msgpack
+from service.rank.requests import Action, Features, Id
 from service.ranking import uploads
 from service.ranking.devices import Devices
-from service.ranking.requests import Action, Features, Id
 from service.ranking.uploads import LAST
 
 Count = Annotated[int, Meta(ge=1, le=LAST)]

@@ -12,9 +12,9 @@ from service.http.limits import Limits
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
 from service.http.strict import LARGE_BYTES, decode
-from service.ranking.ranker import Ranker
-from service.ranking.requests import Id, RankRequest, RankResult
-from service.ranking.slots import SlotsRequest, SlotsResult
+from service.rank.ranker import Ranker
+from service.rank.requests import Id, RankRequest, RankResult
+from service.rank.slots import SlotsRequest, SlotsResult
 
 _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{kind}"} for kind in ("RankResult", "Error")]}
 

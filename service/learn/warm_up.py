@@ -18,9 +18,9 @@ from service.log.records import LOOP, REWARD, Record, encode, encode_reward
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current
-from service.ranking.decide import decide
-from service.ranking.explaining import explanations
-from service.ranking.requests import Action, RankRequest
+from service.rank.decide import decide
+from service.rank.explaining import explanations
+from service.rank.requests import Action, RankRequest
 from service.ranking.uploads import Residual, residual_records
 from service.settings import Settings
 

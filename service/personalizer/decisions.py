@@ -27,11 +27,11 @@ from service.personalizer.messages import (
     RankedAction,
     SlotAnswer,
 )
-from service.ranking.decide import decide
+from service.rank.decide import decide
+from service.rank.ranker import Machine, Ranker
+from service.rank.requests import Action, RankRequest, RankResult
+from service.rank.slots import LONGEST_CALL_ID, Slot, SlotsRequest, SlotsResult, check_slots, events_of, fill
 from service.ranking.exporting import Exporter
-from service.ranking.ranker import Machine, Ranker
-from service.ranking.requests import Action, RankRequest, RankResult
-from service.ranking.slots import LONGEST_CALL_ID, Slot, SlotsRequest, SlotsResult, check_slots, events_of, fill
 from service.settings import Settings
 
 INVALID = "InvalidRankRequest"

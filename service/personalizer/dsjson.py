@@ -15,8 +15,8 @@ from msgspec import field
 
 from bandits.evaluation.values import distribution, logged_probability, number
 from service.personalizer.features import merge, native_id
-from service.ranking.requests import Action, RankRequest
-from service.ranking.slots import LONGEST_CALL_ID, Slot, SlotsRequest, events_of, slot_context
+from service.rank.requests import Action, RankRequest
+from service.rank.slots import LONGEST_CALL_ID, Slot, SlotsRequest, events_of, slot_context
 
 WRAPPED = ("FromUrl", "j")
 

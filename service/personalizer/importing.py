@@ -23,7 +23,7 @@ from service.log.records import DELETED, LOOP, RANK, REWARD, SETTINGS, Record, R
 from service.models.published import Loop
 from service.personalizer.configuration import azure_settings
 from service.personalizer.dsjson import Logged, event_ids, read_line
-from service.ranking.decide import Decision, prepare_all
+from service.rank.decide import Decision, prepare_all
 from service.settings import Settings
 
 BATCH = 1_000  # lines that are stored together

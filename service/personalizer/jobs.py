@@ -22,9 +22,9 @@ from service.personalizer.importance import feature_scores
 from service.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
 from service.personalizer.retention import retained_after
 from service.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
+from service.rank.ranker import Machine
 from service.ranking.admin import JOB_SECONDS
 from service.ranking.aside import Worker
-from service.ranking.ranker import Machine
 
 EVALUATION, IMPORTANCE = "evaluation", "importance"
 OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}

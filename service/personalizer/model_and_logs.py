@@ -11,8 +11,8 @@ from service.log.records import ERASE, LOOP, MODEL, RANK, EraseBody, Record, enc
 from service.personalizer.configuration import Configurations
 from service.personalizer.durations import show_time
 from service.personalizer.retention import retained_after
+from service.rank.ranker import Machine
 from service.ranking.admin import Admin
-from service.ranking.ranker import Machine
 
 CHUNK = 500
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from service.learn.pruning import last_before
 from service.personalizer.configuration import Configurations, kept_of
-from service.ranking.ranker import Machine
+from service.rank.ranker import Machine
 
 DAY = 86_400_000_000  # microseconds
 

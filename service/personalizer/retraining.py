@@ -17,9 +17,9 @@ from service.learn.learner import relearned
 from service.learn.shared_models import bytes_of_model
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
+from service.rank.ranker import Machine
 from service.ranking.admin import JOB_SECONDS, Admin
 from service.ranking.aside import Worker
-from service.ranking.ranker import Machine
 from service.settings import Settings
 
 DAY = 86_400_000_000  # microseconds

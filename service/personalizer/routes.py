@@ -21,8 +21,8 @@ from service.personalizer.messages import (
 from service.personalizer.model_and_logs import ModelAndLogs
 from service.personalizer.retraining import Retrainer
 from service.personalizer.routing import PersonalizerRoutes, answered, id_in, reader
+from service.rank.ranker import Machine, Ranker
 from service.ranking.admin import Admin
-from service.ranking.ranker import Machine, Ranker
 
 
 def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:

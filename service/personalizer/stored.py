@@ -13,7 +13,7 @@ import msgspec
 
 from service.log.protocol import Log
 from service.log.records import NOTE, Record, encode
-from service.ranking.ranker import Machine
+from service.rank.ranker import Machine
 
 NAME = "azure-personalizer"  # the event of all notes
 MOST_SECONDS = 3_600.0

@@ -31,16 +31,16 @@ from service.log.records import (
     encode,
 )
 from service.models.kalman_personal import PersonalKalman
+from service.rank.explaining import personal_model
+from service.rank.pinned import check_new, pin_body, read_pinned
+from service.rank.quotas import exceeded
+from service.rank.ranker import ERASE_SECONDS, Machine
+from service.rank.requests import Action, check_id
 from service.ranking import reports
 from service.ranking.experiments import LiftReport
-from service.ranking.explaining import personal_model
 from service.ranking.exporting import export_lines, time_or_none
 from service.ranking.figures import Question, answer
 from service.ranking.how_personal import MOST_USERS, HowPersonal, Remembered, how_personal
-from service.ranking.pinned import check_new, pin_body, read_pinned
-from service.ranking.quotas import exceeded
-from service.ranking.ranker import ERASE_SECONDS, Machine
-from service.ranking.requests import Action, check_id
 from service.ranking.series import Taken
 from service.ranking.stories import MOST_DECISIONS, Story, UserDecisions, stories
 from service.ranking.what_if import CHANGEABLE

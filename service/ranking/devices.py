@@ -16,8 +16,8 @@ from service.errors import ApiError, unavailable
 from service.log.protocol import Duplicate, Refused, StoreUnavailable
 from service.log.records import JOIN, Record
 from service.models.published import Loop
-from service.ranking.ranker import Machine
-from service.ranking.requests import Action, check_id
+from service.rank.ranker import Machine
+from service.rank.requests import Action, check_id
 from service.ranking.uploads import (
     Published,
     Residual,

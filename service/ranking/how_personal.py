@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Hashable
 import msgspec
 
 from service.errors import ApiError
-from service.ranking.decide import prepare_all
-from service.ranking.explaining import personal_model, personal_variances, score_parts
-from service.ranking.ranker import Machine
-from service.ranking.requests import Action, RankRequest
+from service.rank.decide import prepare_all
+from service.rank.explaining import personal_model, personal_variances, score_parts
+from service.rank.ranker import Machine
+from service.rank.requests import Action, RankRequest
 from service.ranking.series import Taken
 
 MOST_USERS = 100  # whose newest decision is looked at

@@ -14,8 +14,8 @@ import msgspec
 
 from service.errors import ApiError
 from service.log.protocol import Head, StoreUnavailable
+from service.rank.ranker import Machine
 from service.ranking import reports
-from service.ranking.ranker import Machine
 
 VERSION = version("fedres")
 PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes

@@ -9,11 +9,11 @@ import msgspec
 from service.errors import ApiError
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, LoggedRank, decode_rank, decode_reward
-from service.ranking.decide import answer, n_explained_pairs, prepare_all
-from service.ranking.explaining import explain_all
+from service.rank.decide import answer, n_explained_pairs, prepare_all
+from service.rank.explaining import explain_all
+from service.rank.ranker import Machine
+from service.rank.requests import Action, Explained, Ranked, RankRequest
 from service.ranking.exporting import Exporter, time_of
-from service.ranking.ranker import Machine
-from service.ranking.requests import Action, Explained, Ranked, RankRequest
 
 MOST_DECISIONS = 20  # of a user that are told at once
 EXPLAINED_PAIRS = 2_000  # of features, for each event

@@ -34,8 +34,8 @@ from service.log.records import (
 from service.models.kalman import PublishedKalman
 from service.models.published import Loop
 from service.models.views import LoopView
-from service.ranking.decide import features_of, invalid_features
-from service.ranking.requests import Action, check_actions, check_id
+from service.rank.decide import features_of, invalid_features
+from service.rank.requests import Action, check_actions, check_id
 from service.settings import Settings
 
 LARGEST = 1e9  # of a prediction

@@ -24,10 +24,10 @@ from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
 from service.models.published import Models
+from service.rank.ranker import Machine
 from service.ranking.admin import Admin
 from service.ranking.aside import ProcessAside
 from service.ranking.guardrails import Guardrails
-from service.ranking.ranker import Machine
 from service.ranking.status import Status
 from service.roles.config import Config
 from service.roles.heartbeat import BEAT_SECONDS, Beat

@@ -17,7 +17,7 @@ from service.learn.guard import Defences, Guard
 from service.learn.heads import Clients, LoopHead
 from service.learn.uploads import learn_upload
 from service.log.records import RESIDUAL, UPDATE, Entry, UpdateBody
-from service.ranking.requests import Action
+from service.rank.requests import Action
 from service.ranking.uploads import Residual, residual_records
 from service.settings import Settings
 

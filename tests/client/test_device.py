@@ -16,8 +16,8 @@ from fedres.draws import event_draw
 from fedres.lease import LeaseHeld
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.model import SharedModel, learn, score
-from service.ranking.choosing import NO_KEY, NO_MEMORY, Question, policy_of
-from service.ranking.choosing import choose as service_choose
+from service.rank.choosing import NO_KEY, NO_MEMORY, Question, policy_of
+from service.rank.choosing import choose as service_choose
 from service.settings import Settings
 
 from network import MENU, Driven, payload  # isort: skip

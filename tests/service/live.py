@@ -16,7 +16,7 @@ from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, bound
 from service.log.sqlite import system_clock
-from service.ranking.ranker import Machine
+from service.rank.ranker import Machine
 from service.ranking.status import Status
 
 

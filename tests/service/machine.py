@@ -17,9 +17,9 @@ from service.log.records import LOOP, ErasedBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current, new_generation
+from service.rank.ranker import Machine, Ranker
 from service.ranking.admin import DEFAULT_LOOP, Admin
 from service.ranking.devices import Devices
-from service.ranking.ranker import Machine, Ranker
 from service.settings import Settings
 
 SECOND = 1_000_000

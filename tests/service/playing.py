@@ -16,7 +16,7 @@ from service.learn.snapshots import Snapshots
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 from service.ranking.status import Status
 
 

@@ -16,7 +16,7 @@ from bandits.evaluation.sources import ignore_progress
 from service.cli.base import app
 from service.decision_files import JsonLines, TableRows, kind_of
 from service.personalizer.importing import WrongLine, import_decisions
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 HEADER = ["who", "country", "age", "banner", "chance", "bought"]
 COLUMNS = Columns(

@@ -26,14 +26,14 @@ from service.http import hot
 from service.http.admin import NewLoop
 from service.http.body import Head, read_body
 from service.http.strict import decode
-from service.ranking.decide import context_of, prepare_all
+from service.rank.decide import context_of, prepare_all
 
 MOST_BYTES = 1 << 16
 STRICT = [hot._batch, hot._slots, hot._reward, msgspec.json.Decoder(NewLoop)]
 GZIP = len(STRICT) + 1
 INSTRUMENTED = (  # modules whose branches lead the fuzzer
-    *("service.http.hot", "service.http.strict", "service.http.body", "service.ranking.requests"),
-    *("service.ranking.decide", "fedres.scoring.flattening", "fedres.scoring.features"),
+    *("service.http.hot", "service.http.strict", "service.http.body", "service.rank.requests"),
+    *("service.rank.decide", "fedres.scoring.flattening", "fedres.scoring.features"),
 )
 GRAMMAR = ("rank", "batch", "slots", "reward", "loops")
 

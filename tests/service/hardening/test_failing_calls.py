@@ -9,8 +9,8 @@ import pytest
 from told import open_desk, untrue
 
 from service.log.records import RANK, REWARD
-from service.ranking import decide
-from service.ranking.choosing import choose
+from service.rank import decide
+from service.rank.choosing import choose
 
 
 @pytest.mark.parametrize("how", failing_sockets.HOW)

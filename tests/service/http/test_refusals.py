@@ -9,8 +9,8 @@ import pytest
 
 from service.http.limits import Limits
 from service.log.client import WriterClient
+from service.rank.ranker import Ranker
 from service.ranking.admin import Admin
-from service.ranking.ranker import Ranker
 
 JSON = {"Content-Type": "application/json"}
 ONE = b'{"id": "a", "features": {}}'

@@ -24,8 +24,8 @@ from service.http.devices import Residuals, Scoring, Updates
 from service.http.hot import Batch, Reward
 from service.http.limits import Limits
 from service.http.strict import decode
-from service.ranking.requests import RankRequest
-from service.ranking.slots import SlotsRequest
+from service.rank.requests import RankRequest
+from service.rank.slots import SlotsRequest
 
 CHECKS = [
     not_a_server_error,

@@ -13,7 +13,7 @@ import pytest
 from machine import running
 
 from service.log.records import REWARD, Record, encode_reward
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 LETTERS = string.ascii_letters + string.digits
 

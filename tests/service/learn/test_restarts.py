@@ -10,7 +10,7 @@ from machine import Clock, Engine, running
 from playing import logged, play, rebuilt, relearned, request
 
 from service.learn.saving import Saver
-from service.ranking.requests import Action
+from service.rank.requests import Action
 
 STORE = ("store.db", "store.db-wal")
 SNAPSHOT = ("store.db-models", "store.db-models-wal")

@@ -11,7 +11,7 @@ from service.learn import loop_state, saving
 from service.learn.snapshots import Changes, Snapshots
 from service.log import sqlite
 from service.log.protocol import StoreUnavailable
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from machine import Engine
 from service.learn.learner import replay
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 DRINKS = [{"id": "tea", "features": {"hot": True}}, {"id": "juice", "features": {"hot": False, "sugar": 9.5}}]
 

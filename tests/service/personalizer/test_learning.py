@@ -9,8 +9,8 @@ from machine import running
 from service.personalizer.configuration import Configurations
 from service.personalizer.decisions import Decisions
 from service.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
+from service.rank.ranker import Ranker
 from service.ranking.admin import Admin
-from service.ranking.ranker import Ranker
 
 TASTES = ("news", "sport", "arts", "food")
 TIMES = ("morning", "noon", "night")

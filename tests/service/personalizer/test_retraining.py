@@ -11,9 +11,9 @@ from service.personalizer.decisions import Decisions
 from service.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
 from service.personalizer.model_and_logs import ModelAndLogs
 from service.personalizer.retraining import Retrainer
+from service.rank.ranker import Ranker
+from service.rank.requests import RankRequest
 from service.ranking.admin import Admin
-from service.ranking.ranker import Ranker
-from service.ranking.requests import RankRequest
 
 ACTIONS = [{"id": name, "features": [{"topic": name}]} for name in ("news", "sport")]
 MINUTES, DAYS = 60, 86_400

@@ -2,7 +2,7 @@
 
 from playing import raw
 
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 from service.ranking.uploads import Residual
 
 BITS = 6

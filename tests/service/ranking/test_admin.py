@@ -9,7 +9,7 @@ from machine import running
 from playing import play, rebuilt, refused, request
 
 import bandits
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 
 def test_what_was_excluded_is_not_exported_since_no_policy_could_have_taken_it(tmp_path):

@@ -14,8 +14,8 @@ from playing import gauges, head_of, logged, raw, rebuilt, refused_for, relearne
 from fedres.scoring.features import Preparer
 from fedres.scoring.model import SharedModel, expand
 from service.errors import ApiError
+from service.rank.requests import Action, RankRequest
 from service.ranking import devices
-from service.ranking.requests import Action, RankRequest
 from service.ranking.uploads import Residual, Update
 
 

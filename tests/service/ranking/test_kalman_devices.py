@@ -14,7 +14,7 @@ from fedres.decisions.kalman_state import OWN
 from fedres.decisions.residual_kalman import request_of
 from fedres.scoring.features import Named, Preparer
 from service.learn.guard import Defences
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 from service.ranking.uploads import Residual
 
 SURE = {"variance": 0.01, "slopes": [0.1, 0.2, 0.3]}

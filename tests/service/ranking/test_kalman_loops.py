@@ -26,7 +26,7 @@ from service.learn.kalman_checks import check_first
 from service.learn.loop_state import read_settings_body
 from service.models.kalman import PUBLISHED
 from service.models.kalman_personal import PersonalKalman
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
 

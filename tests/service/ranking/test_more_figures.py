@@ -9,14 +9,14 @@ from machine import Clock, running
 from playing import play, raw, refused, request
 
 from service.log.opening import Store
+from service.rank.decide import prepare_all
+from service.rank.explaining import explanations, personal_model, score_parts
+from service.rank.requests import Action, RankRequest
 from service.ranking.aside import ProcessAside
-from service.ranking.decide import prepare_all
 from service.ranking.drift import drift_of
-from service.ranking.explaining import explanations, personal_model, score_parts
 from service.ranking.figures import Question, Reporter, answer
 from service.ranking.how_personal import HowPersonal, Remembered, how_personal
 from service.ranking.loop_report import LoopReport
-from service.ranking.requests import Action, RankRequest
 from service.ranking.series import Finished, Taken
 from service.ranking.uploads import Residual
 from service.ranking.what_if import WhatIf, changed, what_if

@@ -8,7 +8,7 @@ from playing import rebuilt, refused_for, request
 
 from service.log import checking
 from service.log.records import RANK, REWARD
-from service.ranking.requests import Action
+from service.rank.requests import Action
 
 NUL = "\0"
 
@@ -49,8 +49,8 @@ def test_an_action_whose_id_has_a_nul_is_refused(tmp_path):
 def old_store(engine, monkeypatch):
     """Let a store take ids as it did before they were refused."""
     monkeypatch.setattr(checking, "_refuse_nul", lambda record: None)
-    monkeypatch.setattr("service.ranking.requests.check_id", lambda *_: None)
-    monkeypatch.setattr("service.ranking.ranker.check_id", lambda *_: None)
+    monkeypatch.setattr("service.rank.requests.check_id", lambda *_: None)
+    monkeypatch.setattr("service.rank.ranker.check_id", lambda *_: None)
 
 
 def test_rewards_of_ids_with_a_nul_make_nobody_forget_the_events_they_begin_with(tmp_path, monkeypatch):

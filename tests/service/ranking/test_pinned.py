@@ -6,9 +6,9 @@ import pytest
 from machine import Clock, running, tell
 from playing import raw, refused, request
 
-from service.ranking.choosing import _choose_all, _choose_kalman
-from service.ranking.requests import Action, RankRequest
-from service.ranking.slots import Slot, SlotsRequest
+from service.rank.choosing import _choose_all, _choose_kalman
+from service.rank.requests import Action, RankRequest
+from service.rank.slots import Slot, SlotsRequest
 
 PINNED = {"share": 0.5, "baseline": "pinned", "learn": False}
 ADAGRAD = {"model": "adagrad", "policy": "epsilon-greedy", "epsilon": 0.5}

@@ -8,9 +8,9 @@ from machine import Clock, running
 from playing import raw, refused, request
 
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
-from service.ranking.quotas import Quotas
-from service.ranking.requests import Action
-from service.ranking.slots import Slot, SlotsRequest
+from service.rank.quotas import Quotas
+from service.rank.requests import Action
+from service.rank.slots import Slot, SlotsRequest
 from service.ranking.status import Status
 
 HOUR = 3_600

@@ -12,10 +12,10 @@ from playing import Disk, gauges, logged, play, raw, rebuilt, refused, refused_f
 from fedres.draws import event_draw
 from fedres.event_ids import new_event_id
 from service.errors import ApiError
-from service.ranking.asked import hash_in_pieces
-from service.ranking.decide import decide
-from service.ranking.requests import Action, RankRequest
-from service.ranking.slots import Slot, SlotsRequest
+from service.rank.asked import hash_in_pieces
+from service.rank.decide import decide
+from service.rank.requests import Action, RankRequest
+from service.rank.slots import Slot, SlotsRequest
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):

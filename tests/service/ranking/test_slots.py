@@ -15,10 +15,10 @@ from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
 from service.errors import ApiError
-from service.ranking import slots
-from service.ranking.decide import decide
-from service.ranking.requests import Action, RankRequest
-from service.ranking.slots import Slot, SlotsRequest, check_slots, fill
+from service.rank import slots
+from service.rank.decide import decide
+from service.rank.requests import Action, RankRequest
+from service.rank.slots import Slot, SlotsRequest, check_slots, fill
 
 DAY = 86_400_000_000
 

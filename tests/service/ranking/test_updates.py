@@ -12,7 +12,7 @@ from playing import head_of, logged, raw, rebuilt, refused_for, relearned, weigh
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import SharedModel
 from service.errors import ApiError
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 from service.ranking.uploads import Update
 
 UNGUARDED = {"max_norm": None, "client_share": None, "client_pull": None}

@@ -16,7 +16,7 @@ from service.log.opening import Store
 from service.log.postgres import PostgresLog
 from service.log.protocol import StoreUnavailable
 from service.log.records import ERASE, EraseBody, Record, encode
-from service.ranking.requests import Action, RankRequest
+from service.rank.requests import Action, RankRequest
 
 pytestmark = pytest.mark.anyio
 

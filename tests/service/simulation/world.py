@@ -25,9 +25,9 @@ from service.learn.snapshots import Snapshots
 from service.log.records import ERASE, LOOP, Record, encode
 from service.log.sqlite import SqliteLog
 from service.models.published import Models, Publisher, make_current, new_generation
+from service.rank.ranker import Machine, Ranker
+from service.rank.requests import Action, RankRequest
 from service.ranking.admin import Admin
-from service.ranking.ranker import Machine, Ranker
-from service.ranking.requests import Action, RankRequest
 from service.settings import Settings
 
 LOOP_NAME = "default"

@@ -20,16 +20,16 @@ from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, Models, NotPublished
 from service.models.views import LoopView
+from service.rank.asked import Asked, fail, hash_in_pieces, pieces
+from service.rank.decide import MOST_EXPLAINED, NOTHING, decide, repeated
+from service.rank.explaining import explain_all
+from service.rank.pinned import ensure_pinned, wants_pinned
+from service.rank.quotas import Quotas, exceeded
+from service.rank.requests import RankRequest, RankResult, check_id
+from service.rank.rewards import reward_records
+from service.rank.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 from service.ranking.aside import Aside, ThreadAside
-from service.ranking.asked import Asked, fail, hash_in_pieces, pieces
-from service.ranking.decide import MOST_EXPLAINED, NOTHING, decide, repeated
-from service.ranking.explaining import explain_all
 from service.ranking.exporting import Exporter
-from service.ranking.pinned import ensure_pinned, wants_pinned
-from service.ranking.quotas import Quotas, exceeded
-from service.ranking.requests import RankRequest, RankResult, check_id
-from service.ranking.rewards import reward_records
-from service.ranking.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
 POLL_SECONDS = 0.004

@@ -12,8 +12,8 @@ from msgspec.json import encode
 from fedres.event_ids import LONGEST_ID
 from service.errors import ApiError, invalid
 from service.log.records import Entry, LoggedRank
-from service.ranking.decide import repeated
-from service.ranking.requests import Action, Features, Id, Ranked, RankRequest, RankResult, check_actions, check_id
+from service.rank.decide import repeated
+from service.rank.requests import Action, Features, Id, Ranked, RankRequest, RankResult, check_actions, check_id
 
 LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events have it, a "~" and the slot's place
 

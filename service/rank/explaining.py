@@ -20,8 +20,8 @@ from service.models.kalman import PublishedKalman
 from service.models.kalman_personal import PersonalKalman
 from service.models.personal import Personal, read_entry
 from service.models.published import Loop, Models
-from service.ranking.decide import Prepared, context_of, features_of
-from service.ranking.requests import Explained, Strongest
+from service.rank.decide import Prepared, context_of, features_of
+from service.rank.requests import Explained, Strongest
 
 
 async def explain_all(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:

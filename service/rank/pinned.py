@@ -21,7 +21,7 @@ from service.models.published import Loop, Pinned
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.ranking.ranker import Machine
+    from service.rank.ranker import Machine
 
 
 class PinBody(msgspec.Struct, array_like=True):

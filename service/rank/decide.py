@@ -29,8 +29,8 @@ from service.log.records import (
 )
 from service.models.personal import personal_key
 from service.models.published import Loop, Models
-from service.ranking.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of
-from service.ranking.requests import Action, Ranked, RankRequest, RankResult, check_request
+from service.rank.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of
+from service.rank.requests import Action, Ranked, RankRequest, RankResult, check_request
 
 NOTHING: Mapping[str, Hashed] = {}
 MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from fedres.scoring.features import Hashed, Named, Preparer
 from service.errors import unavailable
 from service.log.protocol import Outcome, StoreUnavailable
-from service.ranking.decide import Decision
-from service.ranking.requests import Action, RankRequest
+from service.rank.decide import Decision
+from service.rank.requests import Action, RankRequest
 
 ACTIONS_PER_PIECE = 100  # of a batch that are decided before others have their turn, a millisecond or two
 BYTES_PER_PIECE = 16_384  # of features that are hashed before others have their turn; in Python, 3 ms

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from service.errors import invalid
 from service.log.records import REWARD, Record, RewardBody, encode, encode_reward
 from service.models.views import LoopView
-from service.ranking.requests import check_id
+from service.rank.requests import check_id
 from service.settings import LARGEST_REWARD, Settings
 
 

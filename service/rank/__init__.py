@@ -1,0 +1,1 @@
+"""One decision: requests, the ranker, how it decides, slots, explanations."""
