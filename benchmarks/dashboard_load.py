@@ -21,13 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from load_generator import Load, percentiles
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.progress import track
-
-from service.bench import catch_up, windows
-from service.bench_processes import Service, service
-from service.load_generator import Load, percentiles
+from service_load import catch_up, windows
+from service_processes import Service, service
 
 PAGE = ("/v1/status", "/v1/loops/default/personal", "/v1/loops/default/report")
 REFRESH = 30.0  # seconds between two renewals of a loop's page

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from service_processes import Service, service
 
-from service.bench_processes import Service, service
 from service.demo import ARTICLES
 
 WIDE = [

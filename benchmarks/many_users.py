@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from service_processes import memory_mb, service
 
-from service.bench_processes import memory_mb, service
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.opening import Store, open_log

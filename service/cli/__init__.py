@@ -1,17 +1,10 @@
 """The ``fedres`` command. Every command is a call and a table; what it does is in the packages it imports."""
 
-from service.cli import (  # each adds its commands
-    bandit,
-    bench,
-    datasets,
-    evaluate,
-    fair,
-    log,
-    replay,
-    report,
-    reproduce,
-    serve,
-)
+from service.cli import evaluate, log, report, serve  # each adds its commands
 from service.cli.base import app
+from service.plugins import plugins
 
-__all__ = ["app", "bandit", "bench", "datasets", "evaluate", "fair", "log", "replay", "report", "reproduce", "serve"]
+for _plugin in plugins():
+    _plugin.commands(app)
+
+__all__ = ["app", "evaluate", "log", "report", "serve"]

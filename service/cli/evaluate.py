@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import JsonFile, PlotFile, app, check_writable, console, one_line_errors, progress_bar, write_json
+from service.cli.base import app
+from service.console import JsonFile, PlotFile, check_writable, console, one_line_errors, progress_bar, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,9 +135,9 @@ def evaluate(
         typer.echo(line)
     write_json(json_file, result.to_json())
     if plot is not None:
-        from libsvm_tasks.plots import save
-
-        save(result.plot().figure, plot)
+        figure = result.plot().figure
+        figure.tight_layout()
+        figure.savefig(plot, dpi=120)
 
 
 def column_names(words: list[str] | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import JsonFile, app, console, one_line_errors, private_files, progress_bar, write_json
+from service.cli.base import app
 from service.cli.evaluate import (
     ActionColumn,
     ActionIds,
@@ -24,6 +24,7 @@ from service.cli.evaluate import (
     read_as,
 )
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
 
 if TYPE_CHECKING:
     from bandits.evaluation import Columns

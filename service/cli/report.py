@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import JsonFile, app, check_writable, console, one_line_errors, write_json
+from service.cli.base import app
 from service.cli.log import store_errors
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.console import JsonFile, check_writable, console, one_line_errors, write_json
 
 if TYPE_CHECKING:
     from service.ranking.loop_report import LoopReport

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.base import JsonFile, app, console, one_line_errors, private_files, write_json
+from service.cli.base import app
+from service.console import JsonFile, console, one_line_errors, private_files, write_json
 
 if TYPE_CHECKING:
     from service.http.keys import Keys

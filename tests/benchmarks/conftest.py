@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from forked import Forked
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture
@@ -18,7 +18,6 @@ def run_benchmark(monkeypatch, tmp_path):
 
     def run(name, *options):
         out = tmp_path / "figures.json"
-        monkeypatch.syspath_prepend(BENCHMARKS)
         module = import_module(name)
         monkeypatch.setattr(subprocess, "Popen", Forked)
         monkeypatch.setattr(sys, "argv", [name, *options, "--json", str(out)])

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from live import run_service
 
 from libsvm_tasks.decisions import suite
-from service.playing import HttpPlayer, json_actions
+from libsvm_tasks.decisions.http_player import HttpPlayer, json_actions
 
 
 @pytest.mark.parametrize("stream", ["news", "raw", "words", "coupons"])

@@ -7,14 +7,17 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import httpx
 
-from service.bench_processes import service
-from service.load_generator import Load, generate
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from load_generator import Load, generate
+from service_processes import service
 
 NOISY = "/v1/loops/noisy"
 CONNECTIONS = 4  # of the noisy client

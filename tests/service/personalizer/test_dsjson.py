@@ -8,7 +8,7 @@ import pytest
 from machine import running
 from typer.testing import CliRunner
 
-from service.cli.base import app
+from service.cli import app
 from service.personalizer.dsjson import event_ids, read_line
 from service.personalizer.importing import Dsjson, WrongLine, import_decisions
 

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import service_load
+import service_processes
+import service_soak
 from forked import FEDRES, Forked
+from load_generator import Load, Window, catalogue, generate, is_complete, percentiles, rank_bodies, template
 from typer.testing import CliRunner
 
-from service import bench, bench_processes, bench_soak
 from service.cli import app
-from service.cli.bench import whole_numbers
-from service.load_generator import Load, Window, catalogue, generate, is_complete, percentiles, rank_bodies, template
+from service.console import whole_numbers
 
 RANKED = b'{"event_id":"e1","action":"article-1"}'
 
@@ -145,20 +147,21 @@ def test_inline_bodies_have_4_kb_and_bodies_by_id_name_catalogue_actions():
 
 def test_roles_come_from_the_status():
     status = {"processes": [{"role": "ranker", "pid": 2}, {"role": "ranker", "pid": 3}, {"role": "learner", "pid": 4}]}
-    listed = bench_processes.roles_of(1, [1, 2, 3, 4, 5], status)
+    listed = service_processes.roles_of(1, [1, 2, 3, 4, 5], status)
     assert listed == {1: "supervisor", 2: "ranker", 3: "ranker", 4: "learner", 5: "other"}
     assert (
-        bench_processes.lag_records({"loops": {"a": {"learner_lag_records": 2}, "b": {"learner_lag_records": 3}}}) == 5
+        service_processes.lag_records({"loops": {"a": {"learner_lag_records": 2}, "b": {"learner_lag_records": 3}}})
+        == 5
     )
 
 
 def test_cpu_and_memory_of_this_process_are_found_by_role():
     roles = {os.getpid(): "test", 2**30: "ended"}
-    assert bench_processes.cpu_seconds(roles).keys() == bench_processes.memory_mb(roles).keys() == {"test"}
-    assert bench_processes.memory_mb(roles)["test"] > 1
-    assert bench_processes.open_files(roles) >= 3 > bench_processes.open_files({2**30: "ended"}) == 0
-    assert os.getpid() in bench_processes.process_tree(os.getppid())
-    assert bench.per_request({"a": 1.0}, {"a": 1.5, "b": 0.1}, 1_000) == pytest.approx({"a": 500, "b": 100})
+    assert service_processes.cpu_seconds(roles).keys() == service_processes.memory_mb(roles).keys() == {"test"}
+    assert service_processes.memory_mb(roles)["test"] > 1
+    assert service_processes.open_files(roles) >= 3 > service_processes.open_files({2**30: "ended"}) == 0
+    assert os.getpid() in service_processes.process_tree(os.getppid())
+    assert service_load.per_request({"a": 1.0}, {"a": 1.5, "b": 0.1}, 1_000) == pytest.approx({"a": 500, "b": 100})
 
 
 def measured(per_second, p99=1.0, failures=0, **more):
@@ -178,19 +181,19 @@ def measured(per_second, p99=1.0, failures=0, **more):
 
 def test_ratios_are_medians_of_ratios_within_a_round():
     rows, bare = [measured(50), measured(10), measured(40)], [measured(100), measured(100), measured(50)]
-    found = bench.summarise(rows, bare)
+    found = service_load.summarise(rows, bare)
     assert (found["throughput_ratio"], found["per_second"], found["cpu"]) == (0.5, 40, {"ranker": 5.0})
-    assert bench.ratio([{"p99": None}], [{"p99": 1.0}], "p99") is None
+    assert service_load.ratio([{"p99": None}], [{"p99": 1.0}], "p99") is None
 
 
 def test_failures_of_all_rounds_are_added_and_shown():
     busy = measured(1, failures=2, failures_by_status={"503": 1, "429": 1}, first_failure="busy")
     lost = measured(1, failures=1, failures_by_status={"connection": 1}, first_failure="lost", catch_up_seconds=None)
-    row = bench.summarise([busy, lost], [measured(1), measured(1)])
+    row = service_load.summarise([busy, lost], [measured(1), measured(1)])
     assert (row["failures"], row["failures_by_status"]) == (3, {"503": 1, "429": 1, "connection": 1})
     assert row["first_failure"] == "busy"
     assert row["catch_up_seconds"] is None
-    speed, processes = bench.table([{"what": "sustained by id", "rankers": 1, **row}]).renderables
+    speed, processes = service_load.table([{"what": "sustained by id", "rankers": 1, **row}]).renderables
     assert "FAILURES" in speed.caption
     assert "busy (the limit of a key's rate: use --keys)" in speed.caption
     assert speed.row_count == processes.row_count == 1
@@ -204,7 +207,7 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
         | {"first_failure": None, "at": 10.0 * (k + 1)}
         for k in range(9)
     ]
-    found = bench_soak.judge(samples)["flat"]
+    found = service_soak.judge(samples)["flat"]
     assert [verdict["flat"] for verdict in found.values()] == [flat] * 7
     assert found["memory_mb"]["first"] == 200.0 + grows
     assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
@@ -214,16 +217,16 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
 def forked_processes(monkeypatch):
     """Let the service, the bare application and what makes the load be forked: all they import takes seconds."""
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["service.bench"])
-    monkeypatch.setattr(bench, "_spawn", forks)
-    monkeypatch.setattr(bench_processes, "_spawn", forks)
-    monkeypatch.setattr(bench_processes, "COMMAND", (FEDRES,))
-    monkeypatch.setattr(bench_processes.subprocess, "Popen", Forked)
+    forks.set_forkserver_preload(["service_load"])
+    monkeypatch.setattr(service_load, "_spawn", forks)
+    monkeypatch.setattr(service_processes, "_spawn", forks)
+    monkeypatch.setattr(service_processes, "COMMAND", (FEDRES,))
+    monkeypatch.setattr(service_processes.subprocess, "Popen", Forked)
 
 
 @pytest.mark.usefixtures("forked_processes")
 def test_one_run_measures_the_real_service_beside_the_bare_application():
-    rows = bench.measure(workloads=[bench.SUSTAINED], rounds=1, seconds=0.4, warm_up=0.1, n_connections=4)
+    rows = service_load.measure(workloads=[service_load.SUSTAINED], rounds=1, seconds=0.4, warm_up=0.1, n_connections=4)
     assert [row["what"] for row in rows] == ["bare ASGI", "sustained by id"]
     bare, sustained = json.loads(json.dumps(rows))
     assert bare["throughput_ratio"] == bare["p99_ratio"] == 1
@@ -240,20 +243,20 @@ def test_one_run_measures_the_real_service_beside_the_bare_application():
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_soak_samples_the_real_service_below_its_limit():
-    result = bench_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
-    assert len(result["samples"]) == bench_soak.FEWEST_SAMPLES
+    result = service_soak.soak(1.5, share=0.5, limit_seconds=0.5, n_connections=4)
+    assert len(result["samples"]) == service_soak.FEWEST_SAMPLES
     assert result["failures"] == 0
     files = {"wal_mb", "models_mb", "log_bytes_per_request"}
     assert set(result["flat"]) == {"memory_mb", "open_files", "lag_records", "p99"} | files
     assert all(row["files"]["log"] > 0 for row in result["samples"])
     scheduled = result["scheduled_per_second"] * 1.5
     assert 0 < sum(row["requests"] for row in result["samples"]) <= scheduled + 8
-    assert len(bench_soak.table(json.loads(json.dumps(result))).renderables) == 2
+    assert len(service_soak.table(json.loads(json.dumps(result))).renderables) == 2
 
 
 def test_a_service_that_does_not_start_is_reported_with_its_output(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_processes, "COMMAND", ("sh", "-c", "echo no such option; exit 2"))
-    with pytest.raises(OSError, match="no such option"), bench_processes.service(tmp_path / "s", rankers=2):
+    monkeypatch.setattr(service_processes, "COMMAND", ("sh", "-c", "echo no such option; exit 2"))
+    with pytest.raises(OSError, match="no such option"), service_processes.service(tmp_path / "s", rankers=2):
         pass
 
 
@@ -262,9 +265,9 @@ def test_the_command_passes_its_options_on_and_writes_json(tmp_path, monkeypatch
 
     def measure(**options):
         asked.append(options)
-        return [{"what": "bare ASGI", "rankers": 0, **bench.summarise([measured(1)], [measured(1)])}]
+        return [{"what": "bare ASGI", "rankers": 0, **service_load.summarise([measured(1)], [measured(1)])}]
 
-    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(service_load, "measure", measure)
     file = tmp_path / "bench.json"
     command = ["bench", "service", "--rankers", "1,2", "--seconds", "3", "--rounds", "2", "--keys", "3"]
     assert CliRunner().invoke(app, [*command, "--json", str(file)]).exit_code == 0
@@ -274,8 +277,8 @@ def test_the_command_passes_its_options_on_and_writes_json(tmp_path, monkeypatch
 
 
 def test_numbers_of_rankers_are_checked():
-    assert whole_numbers("rankers", "1,2, 3,2") == [1, 2, 3]
+    assert whole_numbers("rankers", "1,2, 3,2", 1) == [1, 2, 3]
     for wrong in ("", "0", "1,x", "-1"):
-        with pytest.raises(ValueError, match="rankers must be positive whole numbers"):
-            whole_numbers("rankers", wrong)
+        with pytest.raises(ValueError, match="rankers must be whole numbers from 1 on"):
+            whole_numbers("rankers", wrong, 1)
     assert CliRunner().invoke(app, ["bench", "engine", "--soak", "5"]).exit_code == 2

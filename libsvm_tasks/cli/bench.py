@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from service.cli.base import Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
+from libsvm_tasks.cli.options import Jobs
+from service.console import JsonFile, console, one_line_errors, progress_bar, whole_numbers, write_json
 
 MODULES = {  # these need the extra bench, `service` the extra serve
     "engine": "libsvm_tasks.bench_engine",
@@ -18,7 +20,6 @@ MODULES = {  # these need the extra bench, `service` the extra serve
 KINDS = (*MODULES, "service", "decisions")
 
 
-@app.command()
 @one_line_errors
 def bench(
     what: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)} or all.")] = "all",
@@ -61,7 +62,7 @@ def bench(
     from fedres import checks
 
     checks.one_of("what", what, (*KINDS, "all"))
-    counts = whole_numbers("rankers", rankers)
+    counts = whole_numbers("rankers", rankers, 1)
     checks.positive("seconds", seconds)
     checks.whole("rounds", rounds)
     checks.positive("share", share)
@@ -74,9 +75,9 @@ def bench(
     if csv_file is not None and (what != "decisions" or http is not None or events is not None):
         raise ValueError(f"csv must come with `fedres bench decisions` without --http and --events, got {csv_file}")
     if what == "decisions" and http is not None:
-        results = _over_http(http, streams, whole_numbers("seeds", seeds), events)
+        results = _over_http(http, streams, whole_numbers("seeds", seeds, 1), events)
     elif what == "decisions":
-        results = _decisions(streams, players, whole_numbers("seeds", seeds), events, csv_file, jobs)
+        results = _decisions(streams, players, whole_numbers("seeds", seeds, 1), events, csv_file, jobs)
     for name in MODULES:
         if what in (name, "all"):
             module = import_module(MODULES[name])
@@ -87,14 +88,6 @@ def bench(
     if what in ("service", "all"):
         results |= _soak(soak, share, counts, keys) if soak else _service(counts, rounds, seconds, keys)
     write_json(json_file, results)
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """Return the numbers of an option such as ``1,2,3``."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"{name} must be positive whole numbers such as 1,2,3, got {text!r}")
-    return list(dict.fromkeys(int(part) for part in parts))
 
 
 def _decisions(
@@ -138,7 +131,7 @@ def _streams(names: str) -> list[str]:
 
 def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> dict[str, Any]:
     from libsvm_tasks.decisions import report, suite
-    from service.playing import HttpPlayer
+    from libsvm_tasks.decisions.http_player import HttpPlayer
 
     figures: dict[str, dict[str, list[float]]] = {}
     for name in _streams(streams):
@@ -151,9 +144,18 @@ def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> 
     return {"seeds": seeds, "figures": figures}
 
 
-def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
-    from service import bench as bench_service
+def _of_the_source(module: str) -> Any:
+    """Import a benchmark that stands beside the packages in the source, and is not installed with them."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    if not (folder / f"{module}.py").exists():
+        raise ValueError("this benchmark is part of the source and not of the package: run it in a clone")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # processes that it starts inherit this
+    return import_module(module)
 
+
+def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
+    bench_service = _of_the_source("service_load")
     with progress_bar("measuring service") as progress:
         rows = bench_service.measure(rankers=rankers, rounds=rounds, seconds=seconds, n_keys=n_keys, progress=progress)
     console().print(bench_service.table(rows))
@@ -161,8 +163,7 @@ def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> di
 
 
 def _soak(seconds: float, share: float, rankers: list[int], n_keys: int) -> dict[str, Any]:
-    from service import bench_soak
-
+    bench_soak = _of_the_source("service_soak")
     results = []
     for n in rankers:
         with progress_bar(f"soaking with {n} ranker(s)") as progress:

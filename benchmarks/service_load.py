@@ -18,12 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import service_processes
+from load_generator import Load, Window, generate
 from rich.console import Group
 from rich.table import Table
-
-from service import bench_processes
-from service.bench_processes import Target, bare_server, cpu_seconds, memory_mb, service
-from service.load_generator import Load, Window, generate
+from service_processes import Target, bare_server, cpu_seconds, memory_mb, service
 
 ROUNDS = 3
 SECONDS = 12.0
@@ -79,11 +78,11 @@ def _generate(load: Load, parent: Connection) -> None:
 
 def catch_up(target: Target) -> bool:
     """Wait until the learner has caught up; return whether it has."""
-    deadline = time.monotonic() + bench_processes.CATCH_UP_SECONDS
+    deadline = time.monotonic() + service_processes.CATCH_UP_SECONDS
     while target.lag_records():
         if time.monotonic() > deadline:
             return False
-        time.sleep(bench_processes.POLL_SECONDS)
+        time.sleep(service_processes.POLL_SECONDS)
     return True
 
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from load_generator import catalogue
 
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, bound, stop_on_signals
-from service.load_generator import catalogue
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
 PAGE = re.compile(r"^\s*page\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)

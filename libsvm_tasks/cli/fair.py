@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli.base import Address, Backend, Jobs, app, console, one_line_errors, progress_bar, whole_numbers
+from libsvm_tasks.cli.options import Address, Backend, Jobs
+from service.console import console, one_line_errors, progress_bar, whole_numbers
 
 
-@app.command()
 @one_line_errors
 def fair(
     datasets: Annotated[str, typer.Option(help="Datasets, separated by commas; all eight by default.")] = "",

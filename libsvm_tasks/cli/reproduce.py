@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli.base import Address, Backend, Jobs, JsonFile, app, console, one_line_errors, progress_bar, write_json
+from libsvm_tasks.cli.options import Address, Backend, Jobs
+from service.console import JsonFile, console, one_line_errors, progress_bar, write_json
 
 
-@app.command()
 @one_line_errors
 def reproduce(
     figures: Annotated[list[str] | None, typer.Argument(help="Names of `--list`, e.g. fedres-1 fedomd-1.")] = None,

@@ -8,24 +8,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli.base import (
-    Address,
-    Backend,
-    DatasetArgument,
-    Jobs,
-    JsonFile,
-    Label,
-    PlotFile,
-    Seed,
-    app,
-    console,
-    one_line_errors,
-    progress_bar,
-    write_json,
-)
+from libsvm_tasks.cli.options import Address, Backend, DatasetArgument, Jobs, Label, Seed
+from service.console import JsonFile, PlotFile, console, one_line_errors, progress_bar, write_json
 
 
-@app.command()
 @one_line_errors
 def bandit(
     dataset: DatasetArgument,

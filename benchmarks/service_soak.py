@@ -14,9 +14,8 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
-
-from service.bench import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, windows
-from service.bench_processes import cpu_seconds, file_mb, memory_mb, open_files, service
+from service_load import CONNECTIONS, SUSTAINED, WARM_UP, Progress, Row, load_for, measure_load, per_request, windows
+from service_processes import cpu_seconds, file_mb, memory_mb, open_files, service
 
 SHARE = 0.7
 SAMPLE_SECONDS = 10.0

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.base import (
-    Address,
-    Backend,
-    DatasetArgument,
-    Jobs,
+from libsvm_tasks.cli.options import Address, Backend, DatasetArgument, Jobs, Label, Seed
+from service.console import (
     JsonFile,
-    Label,
     PlotFile,
-    Seed,
-    app,
     check_writable,
     console,
     one_line_errors,
@@ -47,7 +41,6 @@ LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half
 Samples = Annotated[int, typer.Option(help="At most this many examples of each of its two classes per client.")]
 
 
-@app.command()
 @one_line_errors
 def replay(
     dataset: DatasetArgument,
@@ -85,7 +78,6 @@ def replay(
         _replay(setup, rows, jobs, json_file, plot, plot_replay)
 
 
-@app.command()
 @one_line_errors
 def delays(
     dataset: DatasetArgument,

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from service.cli.base import DatasetArgument, JsonFile, Label, app, console, one_line_errors, write_json
+from libsvm_tasks.cli.options import DatasetArgument, Label
+from service.console import JsonFile, console, one_line_errors, write_json
 
 datasets = typer.Typer(no_args_is_help=True, help="List, download and look at datasets.")
-app.add_typer(datasets, name="datasets")
 
 
 @datasets.command("list")

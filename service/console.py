@@ -1,0 +1,85 @@
+"""What all commands share: one-line errors, progress bars, tables, JSON files."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the results to this .png, .svg or .pdf.")]
+
+
+def one_line_errors(command: Command) -> Command:
+    """Turn what a user can get wrong into one line and exit status 2, and Ctrl-C into status 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("fedres: interrupted; long experiments resume when run again", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def private_files() -> None:
+    """Let only the user who runs the command read what it writes."""
+    os.umask(0o077)
+
+
+def console() -> Console:
+    """Return where tables are printed: as wide as the terminal, or wide enough for a file."""
+    return Console(width=None if os.isatty(1) else 200)
+
+
+@contextmanager
+def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with the time left on standard error while the work goes on, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    errors = Console(stderr=True)
+    quiet = not errors.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=quiet) as bar:
+        row = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work begins rather than after it."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} must be a file in a folder that exists, got {path}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"{option} must be in a folder that can be written to, got {path}")
+
+
+def write_json(path: Path | None, content: object) -> None:
+    """Write a JSON file so that a crash leaves the old one or the new one."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def whole_numbers(name: str, text: str, least: int = 0) -> list[int]:
+    """Return the numbers of an option such as ``1,2,3``, each once."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
+        raise ValueError(f"{name} must be whole numbers from {least} on such as 1,2,3, got {text!r}")
+    return list(dict.fromkeys(int(part) for part in parts))

@@ -1,0 +1,68 @@
+"""What stands on the core: each plug-in adds routes, commands or both, and the core imports none of them.
+
+``SHIPPED`` names those of this distribution. Another distribution adds one by an entry point of the group
+``fedres.plugins`` that names a :class:`Plugin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+    from service.http.routes import Reshape, Route
+    from service.rank.ranker import Machine, Ranker
+    from service.ranking.admin import Admin
+    from service.ranking.status import Status
+
+ENTRY_POINTS = "fedres.plugins"
+SHIPPED: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """What routes of a plug-in may use."""
+
+    machine: Machine
+    ranker: Ranker
+    admin: Admin
+    status: Status
+    limits: Any
+    root_path: str = ""  # where a proxy offers the service
+
+
+def _nothing(_: Any) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What a plug-in adds to the service and to the command ``fedres``."""
+
+    name: str
+    routes: Callable[[Core], list[Route]] = _nothing
+    commands: Callable[[typer.Typer], object] = _nothing  # adds them to the command line
+    failures: Mapping[bytes, Reshape] = field(default_factory=dict)  # by first part of a path: how its API tells errors
+
+
+@cache
+def plugins() -> tuple[Plugin, ...]:
+    """Return all plug-ins: those of this distribution, then those that others have installed."""
+    return (*(_checked(name, import_module(name).plugin) for name in SHIPPED), *_installed())
+
+
+def _installed() -> Iterator[Plugin]:
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        yield _checked(f"{point.name} = {point.value}", point.load())
+
+
+def _checked(name: str, plugin: object) -> Plugin:
+    if not isinstance(plugin, Plugin):
+        raise TypeError(f"the entry point {name!r} of {ENTRY_POINTS} must name a Plugin, got {type(plugin).__name__}")
+    return plugin
