@@ -95,7 +95,7 @@ class LoopHead(msgspec.Struct):
     version: int  # position up to which the models have learned
     statistics: Statistics = msgspec.field(default_factory=Statistics)
     history: dict[int, Settings] = {}  # settings that events may wait under, by position, without annotations
-    catalogue: dict[str, CatalogueAction] = {}
+    catalogue: dict[str, CatalogueAction] = {}  # changed in place; snapshots have it apart
     catalogue_version: int = 0
     base: int = 0  # position of the newest base
     clients: Clients = msgspec.field(default_factory=Clients)

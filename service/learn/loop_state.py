@@ -71,7 +71,9 @@ class LoopState:
         self.mark = 0  # of the last record: tells it from others at its position
         self.learn_from = 0
         self.pruned_to = head.pruned.cut  # decisions up to there are being deleted: some may still be read
-        self.catalogue_changed = self.clients_changed = True
+        self.clients_changed = True
+        self.unpublished_actions: set[str] | None = None  # of the catalogue; None: all
+        self.unsaved_actions: set[str] = set()  # that the snapshot does not have as they are
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
         self.careful = False  # learn from one event at a time, to find the one that cannot be learned from
@@ -264,12 +266,16 @@ class LoopState:
     def _take_actions(self, entry: Entry) -> None:
         if entry.position <= self.head.catalogue_version:
             return
-        body, catalogue = decode_actions(entry.body), dict(self.head.catalogue)
+        body, catalogue = decode_actions(entry.body), self.head.catalogue
         for action in body.put:
             catalogue[action.id] = CatalogueAction(entry.position, bytes(action.features))
         for name in body.retire:
             catalogue.pop(name, None)
-        self.head.catalogue, self.head.catalogue_version, self.catalogue_changed = catalogue, entry.position, True
+        self.head.catalogue_version = entry.position
+        changed = {*(action.id for action in body.put), *body.retire}
+        self.unsaved_actions |= changed
+        if self.unpublished_actions is not None:
+            self.unpublished_actions |= changed
 
     def _take_model(self, entry: Entry) -> None:
         self.head.installed = max(self.head.installed, entry.position)

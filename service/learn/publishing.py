@@ -20,6 +20,8 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
     ``all_waiting_bytes`` are those of all loops.
     """
     head = state.head
+    pieces = publisher.publish_catalogue(head.id, head.catalogue, state.unpublished_actions)
+    state.unpublished_actions = set()
     view = LoopView(
         head.name,
         head.since,
@@ -33,6 +35,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         state.models.shared.reward_range,
         state.models.shared.newest,
         head.catalogue_version,
+        pieces,
         head.clients.joined * 2**20 + len(head.clients.numbers),
         [token for token in head.erased if token in cleaned],
         state.join.n_early,
@@ -44,9 +47,6 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         state.join.n_bytes,
         all_waiting_bytes,
     )
-    if state.catalogue_changed:
-        publisher.publish_catalogue(view, head.catalogue)
-        state.catalogue_changed = False
     if state.clients_changed:
         publisher.publish_clients(view, head.clients)
         state.clients_changed = False

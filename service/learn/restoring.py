@@ -122,6 +122,9 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
         n_users += 1
     if n_users != saved.n_personal:
         raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
+    saved.head.catalogue = learner.snapshots.catalogue(name)
+    if len(saved.head.catalogue) != saved.n_actions:
+        raise DamagedSnapshot(f"{len(saved.head.catalogue)} of {saved.n_actions} actions are there")
     state = LoopState(saved.head, shared, learner.personal)
     state.learn_from = saved.position + 1
     state.resume_erasures()

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from service.learn.loop_state import LoopState
-from service.learn.snapshots import Changes, SavedLoop, Snapshots
+from service.learn.snapshots import ActionRows, Changes, SavedLoop, Snapshots
 from service.log.protocol import StoreUnavailable
 from service.models.personal import PersonalModels, read_model
 
@@ -32,6 +32,7 @@ class Saver:
         self._due = time.monotonic() + seconds
         self._saved: dict[str, int] = {}  # position of each loop in the file
         self._versions: dict[str, int] = {}  # version of the shared model in the file
+        self._has_actions: set[str] = set()  # loops of whose actions the file lacks only ``unsaved_actions``
         self._dropped: list[str] = []
         self._erased: list[tuple[str, str]] = []  # loop and user
         self.n_written = 0  # snapshots so far
@@ -39,6 +40,7 @@ class Saver:
 
     def note_saved(self, state: LoopState) -> None:
         self._saved[state.head.name], self._versions[state.head.name] = state.position, state.head.version
+        self._has_actions.add(state.head.name)
 
     def has(self, loop: str) -> bool:
         """Return whether the file has a loop, and is to keep it."""
@@ -48,6 +50,7 @@ class Saver:
         """Forget a loop that was deleted."""
         self._saved.pop(loop, None)
         self._versions.pop(loop, None)
+        self._has_actions.discard(loop)
         self._dropped.append(loop)
 
     def erase(self, loop: str, user: str) -> None:
@@ -119,6 +122,12 @@ class Saver:
         for name, state in loops.items():
             if self._saved.get(name) != state.position:
                 pending.loops[name] = _saved_loop(state)
+                catalogue, unsaved = state.head.catalogue, state.unsaved_actions
+                if name not in self._has_actions:
+                    pending.whole.append(name)
+                    unsaved = set(catalogue)
+                pending.actions[name] = {action: catalogue.get(action) for action in unsaved}
+                state.unsaved_actions = set()
                 if self._versions.get(name) != state.head.version:
                     pending.shared[name] = (state.head.version, state.models.shared.to_bytes())
         for loop, user in pending.unsaved:
@@ -131,6 +140,7 @@ class Saver:
         self.n_written += 1
         for name, saved in pending.loops.items():
             self._saved[name] = saved.position
+            self._has_actions.add(name)
         for name, (version, _) in pending.shared.items():
             self._versions[name] = version
 
@@ -138,6 +148,7 @@ class Saver:
         self._dropped = [*pending.dropped, *self._dropped]
         self._erased = [*pending.erased, *self._erased]
         self._personal.unsaved |= pending.unsaved
+        self._has_actions -= pending.loops.keys()
 
 
 class _Pending:
@@ -148,6 +159,8 @@ class _Pending:
         self.loops: dict[str, SavedLoop] = {}
         self.shared: dict[str, tuple[int, bytes]] = {}
         self.personal: list[tuple[str, str, bytes]] = []  # loop, user and the data of the block
+        self.actions: dict[str, ActionRows] = {}
+        self.whole: list[str] = []
 
     def changes(self) -> Changes:
         rows = []
@@ -155,12 +168,14 @@ class _Pending:
             changed, model = read_model(np.frombuffer(data, np.uint64).copy())
             rows.append((loop, user, changed, model.to_bytes()))
         shared = {loop: model for loop, (_, model) in self.shared.items()}
-        return Changes(self.loops, shared, rows, self.erased, self.dropped)
+        return Changes(self.loops, shared, rows, self.erased, self.dropped, self.actions, self.whole)
 
 
 def _saved_loop(state: LoopState) -> SavedLoop:
-    head = msgspec.msgpack.decode(msgspec.msgpack.encode(state.head), type=type(state.head))
-    return SavedLoop(head, state.position, state.time, state.mark, state.pending_from(), 0, list(state.join.unmatched))
+    bare = msgspec.structs.replace(state.head, catalogue={})
+    head, unmatched = msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=type(bare)), list(state.join.unmatched)
+    n_actions = len(state.head.catalogue)
+    return SavedLoop(head, state.position, state.time, state.mark, state.pending_from(), 0, n_actions, unmatched)
 
 
 def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:

@@ -10,19 +10,20 @@ import contextlib
 import os
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from service.learn.heads import LoopHead
+from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Unmatched
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
 
-FORMAT = 14
-TABLES = {"loop", "shared", "personal", "writer"}
+FORMAT = 15
+TABLES = {"loop", "shared", "personal", "action", "writer"}
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -40,6 +41,8 @@ CREATE TABLE loop (since INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEG
 CREATE TABLE shared (name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, model BLOB NOT NULL);
 CREATE TABLE personal (loop TEXT NOT NULL, user TEXT NOT NULL, changed INTEGER NOT NULL, checksum INTEGER NOT NULL,
     model BLOB NOT NULL, PRIMARY KEY (loop, user)) WITHOUT ROWID;
+CREATE TABLE action (loop TEXT NOT NULL, id TEXT NOT NULL, put INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    features BLOB NOT NULL, PRIMARY KEY (loop, id)) WITHOUT ROWID;
 """
 
 
@@ -50,16 +53,18 @@ class DamagedSnapshot(Exception):  # noqa: N818
 class SavedLoop(msgspec.Struct):
     """A loop as it was at a position."""
 
-    head: LoopHead
+    head: LoopHead  # without the catalogue
     position: int
     time: int
     record: int  # checksum of the log's record at ``position``
     pending_from: int  # position of the first record about an event that is not finished, or a little earlier
     n_personal: int
+    n_actions: int
     unmatched: list[Unmatched]
 
 
 PersonalRow = tuple[str, str, int, bytes]  # loop, user, changed, model
+ActionRows = dict[str, CatalogueAction | None]  # by id; None: it was retired
 
 
 class Changes(msgspec.Struct):
@@ -70,6 +75,8 @@ class Changes(msgspec.Struct):
     personal: list[PersonalRow] = []
     erased: list[tuple[str, str]] = []  # loop and user
     dropped: list[str] = []  # loops
+    actions: dict[str, ActionRows] = {}  # of each loop that changed
+    whole: list[str] = []  # loops whose actions above are all that they have
 
 
 class Snapshots:
@@ -136,6 +143,15 @@ class Snapshots:
         with _damage():
             for user, changed, checksum, model in self._db.execute(rows, (loop, changed_after)):
                 yield user, changed, _checked(f"{loop} {user} {changed}", checksum, model)
+
+    def catalogue(self, loop: str) -> dict[str, CatalogueAction]:
+        """Return a loop's catalogue."""
+        rows = "SELECT id, put, checksum, features FROM action WHERE loop = ?"
+        with _damage():
+            return {
+                name: CatalogueAction(put, _checked(f"{loop} {name} {put}", checksum, features))
+                for name, put, checksum, features in self._db.execute(rows, (loop,))
+            }
 
     def users(self, loop: str) -> list[str]:
         with _damage():
@@ -216,12 +232,17 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 def _write(db: sqlite3.Connection, changes: Changes) -> None:
     for loop in changes.dropped:
-        for table, column in (("loop", "name"), ("shared", "name"), ("personal", "loop")):
+        for table, column in (("loop", "name"), ("shared", "name"), ("personal", "loop"), ("action", "loop")):
             db.execute(f"DELETE FROM {table} WHERE {column} = ?", (loop,))
     db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
     for loop, model in changes.shared.items():
         db.execute("REPLACE INTO shared VALUES (?, ?, ?)", (loop, _checksum(f"shared {loop}", model), model))
     db.executemany("REPLACE INTO personal VALUES (?, ?, ?, ?, ?)", _personal_rows(changes.personal))
+    db.executemany("DELETE FROM action WHERE loop = ?", [(loop,) for loop in changes.whole])
+    for loop, actions in changes.actions.items():
+        retired = [(loop, name) for name, action in actions.items() if action is None]
+        db.executemany("DELETE FROM action WHERE loop = ? AND id = ?", retired)
+        db.executemany("REPLACE INTO action VALUES (?, ?, ?, ?, ?)", _action_rows(loop, actions))
     for loop, saved in changes.loops.items():
         [(saved.n_personal,)] = db.execute("SELECT count(*) FROM personal WHERE loop = ?", (loop,))
         body = msgspec.msgpack.encode(saved)
@@ -232,6 +253,13 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
 def _personal_rows(rows: Sequence[PersonalRow]) -> Iterable[tuple[Any, ...]]:
     for loop, user, changed, model in rows:
         yield loop, user, changed, _checksum(f"{loop} {user} {changed}", model), model
+
+
+def _action_rows(loop: str, actions: ActionRows) -> Iterable[tuple[Any, ...]]:
+    for name, action in actions.items():
+        if action is not None:
+            checksum = _checksum(f"{loop} {name} {action.put}", action.features)
+            yield loop, name, action.put, checksum, action.features
 
 
 def _checksum(key: str, body: bytes) -> int:
@@ -271,17 +299,23 @@ def snapshot_damage(path: Path) -> list[str]:
 
 
 def _check_rows(db: sqlite3.Connection, found: list[str]) -> None:
-    n_models: dict[str, int] = {}
-    rows = [("shared {}", "name", "shared"), ("{} {} {}", "loop, user, changed", "personal")]
+    n_rows = Counter[tuple[str, str]]()
+    rows = [
+        ("shared {}", "name, checksum, model", "shared"),
+        ("{} {} {}", "loop, user, changed, checksum, model", "personal"),
+        ("{} {} {}", "loop, id, put, checksum, features", "action"),
+    ]
     for key, columns, table in rows:
-        for *names, checksum, model in db.execute(f"SELECT {columns}, checksum, model FROM {table}"):
-            n_models[names[0]] = n_models.get(names[0], 0) + (table == "personal")
+        for *names, checksum, model in db.execute(f"SELECT {columns} FROM {table}"):
+            n_rows[table, names[0]] += 1
             _note_row(found, key.format(*names), checksum, model)
     for name, checksum, body in db.execute("SELECT name, checksum, body FROM loop"):
         if _note_row(found, f"loop {name}", checksum, body):
-            n_wanted = msgspec.msgpack.decode(body, type=SavedLoop).n_personal
-            if n_wanted != n_models.get(name, 0):
-                found.append(f"{n_models.get(name, 0)} of {n_wanted} personal models of loop {name!r} are there")
+            saved = msgspec.msgpack.decode(body, type=SavedLoop)
+            counts = [("personal", saved.n_personal, "personal models"), ("action", saved.n_actions, "actions")]
+            for table, n_wanted, what in counts:
+                if n_wanted != n_rows[table, name]:
+                    found.append(f"{n_rows[table, name]} of {n_wanted} {what} of loop {name!r} are there")
 
 
 def _note_row(found: list[str], key: str, checksum: int, body: bytes) -> bool:

@@ -1,7 +1,7 @@
 """What a ranker can see of a loop, and how the learner puts it into shared memory.
 
-Each loop has a block with its ``LoopView``, one with its catalogue, one with its clients and one with its shared
-weights, each written when it has changed. Weights are published by chunks of 1,024: readers copy what is new to them.
+Each loop has a block with its ``LoopView``, one with its clients and one with its shared weights, each written when it
+has changed, and pieces of its catalogue. Weights are published by chunks of 1,024: readers copy what is new to them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +21,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import CHUNK_BITS
-from fedres.scoring.features import Hashed
 from service.learn.heads import CatalogueAction, Clients
-from service.log.records import CatalogueReference
+from service.models.catalogue import CatalogueCopy, CatalogueWriter, Pieces
 from service.models.kalman import PublishedKalman, read_published
 from service.models.memory import (
     HEAD,
@@ -49,7 +48,6 @@ CURRENT = "current"  # the file that says which published file is the newest
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_view = msgspec.msgpack.Decoder(LoopView).decode
-_unpack_catalogue = msgspec.msgpack.Decoder(dict[str, CatalogueAction]).decode
 _unpack_clients = msgspec.msgpack.Decoder(Clients).decode
 _unpack_learner = msgspec.msgpack.Decoder(LearnerView).decode
 _unpack_names = msgspec.msgpack.Decoder(list[str]).decode
@@ -112,6 +110,7 @@ class Publisher:
         self.folder = folder
         self.memory = MemoryWriter(_place(folder, f"models-{generation}", spare))
         self._generation, self._publications = generation, 0
+        self._catalogues: dict[str, CatalogueWriter] = {}  # by the loop's id
 
     def publish(self, view: LoopView, weights: Array, changed: Array) -> None:
         """Publish a loop's view and those of its weights that changed; ``changed`` is emptied."""
@@ -126,8 +125,16 @@ class Publisher:
             self.memory.show(key, offset)
         self.memory.write(key_of(f"view\0{view.name}"), _pack(view))
 
-    def publish_catalogue(self, view: LoopView, catalogue: Mapping[str, CatalogueAction]) -> None:
-        self.memory.write(key_of(f"catalogue\0{view.id}"), _pack(catalogue))
+    def publish_catalogue(
+        self, loop: str, catalogue: Mapping[str, CatalogueAction], changed: Iterable[str] | None = None
+    ) -> Pieces:
+        """Publish the actions of the loop with this ``id`` that changed, all if that is None.
+
+        Return the pieces for the view that is published next, which lets readers find them.
+        """
+        if loop not in self._catalogues:
+            self._catalogues[loop] = CatalogueWriter(self.memory, loop)
+        return self._catalogues[loop].publish(catalogue, changed)
 
     def publish_clients(self, view: LoopView, clients: Clients) -> None:
         self.memory.write(key_of(f"clients\0{view.id}"), _pack(clients))
@@ -137,13 +144,10 @@ class Publisher:
 
     def drop(self, name: str, loop: str) -> None:
         """Take a loop away, which has this ``id``."""
-        for key in (
-            key_of(f"view\0{name}"),
-            weights_key(loop),
-            key_of(f"catalogue\0{loop}"),
-            key_of(f"clients\0{loop}"),
-        ):
+        for key in (key_of(f"view\0{name}"), weights_key(loop), key_of(f"clients\0{loop}")):
             self.memory.free(key)
+        if loop in self._catalogues:
+            self._catalogues.pop(loop).free()
 
     def publish_learner(self, view: LearnerView) -> None:
         self.memory.write(LEARNER, _pack(view))
@@ -208,16 +212,16 @@ class Loop:
 
     def __init__(self, view: LoopView) -> None:
         self.view = view
-        self.catalogue: Mapping[str, CatalogueAction] = {}
-        self.references: Mapping[str, CatalogueReference] = {}  # what is logged of each of its actions
+        self.copied = CatalogueCopy()
+        self.catalogue, self.references = self.copied.actions, self.copied.references
+        self.prepared = self.copied.prepared
         self.clients = Clients()
         self.weights: Array = np.zeros(0, np.float32)  # or what lies there of ``kalman``
         self.kalman: PublishedKalman | None = None
         self.spare: Array = self.weights
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
-        self.catalogue_version = self.clients_version = -1
-        self.prepared: dict[str, Hashed] = {}  # what rankers made of the catalogue's actions; emptied with it
+        self.clients_version = -1
         self.pinned: Pinned | None = None  # what decides for a control group, once a ranker has read it
 
     @property
@@ -296,10 +300,7 @@ class Models:
 
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
         """Copy what is new."""
-        if view.catalogue_version != loop.catalogue_version:
-            catalogue = _unpack_catalogue(_found(memory, f"catalogue\0{view.id}"))
-            loop.catalogue, loop.catalogue_version, loop.prepared = catalogue, view.catalogue_version, {}
-            loop.references = {name: CatalogueReference(name, action.put) for name, action in catalogue.items()}
+        loop.copied.refresh(memory, view.id, view.catalogue_pieces)
         if view.clients_version != loop.clients_version:
             loop.clients = _unpack_clients(_found(memory, f"clients\0{view.id}"))
             loop.clients_version = view.clients_version

@@ -27,6 +27,7 @@ class LoopView(msgspec.Struct, array_like=True):
     seen_range: tuple[float, float]  # of the rewards that the shared model has seen
     newest: int  # the largest round of a device inside, where devices count rounds
     catalogue_version: int
+    catalogue_pieces: tuple[int, int]  # of shared memory that have it, from the first to before the second
     clients_version: int
     erased: list[str]  # tokens of the last erasures
     n_early: int = 0  # events with a reward that are not decided yet

@@ -165,9 +165,9 @@ class Admin:
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:
-        """Return the catalogue."""
+        """Return the catalogue, by rising id."""
         catalogue = self._machine.loop(loop).catalogue
-        return [Action(name, msgspec.Raw(action.features)) for name, action in catalogue.items()]
+        return [Action(name, msgspec.Raw(action.features)) for name, action in sorted(catalogue.items())]
 
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
@@ -184,16 +184,16 @@ class Admin:
 
     def _check_catalogue(self, loop: str, put: Sequence[Action], retire: Sequence[str]) -> None:
         """Refuse a change that makes the catalogue too large."""
-        quotas, catalogue = self._machine.quotas, self._machine.loop(loop).catalogue
-        sizes = {name: len(action.features) for name, action in catalogue.items()}
-        before = sum(sizes.values()) + sum(map(len, sizes))
-        sizes |= {action.id: len(bytes(action.features)) for action in put}
+        quotas, copied = self._machine.quotas, self._machine.loop(loop).copied
+        sizes = {action.id: len(action.id) + len(bytes(action.features)) for action in put}
+        replaced = {*sizes, *retire} & copied.actions.keys()
         for name in retire:
             sizes.pop(name, None)
-        if len(sizes) > quotas.actions:
+        if len(copied.actions) - len(replaced) + len(sizes) > quotas.actions:
             raise exceeded("actions", quotas.actions, "actions in its catalogue", loop)
-        after = sum(sizes.values()) + sum(map(len, sizes))
-        if after > max(quotas.catalogue_bytes, before):
+        smaller = sum(len(name) + len(copied.actions[name].features) for name in replaced)
+        after = copied.n_bytes - smaller + sum(sizes.values())
+        if after > max(quotas.catalogue_bytes, copied.n_bytes):
             what = f"bytes of ids and features in its catalogue, which would be {after}"
             raise exceeded("catalogue_bytes", quotas.catalogue_bytes, what, loop)
 

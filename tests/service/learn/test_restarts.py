@@ -7,9 +7,11 @@ import sqlite3
 import msgspec
 import pytest
 from machine import Clock, Engine, running
-from playing import logged, play, rebuilt, relearned, request
+from playing import logged, play, raw, rebuilt, relearned, request
 
 from service.learn.saving import Saver
+from service.learn.snapshots import Snapshots, snapshot_damage
+from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action
 
 STORE = ("store.db", "store.db-wal")
@@ -284,5 +286,60 @@ def test_a_long_start_says_how_far_it_is(tmp_path, monkeypatch, caplog):
         async with running(tmp_path) as engine:
             n = len(engine.logged())
         assert f"learning from the log: 21 of {n} records" in caplog.text
+
+    asyncio.run(story())
+
+
+def test_the_catalogue_is_the_same_live_after_restarts_and_after_snapshots_that_failed(tmp_path, monkeypatch):
+    """Snapshots have only the actions that changed, unless an earlier one could not be written."""
+    written = []
+    write = Snapshots.write
+
+    def noted(snapshots, changes, **more):
+        if len(written) == 2:
+            written.append("failed")
+            raise sqlite3.OperationalError("disk I/O error")
+        write(snapshots, changes, **more)
+        written.append({name: sorted(actions) for name, actions in changes.actions.items()})
+
+    monkeypatch.setattr(Snapshots, "write", noted)
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_actions("default", [Action("a", raw({"x": 1})), Action("b"), Action("c")])
+            engine.learner.saver.flush(engine.learner.loops)
+            await engine.put_actions("default", [Action("b", raw({"x": 2}))], retire=["c"])
+            engine.learner.saver.flush(engine.learner.loops)
+            await engine.put_actions("default", [Action("d")], retire=["a"])
+            with pytest.raises(StoreUnavailable, match="disk I/O"):
+                engine.learner.saver.flush(engine.learner.loops)
+            engine.learner.saver.flush(engine.learner.loops)
+            await engine.put_actions("default", [Action("e"), Action("b", raw({"x": 3}))])
+            engine.learner.saver.flush(engine.learner.loops)
+            assert written == [{"default": list("abc")}, {"default": ["b", "c"]}, "failed", *written[3:]]
+            assert written[3:] == [{"default": ["b", "d"]}, {"default": ["b", "e"]}]
+            live = engine.actions("default")
+            engine.kill()
+        for remove in (False, True):
+            if remove:
+                (tmp_path / "store.db-models").unlink()
+            async with running(tmp_path) as engine:
+                assert engine.actions("default") == live
+                assert [action.id for action in live] == ["b", "d", "e"]
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_that_lacks_an_action_is_learned_again(tmp_path):
+    async def story():
+        async with running(tmp_path) as engine:
+            await engine.put_actions("default", [Action("a", raw({"x": 1})), Action("b")])
+        with sqlite3.connect(tmp_path / "store.db-models") as db:
+            db.execute("DELETE FROM action WHERE id = 'a'")
+        db.close()
+        assert snapshot_damage(tmp_path / "store.db-models") == ["1 of 2 actions of loop 'default' are there"]
+        async with running(tmp_path) as engine:
+            assert engine.learner.rebuilt == 1
+            assert [action.id for action in engine.actions("default")] == ["a", "b"]
 
     asyncio.run(story())

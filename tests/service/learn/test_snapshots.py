@@ -9,6 +9,7 @@ from service.learn.join import Unmatched
 from service.learn.snapshots import Changes, DamagedSnapshot, SavedLoop, Snapshots
 from service.settings import Settings
 
+ACTIONS = {"a": CatalogueAction(3, b'{"x": 1}'), "ü": CatalogueAction(4, b"{}")}
 EXAMPLE = (np.arange(1, 40, dtype=np.uint32) * np.uint32(2654435761), np.ones(39, dtype=np.float32))
 
 
@@ -19,36 +20,38 @@ def taught(reward):
 
 
 def head(position):
-    catalogue = {"a": CatalogueAction(3, b'{"x": 1}')}
     learner = {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3}}
     settings = Settings(epsilon=0.2, **learner)
     clients = Clients({"phone": 0, "ümlaut": 2}, 3)
-    return LoopHead("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, catalogue, 4, clients=clients)
+    return LoopHead("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, {}, 4, clients=clients)
 
 
 def changes(position=9, users=("u",), reward=0.5, **more):
-    saved = SavedLoop(head(position), position, 100, 42, 7, 0, [Unmatched("x", 1, 0.5, "id", "late")])
+    saved = SavedLoop(head(position), position, 100, 42, 7, 0, len(ACTIONS), [Unmatched("x", 1, 0.5, "id", "late")])
     rows = [("shop", user, position, taught(reward)) for user in users]
-    return Changes({"shop": saved}, {"shop": SharedModel(4).to_bytes()}, rows, **more)
+    actions = {"actions": {"shop": ACTIONS}, **more}
+    return Changes({"shop": saved}, {"shop": SharedModel(4).to_bytes()}, rows, **actions)
 
 
 def contents(snapshots):
     """Return all that can be read from the file."""
     [saved] = snapshots.loops()
     rows = [*snapshots.personal("shop")]
-    if len(rows) != saved.n_personal:
+    actions = snapshots.catalogue("shop")
+    if len(rows) != saved.n_personal or len(actions) != saved.n_actions:
         raise DamagedSnapshot("rows are missing")
-    return saved, snapshots.shared("shop"), rows
+    return saved, snapshots.shared("shop"), rows, actions
 
 
 def test_what_was_written_is_read(tmp_path):
     snapshots = Snapshots(tmp_path / "models")
     assert snapshots.loops() == []
     snapshots.write(changes(users=("ü", "u")))
-    saved, shared, rows = before = contents(snapshots)
+    saved, shared, rows, actions = before = contents(snapshots)
     assert (saved.position, saved.n_personal, saved.head) == (9, 2, head(9))
     assert shared == SharedModel(4).to_bytes()
     assert rows == [("u", 9, taught(0.5)), ("ü", 9, taught(0.5))]
+    assert actions == ACTIONS
     snapshots.close()
     snapshots = Snapshots(tmp_path / "models", exist=True)
     assert contents(snapshots) == before
@@ -62,8 +65,22 @@ def test_a_later_snapshot_changes_and_removes(tmp_path):
     assert contents(snapshots)[2] == [("u", 10, taught(1.0))]
     snapshots.write(Changes(dropped=["shop"]))
     assert snapshots.loops() == snapshots.users("shop") == []
+    assert snapshots.catalogue("shop") == {}
     with pytest.raises(DamagedSnapshot, match="is missing"):
         snapshots.shared("shop")
+    snapshots.close()
+
+
+def test_actions_are_changed_and_retired_one_by_one_or_all_replaced(tmp_path):
+    snapshots, new = Snapshots(tmp_path / "models"), CatalogueAction(9, b'{"x": 2}')
+    snapshots.write(changes())
+    snapshots.write(changes(10, actions={"shop": {"a": new, "ü": None, "never there": None}}))
+    assert snapshots.catalogue("shop") == {"a": new}
+    snapshots.write(changes(11, actions={}))
+    assert snapshots.catalogue("shop") == {"a": new}
+    snapshots.write(changes(12, actions={"shop": {"b": new}}, whole=["shop"]))
+    assert snapshots.catalogue("shop") == {"b": new}
+    assert snapshots.catalogue("other") == {}
     snapshots.close()
 
 

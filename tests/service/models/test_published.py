@@ -34,8 +34,8 @@ def folder():
         yield Path(name)
 
 
-def view(version, since=1, name="shop", catalogue=0):
-    numbers = {"n_waiting": 0, "seen_range": (0.0, 1.0), "newest": 0, "catalogue_version": catalogue}
+def view(version, since=1, name="shop", pieces=(0, 0)):
+    numbers = {"n_waiting": 0, "seen_range": (0.0, 1.0), "newest": 0, "catalogue_version": 0}
     return LoopView(
         name,
         since,
@@ -46,6 +46,7 @@ def view(version, since=1, name="shop", catalogue=0):
         1,
         Statistics(),
         **numbers,
+        catalogue_pieces=pieces,
         clients_version=0,
         erased=[],
     )
@@ -57,7 +58,7 @@ class Learning:
     def __init__(self, folder, since=1):
         self.publisher, self.since = Publisher(folder, new_generation(folder)), since
         self.weights, self.changed = np.zeros(2**BITS + 1, np.float32), np.ones(N_CHUNKS, np.uint8)
-        self.publisher.publish_catalogue(view(1, since), {"a": CatalogueAction(1, b"{}")})
+        self.pieces = self.publisher.publish_catalogue(f"shop@{since}", {"a": CatalogueAction(1, b"{}")})
         self.publisher.publish_clients(view(1, since), Clients())
 
     def publish(self, version, *places):
@@ -65,7 +66,7 @@ class Learning:
         for place in places:
             self.weights[place] = version
             self.changed[place >> CHUNK_BITS] = 1
-        self.publisher.publish(view(version, self.since), self.weights, self.changed)
+        self.publisher.publish(view(version, self.since, pieces=self.pieces), self.weights, self.changed)
         self.publisher.publish_names(["shop"])
         self.publisher.done()
 
@@ -158,7 +159,7 @@ def test_a_loop_made_anew_under_its_name_begins_with_its_own_weights(folder):
     assert models.loop("shop").weights[3] == 1
     learning.publisher.drop("shop", "shop@1")
     learning.since, learning.weights[:], learning.changed[:] = 9, 0, 1
-    learning.publisher.publish_catalogue(view(9, 9), {})
+    learning.pieces = learning.publisher.publish_catalogue("shop@9", {})
     learning.publisher.publish_clients(view(9, 9), Clients())
     learning.publish(9)
     loop = models.loop("shop")
