@@ -18,7 +18,7 @@ from service.http.hot import hot_routes
 from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.openapi import document
-from service.http.replies import Error, Receive, Scope, Send, failure
+from service.http.replies import Receive, Scope, Send, failure
 from service.http.router import Router
 from service.http.routes import OPEN, Route
 from service.http.swagger import PATHS, add_docs
@@ -36,9 +36,10 @@ Ranks actions and learns from rewards: one shared model, and one of each user's 
 Every failure is `{{"error": {{"code", "message", "target"}}}}`: a code for programs, a message for people, and what it
 is about. A service with keys asks for `Authorization: Bearer <key>`. Paths below `/v1` are those of the loop `default`.
 
-A body has at most {limits.body_bytes} bytes (a model {limits.model_bytes}, updates {limits.update_bytes}) and must come
-with its `Content-Type` and within {limits.request_seconds:g} seconds. It may come with `Content-Encoding: gzip`; then
-the limit holds before and after decompression. A key may make {limits.requests_per_second:g} requests a second.
+A body has at most {limits.body_bytes} bytes (that of a rank call {limits.rank_bytes}, a model {limits.model_bytes},
+updates {limits.update_bytes}) and must come with its `Content-Type` and within {limits.request_seconds:g} seconds. It
+may come with `Content-Encoding: gzip`; then the limit holds before and after decompression. A key may make
+{limits.requests_per_second:g} requests a second.
 """
 
 
@@ -64,7 +65,7 @@ def create_app(
     audit: Audit | None = None,
     root_path: str = "",
     access_log: bool = False,
-) -> FastAPI:
+) -> App:
     """Return the application of a ranker; ``root_path`` is where a proxy offers it."""
     limits = limits or Limits()
     app = App(
@@ -119,28 +120,7 @@ def declared_routes(machine: Machine, status: Status, limits: Limits, root_path:
 
 def page_routes() -> list[Route]:
     """Return the routes of the pages that show the API."""
-
-    def of(path: str) -> Route:
-        return Route(
-            method="GET",
-            path=path,
-            roles=OPEN,
-            summary="",
-            body=None,
-            body_type=None,
-            reply=None,
-            status=200,
-            hot=False,
-            of_loop=False,
-            error=Error,
-            takes_subscription_key=False,
-            choices={},
-            query=(),
-            wide=False,
-            endpoint=Response,
-        )
-
-    return [of(path) for path in PATHS]
+    return [Route(method="GET", path=path, roles=OPEN, endpoint=Response) for path in PATHS]
 
 
 async def _invalid_query(request: Request, error: Exception) -> Response:

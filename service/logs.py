@@ -23,28 +23,26 @@ MOST_A_SECOND = 10  # lines about failed requests
 log = logging.getLogger("fedres.service")
 
 
-class Request:
+class Request(msgspec.Struct):
     """A request that is being answered."""
 
-    __slots__ = ("_id", "method", "path")
-
-    def __init__(self, method: str) -> None:
-        self.method, self.path = method, "unknown"  # the route's path: it names no user
-        self._id: str | None = None
-
-    def take_id(self, given: bytes) -> None:
-        self._id = shown(given)
+    method: str
+    path: str = "unknown"  # the route's path: it names no user
+    client_id: bytes | None = None  # its ``X-Request-Id``
+    own_id: str | None = None
 
     @property
     def id(self) -> str:
-        """Its ``X-Request-Id``, or one of ours that is made when it is first asked for."""
-        if self._id is None:
-            self._id = secrets.token_hex(8)
-        return self._id
+        """Its ``X-Request-Id``, or one of ours that is made when it is first needed."""
+        if self.client_id is not None:
+            return shown(self.client_id)
+        if self.own_id is None:
+            self.own_id = secrets.token_hex(8)
+        return self.own_id
 
     @property
     def has_id(self) -> bool:
-        return self._id is not None
+        return self.client_id is not None or self.own_id is not None
 
 
 serving: ContextVar[Request | None] = ContextVar("serving", default=None)

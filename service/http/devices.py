@@ -18,7 +18,7 @@ from service.http.limits import Limits
 from service.http.replies import Reply, json_reply
 from service.http.router import CLIENT
 from service.http.routes import BINARY, DEVICE, MSGPACK, Call, Routes
-from service.http.strict import decode, decode_msgpack
+from service.http.strict import decode_msgpack
 from service.rank.requests import Action, Features, Id
 from service.ranking import uploads
 from service.ranking.devices import Devices
@@ -121,7 +121,6 @@ class Round(Struct):
     takes_part: bool | None
 
 
-_residuals = msgspec.json.Decoder(Residuals)
 _updates = msgspec.msgpack.Decoder(Updates)
 
 
@@ -137,9 +136,10 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         body=Residuals,
         reply=ResidualsStored,
         hot=True,
+        decoded=True,
     )
     async def residuals(call: Call) -> Reply:
-        sent = decode(_residuals, call.body)
+        sent: Residuals = call.body
         check_client(call.client, sent.client)
         at_most("residuals", "too_many_residuals", len(sent.residuals), limits.residuals)
         stored = await devices.residuals(call.loop, sent.client, sent.residuals)

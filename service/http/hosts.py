@@ -38,12 +38,10 @@ class Hosts:
         self.always = bool(given)
         self._given = set(given)
         self._names = {"localhost", own.lower(), *given}
-        self._good: set[tuple[bytes | None, ...]] = set()  # what was found good
+        self.good: set[tuple[bytes | None, ...]] = set()  # what ``check`` lets pass
 
     def check(self, host: bytes | None, origin: bytes | None, site: bytes | None = None) -> None:
         """Refuse a request that was meant for another host, or that a page of another origin makes."""
-        if (host, origin, site) in self._good:
-            return
         name = _name_of(host or b"localhost")  # without one it comes from no browser
         if not self._is_known(name):
             message = f"Host must be an address, localhost or one of --allowed-host, got {name[:100]!a}"
@@ -54,9 +52,9 @@ class Hosts:
         if origin is None and site not in OWN_SITES and ANY not in self._given:
             message = f"Sec-Fetch-Site must be same-origin or none, got {(site or b'')[:100].decode('latin-1')!a}"
             raise ApiError(403, "foreign_origin", message, "Sec-Fetch-Site")
-        if len(self._good) >= MOST_REMEMBERED:
-            self._good.clear()
-        self._good.add((host, origin, site))
+        if len(self.good) >= MOST_REMEMBERED:
+            self.good.clear()
+        self.good.add((host, origin, site))
 
     def _is_known(self, name: str) -> bool:
         return name in self._names or ANY in self._names or name.endswith(".localhost") or _is_address(name)

@@ -11,7 +11,6 @@ from service.errors import ApiError
 from service.http.limits import Limits
 from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
-from service.http.strict import LARGE_BYTES, decode
 from service.rank.ranker import Ranker
 from service.rank.requests import Id, RankRequest, RankResult
 from service.rank.slots import SlotsRequest, SlotsResult
@@ -42,10 +41,6 @@ class Reward(Struct, forbid_unknown_fields=True):
     outcomes: dict[str, float] | None = None
 
 
-_rank = msgspec.json.Decoder(RankRequest)
-_batch = msgspec.json.Decoder(Batch)
-_slots = msgspec.json.Decoder(SlotsRequest)
-_reward = msgspec.json.Decoder(Reward)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,12 +48,22 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
     """Return the routes of decisions and rewards."""
     routes = Routes()
 
-    @routes.of_loop("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, hot=True)
+    @routes.of_loop(
+        "POST",
+        "/rank",
+        RANK,
+        "Choose an action.",
+        body=RankRequest,
+        reply=RankResult,
+        hot=True,
+        decoded=True,
+        limit="rank_bytes",
+    )
     async def rank(call: Call) -> Reply:
-        request = decode(_rank, call.body)
-        _check(request, limits, call)
-        answer = ranker.rank_large if len(call.body) > LARGE_BYTES else ranker.rank
-        return json_reply(_encode(await answer(call.loop, request)))
+        request: RankRequest = call.body
+        if request.explain or len(request.actions) > limits.actions or len(request.exclude) > limits.actions:
+            _check(request, limits, call)
+        return json_reply(_encode(await ranker.rank(call.loop, request)))
 
     @routes.of_loop(
         "POST",
@@ -68,12 +73,15 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         body=Batch,
         reply=Decisions,
         hot=True,
+        decoded=True,
     )
     async def rank_many(call: Call) -> Reply:
-        requests = decode(_batch, call.body).requests
+        requests: list[RankRequest] = call.body.requests
         at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
-        for request in requests:
+        for place, request in enumerate(requests):
             _check(request, limits, call)
+            n_bytes = len(request.context) + sum(len(action.features) for action in request.actions)
+            at_most(f"bytes of features in requests[{place}]", "body_too_large", n_bytes, limits.rank_bytes)
         results = await ranker.rank_many(call.loop, requests)
         return json_reply(_encode(Decisions([_answer(result) for result in results])))
 
@@ -85,9 +93,11 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         body=SlotsRequest,
         reply=SlotsResult,
         hot=True,
+        decoded=True,
+        limit="rank_bytes",
     )
     async def rank_slots(call: Call) -> Reply:
-        request = decode(_slots, call.body)
+        request: SlotsRequest = call.body
         at_most("actions", "too_many_actions", len(request.actions), limits.actions)
         at_most("slots", "too_many_slots", len(request.slots), limits.slots)
         if len(request.slots) * len(request.actions) > limits.slot_actions:
@@ -99,10 +109,17 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         return json_reply(_encode(await ranker.rank_slots(call.loop, request)))
 
     @routes.of_loop(
-        "POST", "/events/{event_id}/reward", RANK, "Send the reward of an event.", body=Reward, status=204, hot=True
+        "POST",
+        "/events/{event_id}/reward",
+        RANK,
+        "Send the reward of an event.",
+        body=Reward,
+        status=204,
+        hot=True,
+        decoded=True,
     )
     async def reward(call: Call) -> Reply:
-        sent = decode(_reward, call.body)
+        sent: Reward = call.body
         await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 

@@ -3,7 +3,7 @@
 A key reads ``fedres_<id>_<secret>``. The store holds its SHA-256; a slow hash would add nothing, for the secret is 256
 random bits and no password. Revoked keys stay, so that revoking the last one does not open the service. A running
 service sees changes within a second. With a log in SQLite, keys are in a file beside it; with one in PostgreSQL, in
-the database, so that all machines have the same.
+the database, so that all machines have the same. ``Buckets`` bound the requests of each.
 """
 
 from __future__ import annotations
@@ -278,6 +278,25 @@ class Keys:
             self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in found}
             self._keys = {key.id: key for key in found}
         self._known = True
+
+
+class Buckets:
+    """A token bucket for each key: ``rate`` tokens a second flow in, up to two seconds' worth, a request takes one."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        positive("rate", rate)
+        self._rate, self._size, self._clock = rate, max(1.0, 2 * rate), clock
+        self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when there were that many
+
+    def take(self, key: str) -> float:
+        """Return 0 if the key may go on, and else in how many seconds it may."""
+        now = self._clock()
+        level, then = self._levels.get(key, (self._size, now))
+        level = min(self._size, level + (now - then) * self._rate)
+        if level < 1:
+            return (1 - level) / self._rate
+        self._levels[key] = (level - 1, now)
+        return 0.0
 
 
 def open_keys(store: Store) -> Keys:

@@ -1,9 +1,7 @@
-"""What one request may ask for, and how many requests a key may make."""
+"""What one request may ask for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedres import checks
@@ -14,6 +12,7 @@ class Limits:
     """Everything the HTTP side refuses by size; the limits of features are the engine's."""
 
     body_bytes: int = 1_000_000  # of a request, before and after decompression
+    rank_bytes: int = 262_144  # the same of one rank call: 500 actions with 500 bytes each
     model_bytes: int = 64_000_000  # of an uploaded model
     update_bytes: int = 8_000_000  # of a request with updates: 100 of 2^14 + 1 numbers in 32 bits, and some room
     actions: int = 500  # in one rank call, and ids that it excludes
@@ -30,6 +29,7 @@ class Limits:
     def __post_init__(self) -> None:
         sizes = (
             "body_bytes",
+            "rank_bytes",
             "model_bytes",
             "update_bytes",
             "actions",
@@ -43,25 +43,3 @@ class Limits:
             checks.whole(name, getattr(self, name))
         checks.positive("requests_per_second", self.requests_per_second)
         checks.positive("request_seconds", self.request_seconds)
-
-
-class Buckets:
-    """A token bucket for each key: ``rate`` tokens a second flow in, up to two seconds' worth, a request takes one."""
-
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        checks.positive("rate", rate)
-        self._rate, self._size, self._clock = rate, max(1.0, 2 * rate), clock
-        self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when there were that many
-
-    def take(self, key: str) -> float:
-        """Return 0 if the key may go on, and else in how many seconds it may."""
-        now = self._clock()
-        level = self._level(key, now)
-        if level < 1:
-            return (1 - level) / self._rate
-        self._levels[key] = (level - 1, now)
-        return 0.0
-
-    def _level(self, key: str, now: float) -> float:
-        level, since = self._levels.get(key, (self._size, now))
-        return min(self._size, level + (now - since) * self._rate)

@@ -23,6 +23,7 @@ HEAD_BYTES = 65_536
 SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
 MOST_PIPELINED = 16  # requests of a connection that wait for their turn; no more are parsed
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: the system does not keep what the client does not take either
+NOT_PARSED = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 FINAL = tuple(b"HTTP/1.1 %d" % hundreds for hundreds in (2, 3, 4, 5))
 
 
@@ -33,7 +34,7 @@ class JoinedTransport:
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._held = transport, b""
+        self._transport, self.held = transport, b""
         self._written = 0  # bytes
         self.is_closing = transport.is_closing
 
@@ -41,17 +42,13 @@ class JoinedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if not self._held and data.startswith(FINAL):
-            self._held = data
-        else:
-            held, self._held = self._held, b""
-            self._send(held + data if held else data)
-
-    def _send(self, data: bytes) -> None:
-        if self.is_closing():  # the client has gone; a closed transport would raise
+        if not self.held and data.startswith(FINAL):
+            self.held = data
             return
-        self._written += len(data)
-        self._transport.write(data)
+        data, self.held = self.held + data, b""
+        if not self.is_closing():  # else the client has gone; a closed transport would raise
+            self._written += len(data)
+            self._transport.write(data)
 
     def left(self) -> tuple[int, int]:
         """Return how many bytes the client has yet to take, and how many it has taken."""
@@ -59,7 +56,7 @@ class JoinedTransport:
         return waiting, self._written - waiting
 
     def flush(self) -> None:
-        if self._held:
+        if self.held:
             self.write(b"")
 
     def close(self) -> None:
@@ -76,8 +73,8 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._deadline: asyncio.TimerHandle | None = None
-        self._whole = False  # the request that came last is here to its end
-        self._begun = 0  # requests that began in the chunk that came last
+        self._complete: Any = ()  # the scope of the last request that came to its end
+        self._any_complete = False  # some request came to its end in the last slice
         self._head_bytes: int | None = 0  # of the head that is being read, None in a body
         self._progress = (0, 0.0)  # bytes that the client had taken, and since when no more
         self._unparsed = b""  # what came and waits for requests before it
@@ -96,64 +93,68 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._unparsed and len(data) <= SLICE_BYTES:
-            self._parse(data)
+        """Parse a slice; more than a slice waits for the requests before it."""
+        if self._unparsed or len(data) > SLICE_BYTES:
+            self._unparsed += data
+            self._parse_waiting()
             return
-        self._unparsed += data
-        self._parse_waiting()
+        head_bytes, self._any_complete = self._head_bytes, False
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except NOT_PARSED as error:
+            self._not_parsed(data, error)
+        if self.transport.is_closing():
+            return
+        if self._complete is not self.scope:
+            self._await_rest(head_bytes, len(data))
+        elif self._deadline is not None:
+            self._unset_deadline()
+
+    def _await_rest(self, head_bytes: int | None, n_bytes: int) -> None:
+        """Set a deadline for the rest of a request; refuse a head that is too large.
+
+        ``head_bytes`` is the size of the head before the last slice of ``n_bytes``, None in a body.
+        """
+        self._set_deadline()
+        if self._head_bytes is not None:
+            all_of_it = head_bytes is not None and not self._any_complete  # else the slice ends other requests too
+            self._head_bytes = (head_bytes or 0) + n_bytes if all_of_it else 0
+            if self._head_bytes > HEAD_BYTES:
+                error = f"the head must have at most {HEAD_BYTES} bytes"
+                self._refuse(ApiError(431, "head_too_large", error, "headers"))
 
     def _parse_waiting(self) -> None:
         """Parse what waits, slice by slice, until too many requests wait for their turn."""
-        data, at = self._unparsed, 0
+        data, self._unparsed, at = self._unparsed, b"", 0
         while at < len(data) and len(self.pipeline) < MOST_PIPELINED and not self.transport.is_closing():
-            self._parse(data[at : at + SLICE_BYTES])
+            self.data_received(data[at : at + SLICE_BYTES])
             at += SLICE_BYTES
         self._unparsed = b"" if self.transport.is_closing() else data[at:]
         if self._unparsed:  # the client cannot be late: the rest of its request may be here
             self._unset_deadline()
             self.flow.pause_reading()
 
-    def _parse(self, data: bytes) -> None:
-        before, self._begun = self._head_bytes, 0
-        self._unset_keepalive_if_required()
-        self._feed(data)
-        if self.transport.is_closing():
-            return
-        if self._whole:
-            self._unset_deadline()
-            return
-        self._set_deadline()
-        if self._head_bytes is not None:
-            all_of_it = before is not None and self._begun <= 1  # else the slice has the end of other requests too
-            self._head_bytes = (before or 0) + len(data) if all_of_it else 0
-            if self._head_bytes > HEAD_BYTES:
-                error = f"the head must have at most {HEAD_BYTES} bytes"
-                self._refuse(ApiError(431, "head_too_large", error, "headers"))
+    def _not_parsed(self, data: bytes, error: Exception) -> None:
+        """Refuse what is no HTTP; ignore a request to upgrade, as a server may, and go on in HTTP/1.1.
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse_http()
-
-    def _ignore_upgrade(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1, as a server may: the parser has given up at the end of the head, so it is told again."""
-        method, version = self.parser.get_method(), self.parser.get_http_version()
-        if method == b"CONNECT":
-            self._refuse_http()
+        The parser has given up at the end of the head, so a new one gets the head without the upgrade.
+        """
+        is_upgrade = isinstance(error, httptools.HttpParserUpgrade)
+        if not is_upgrade or self.parser.get_method() == b"CONNECT":
+            self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
             return
         self._upgrading = False
         kept = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
-        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode()), *(b"%b: %b" % header for header in kept)]
+        version = self.parser.get_http_version().encode()
+        first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+        lines = [first, *(b"%b: %b" % header for header in kept)]
         self.parser = httptools.HttpRequestParser(self)
-        self._feed(b"\r\n".join([*lines, b"\r\n"]) + rest)
-
-    def on_message_begin(self) -> None:
-        self._whole = False
-        self._begun += 1
-        super().on_message_begin()
+        data = b"\r\n".join([*lines, b"\r\n"]) + data[error.args[0] :]
+        try:
+            self.parser.feed_data(data)
+        except NOT_PARSED as again:
+            self._not_parsed(data, again)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -165,17 +166,15 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._upgrading:
-            self._whole, self._head_bytes = True, 0
+            self._complete, self._any_complete, self._head_bytes = self.scope, True, 0
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self.transport.flush()  # type: ignore[attr-defined]
+        if self.transport.held:  # type: ignore[attr-defined]
+            self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
         if self._unparsed:
             self._parse_waiting()
-
-    def _refuse_http(self) -> None:
-        self._refuse(ApiError(400, "invalid_http", "the request must be HTTP/1.1", None))
 
     def _set_deadline(self) -> None:
         if self._deadline is None:

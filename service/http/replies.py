@@ -52,6 +52,14 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 NO_CONTENT = Reply(204)
 
 
+class RateLimited(ApiError):  # noqa: N818
+    """A key that makes too many requests, and may go on in some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.wait = max(1, math.ceil(seconds))
+        super().__init__(429, "too_many_requests", f"the key made too many requests; try again in {self.wait} s")
+
+
 def json_reply(body: bytes, status: int = 200) -> Reply:
     return Reply(status, body, (JSON,))
 
@@ -61,7 +69,7 @@ def refusal(error: ApiError, headers: Headers = ()) -> Reply:
     if error.status == 401:
         headers = (*headers, (b"www-authenticate", b"Bearer"))
     if error.status == 429 and not headers:
-        headers = (SOON,)
+        headers = ((b"retry-after", b"%d" % error.wait),) if isinstance(error, RateLimited) else (SOON,)
     return Reply(error.status, msgspec.json.encode(shaped(error)), (JSON, *headers))
 
 
@@ -71,13 +79,6 @@ def shaped(error: ApiError) -> Error:
         text and text.encode("utf-8", "backslashreplace").decode() for text in (error.message, error.target)
     )
     return Error(ErrorDetail(error.code, message or "", target))
-
-
-def too_many_requests(seconds: float) -> Reply:
-    """Return the refusal of a key that asks too often, and when it may ask again."""
-    wait = max(1, math.ceil(seconds))
-    error = ApiError(429, "too_many_requests", f"the key made too many requests; try again in {wait} s")
-    return refusal(error, ((b"retry-after", str(wait).encode()),))
 
 
 def wrong_method(method: str, allowed: str) -> Reply:
@@ -108,19 +109,6 @@ def _failed(error: ApiError, cause: Exception | None = None) -> Reply:
     return refusal(error, headers)
 
 
-def adding(send: Send, headers: Headers) -> Send:
-    """Return a ``send`` whose reply has more headers."""
-    if not headers:
-        return send
-
-    async def added(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *headers]}
-        await send(message)
-
-    return added
-
-
 def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the headers with what no reply is without: no page may frame it, and no browser guess its type."""
     given = tuple(headers)
@@ -128,8 +116,9 @@ def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return (*given, *policy, NO_SNIFFING)
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
-    headers = safe(reply.headers)
+async def send_reply(send: Send, reply: Reply, more: Headers = ()) -> None:
+    """Send a reply, which sets no policy for frames of its own, with ``more`` headers."""
+    headers = (*reply.headers, NO_FRAMES, NO_SNIFFING, *more)
     if reply.status != 204:
         headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

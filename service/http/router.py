@@ -8,36 +8,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 from service import metrics
 from service.errors import ApiError
 from service.http.audit import Audit
-from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.body import Disconnected, check_encoding, check_media_type, decompressed, read_rest, too_large
 from service.http.hosts import Hosts
-from service.http.keys import ANYONE, Key, Keys
-from service.http.lane import Lane
-from service.http.limits import Buckets, Limits
+from service.http.keys import ANYONE, Buckets, Key, Keys
+from service.http.limits import Limits
 from service.http.replies import (
     LONGEST_REQUEST_ID,
     REQUEST_ID,
     Error,
+    Headers,
+    RateLimited,
     Receive,
     Reply,
     Scope,
     Send,
-    adding,
     failure,
     log,
     safe,
     send_reply,
-    too_many_requests,
     wrong_method,
 )
-from service.http.routes import BINARY, MSGPACK, OPEN, Call, Reshape, Route
+from service.http.routes import OPEN, Call, Reshape, Route
+from service.http.strict import UNREADABLE, unreadable
 from service.logs import Request, serving
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
@@ -46,6 +45,8 @@ GONE = 499  # the status in metrics of those who went away before they were answ
 
 CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
 PARAMETERS = "fedres.parameters"
+
+_ascii = bytes.decode
 
 
 class Methods:
@@ -112,18 +113,16 @@ class Table:
             node = following
         if node.ends is None:
             return self._find_wide(raw_path)
-        return _found(node.ends, quoted)
+        if b"%" in raw_path or not raw_path.isascii():
+            return node.ends, _unquoted(node.ends, quoted)
+        return node.ends, dict(zip(node.ends.names, map(_ascii, quoted), strict=True))
 
     def _find_wide(self, raw_path: bytes) -> tuple[Methods, dict[str, str]]:
         for pattern, methods in self._wide:
             match = pattern.fullmatch(raw_path)
             if match is not None:
-                return _found(methods, match.groups())
+                return methods, _unquoted(methods, match.groups())
         raise _no_path(raw_path)
-
-
-def _found(methods: Methods, quoted: Iterable[bytes]) -> tuple[Methods, dict[str, str]]:
-    return methods, dict(zip(methods.names, map(_unquoted, quoted), strict=True))
 
 
 def _wide_pattern(route: Route) -> re.Pattern[bytes]:
@@ -141,17 +140,79 @@ def _below(root: bytes, raw_path: bytes) -> bytes:
     return raw_path[len(root) :] or b"/" if raw_path == root or raw_path.startswith(root + b"/") else raw_path
 
 
-def _unquoted(segment: bytes) -> str:
+def _unquoted(methods: Methods, quoted: Iterable[bytes]) -> dict[str, str]:
+    """Return the parameters of a path by name."""
     try:
-        return unquote(segment, errors="strict")
-    except UnicodeDecodeError:
-        shown = segment[:100].decode("latin-1")
+        return {name: unquote(segment, errors="strict") for name, segment in zip(methods.names, quoted, strict=True)}
+    except UnicodeDecodeError as error:
+        shown = bytes(error.object)[:100].decode("latin-1")
         raise ApiError(400, "invalid_path", f"the path must be UTF-8 when unquoted, got {shown}", "path") from None
 
 
 def _no_path(raw_path: bytes) -> ApiError:
     shown = raw_path[:100].decode("latin-1")
     return ApiError(404, "unknown_path", f"the path must be one of the API's, got {shown}; see /docs", "path")
+
+
+class RequestHeaders(NamedTuple):
+    """The headers that the service looks at."""
+
+    authorization: bytes | None = None
+    length: bytes | None = None
+    media_type: bytes | None = None
+    encoding: bytes | None = None
+    host: bytes | None = None
+    origin: bytes | None = None
+    subscription_key: bytes | None = None  # of Azure's clients
+    request_id: bytes | None = None  # repeated in the reply
+    site: bytes | None = None  # where a browser says that the request comes from
+
+
+_NAMES = (
+    *(b"authorization", b"content-length", b"content-type", b"content-encoding", b"host", b"origin"),
+    *(b"ocp-apim-subscription-key", b"x-request-id", b"sec-fetch-site"),
+)
+_PLACES = {name: place for place, name in enumerate(_NAMES)}
+_CREDENTIALS = (b"authorization", b"ocp-apim-subscription-key")
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """Return the headers of interest; of one that comes twice, the last. Credentials must come once.
+
+    A proxy in front that looks at the first of two would let in what it should not.
+    """
+    values: list[bytes | None] = [None] * len(_NAMES)
+    for name, value in headers:
+        place = _PLACES.get(name)
+        if place is not None:
+            if values[place] is not None and name in _CREDENTIALS:
+                shown = name.decode().title()
+                raise ApiError(400, "repeated_header", f"{shown} must come once, got it twice", shown)
+            values[place] = value
+    return RequestHeaders(*values)
+
+
+async def read_request(route: Route, headers: RequestHeaders, receive: Receive, limit: int) -> Any:
+    """Return the body, at most ``limit`` bytes, decoded where the route has a type for it."""
+    if route.media_type is not None and headers.media_type != route.media_type:
+        check_media_type(headers.media_type, route.media_type)
+    length, encoding = headers.length, headers.encoding
+    if encoding is not None:
+        check_encoding(encoding)
+    if length is not None and not (length.strip().isdigit() and int(length[:20]) <= limit):
+        raise too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body", False) or message["type"] == "http.disconnect" or len(body) > limit:
+        body = await read_rest(message, receive, limit)
+    if encoding is not None:
+        body = decompressed(body, encoding, limit)
+    if route.decoder is None:
+        return body
+    try:
+        return route.decoder.decode(body)
+    except UNREADABLE as error:
+        raise unreadable(error, route.body) from None
 
 
 class Router:
@@ -175,80 +236,62 @@ class Router:
         self._table = Table(routes)
         self._root = root_path.encode()
         self._buckets = Buckets(limits.requests_per_second)
-        self._body_bytes = {BINARY: limits.model_bytes, MSGPACK: limits.update_bytes}
-        self._other_bytes = limits.body_bytes
-        self._lane = Lane()
+        self._limits = {route.limit: getattr(limits, route.limit) for route in routes}  # of bodies, by name
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find the route, admit the caller, read the body, call the handler, send its reply, and count."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = perf_counter()
-        path, status = await self._answer(scope, receive, send)
-        seconds = perf_counter() - began
-        metrics.count_request(path, scope["method"] if path != UNKNOWN else "any", status, seconds)
-        if self._access_log:
-            fields = {"method": scope["method"], "path": path, "status": status, "ms": round(seconds * 1e3, 3)}
-            said = "%(method)s %(path)s %(status)d %(ms).1f ms"
-            log.info(said, fields, extra={"fields": fields})
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
-        """Return the route's path and the status of the reply that was sent."""
-        path, raw_path = UNKNOWN, b""
-        request = Request(scope["method"])
+        began, method, raw_path = perf_counter(), scope["method"], b""
+        request = Request(method)
         serving.set(request)
+        reply: Reply | None = None
+        more: Headers = ()  # of the reply
         try:
-            head = read_head(scope["headers"])
-            send = self._introduced(request, head, send)
+            headers = read_headers(scope["headers"])
+            if headers.request_id is not None and len(headers.request_id) <= LONGEST_REQUEST_ID:
+                request.client_id = headers.request_id
+                more = ((REQUEST_ID, headers.request_id),)
+            if self._hosts.origins.allowed or self._access_log:
+                more = self._more_headers(request, headers)
             raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
             if self._root:
                 raw_path = _below(self._root, raw_path)
             methods, parameters = self._table.find(raw_path)
-            path, method = methods.path, scope["method"]
-            request.path = path
+            request.path = methods.path
             route = methods.routes.get("GET" if method == "HEAD" else method)
             if route is None:
-                reply = self._no_method(method, methods.allowed(), head.origin)
+                reply = self._no_method(method, methods.allowed(), headers.origin)
             else:
-                key = self._admit(route, parameters, method, head)
-                if scope.get("query_string"):
-                    _check_query(route, scope["query_string"])
-                body = await self._read(route, head, receive) if method in WITH_BODY else b""
-                if not route.hot:
-                    known = {PARAMETERS: parameters, CLIENT: key.client}
-                    passed = _Passed(scope, raw_path, known, body, receive, send)
-                    status = await self._lane.in_turn(len(body), self._pass_on, passed)
-                    if route.audited:
-                        self._audit.note(key.id, f"{method} {path}", route.loop(parameters), status)
-                    return path, status
+                key, loop = self._admit(route, parameters, headers)
                 query = scope.get("query_string", b"")
-                call = Call(
-                    route.loop(parameters, key.loop) or "", parameters, body, key.client, query, scope, key.explain
-                )
-                endpoint = partial(self._audited, route, key) if route.audited else route.endpoint
-                reply = await self._lane.in_turn(len(body), endpoint, call)
+                if query:
+                    _check_query(route, query)
+                limit = self._limits[route.limit]
+                body = await read_request(route, headers, receive, limit) if method in WITH_BODY else b""
+                call = Call(loop or "", parameters, body, key.client, query, scope, key.explain)
+                if route.hot and not route.audited:
+                    reply = await route.endpoint(call)
+                elif route.hot:
+                    reply = await self._audited(route, key, call)
+                else:
+                    passed = _Passed(call, loop, raw_path, receive, send, more)
+                    status = await self._pass_on(route, key, passed)
         except Disconnected:
-            return path, GONE
-        except _Refused as refused:
-            reply = refused.reply
+            status = GONE
         except Exception as error:
             reply = failure(error)
-        if reply.status >= 400:
-            reply = self._reshaped(raw_path, reply)
-        await send_reply(send, reply)
-        return path, reply.status
-
-    def _introduced(self, request: Request, head: Head, send: Send) -> Send:
-        """Give the request its id; return a ``send`` that repeats it and says which pages may read the reply."""
-        headers = self._hosts.origins.headers(head.origin)
-        given = head.request_id
-        if given is not None and len(given) <= LONGEST_REQUEST_ID:
-            request.take_id(given)
-            headers = (*headers, (REQUEST_ID, given))
-        elif self._access_log:
-            headers = (*headers, (REQUEST_ID, request.id.encode()))
-        return adding(send, headers)
+        if reply is not None:
+            if reply.status >= 400:
+                reply = self._reshaped(raw_path, reply)
+            status = reply.status
+            await send_reply(send, reply, more)
+        seconds = perf_counter() - began
+        metrics.count_request(request.path, method if request.path != UNKNOWN else "any", status, seconds)
+        if self._access_log:
+            self._log_access(request, status, seconds)
 
     def _no_method(self, method: str, allowed: str, origin: bytes | None) -> Reply:
         if method != "OPTIONS":
@@ -261,31 +304,43 @@ class Router:
         reshape = self._reshape.get(raw_path[1:].partition(b"/")[0])
         return reply if reshape is None else reshape(reply)
 
-    async def _read(self, route: Route, head: Head, receive: Receive) -> bytes:
-        if route.body_type is not None:
-            check_media_type(head, route.body_type.encode())
-        return await read_body(receive, head, self._body_bytes.get(route.body_type or "", self._other_bytes))
+    def _admit(self, route: Route, parameters: dict[str, str], headers: RequestHeaders) -> tuple[Key, str | None]:
+        """Return who may go on, and the loop that the request is about, None for the service as a whole.
 
-    def _admit(self, route: Route, parameters: dict[str, str], method: str, head: Head) -> Key:
-        """Return who may go on."""
+        Azure's clients name no loop: what they send with a key for one loop is about that loop.
+        """
+        loop = parameters.get("loop", route.default_loop)
         if route.roles is OPEN:
-            return ANYONE
-        authorization = head.authorization
-        if authorization is None and head.subscription_key is not None and route.takes_subscription_key:
-            authorization = b"Bearer " + head.subscription_key
+            return ANYONE, loop
+        authorization = headers.authorization
+        if route.takes_subscription_key and authorization is None and headers.subscription_key is not None:
+            authorization = b"Bearer " + headers.subscription_key
         key = self.keys.identify(authorization)
-        if key is ANYONE or self._hosts.always:
-            self._hosts.check(head.host, head.origin, head.site)
+        sender = headers.host, headers.origin, headers.site
+        if (key is ANYONE or self._hosts.always) and sender not in self._hosts.good:
+            self._hosts.check(*sender)
         seconds = self._buckets.take(key.id)
         if seconds:
             metrics.refusals.labels(key.id).inc()
-            raise _Refused(too_many_requests(seconds))
-        loop = route.loop(parameters, key.loop)
+            raise RateLimited(seconds)
+        if route.takes_subscription_key and key.loop is not None and "loop" not in parameters:
+            loop = key.loop
         if key.role in route.roles and (key.loop is None or key.loop == loop):
-            return key
+            return key, loop
         if route.audited:
-            self._audit.note(key.id, f"{method} {route.path}", loop, 403)
-        raise _forbidden(key, f"{method} {route.path}", loop)
+            self._audit.note(key.id, f"{route.method} {route.path}", loop, 403)
+        raise _forbidden(key, f"{route.method} {route.path}", loop)
+
+    def _more_headers(self, request: Request, headers: RequestHeaders) -> Headers:
+        """Return the headers of a reply that say which pages may read it, and the request's id."""
+        cross_origin = self._hosts.origins.headers(headers.origin) if self._hosts.origins.allowed else ()
+        if request.client_id is not None:
+            return (*cross_origin, (REQUEST_ID, request.client_id))
+        return (*cross_origin, (REQUEST_ID, request.id.encode())) if self._access_log else cross_origin
+
+    def _log_access(self, request: Request, status: int, seconds: float) -> None:
+        fields = {"method": request.method, "path": request.path, "status": status, "ms": round(seconds * 1e3, 3)}
+        log.info("%(method)s %(path)s %(status)d %(ms).1f ms", fields, extra={"fields": fields})
 
     async def _audited(self, route: Route, key: Key, call: Call) -> Reply:
         """Answer a hot route, and note who asked."""
@@ -296,7 +351,7 @@ class Router:
         self._audit.note(key.id, f"{route.method} {route.path}", call.loop, reply.status)
         return reply
 
-    async def _pass_on(self, passed: _Passed) -> int:
+    async def _pass_on(self, route: Route, key: Key, passed: _Passed) -> int:
         """Return the status of FastAPI's reply; it raises what it has answered already."""
         try:
             await self._app(passed.scope, passed.receive, passed.send)
@@ -305,25 +360,23 @@ class Router:
                 raise
             if not passed.complete:
                 log.error("a reply broke off", exc_info=error)  # the server closes the connection
+        if route.audited:
+            self._audit.note(key.id, f"{route.method} {route.path}", passed.loop, passed.status)
         return passed.status
-
-
-class _Refused(Exception):  # noqa: N818
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
 
 
 class _Passed:
     """A request on its way through FastAPI: its path still quoted, its body in hand, the status noted."""
 
     def __init__(
-        self, scope: Scope, raw_path: bytes, known: dict[str, Any], body: bytes, receive: Receive, send: Send
+        self, call: Call, loop: str | None, raw_path: bytes, receive: Receive, send: Send, more: Headers
     ) -> None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves out the body
-        self.scope = {**scope, "method": method, "path": raw_path.decode("latin-1"), **known}
-        self.status, self.complete = 0, False
-        self._body: bytes | None = body
-        self._receive, self._send = receive, send
+        method = "GET" if call.scope["method"] == "HEAD" else call.scope["method"]  # the server leaves out the body
+        known = {PARAMETERS: call.parameters, CLIENT: call.client}
+        self.scope = {**call.scope, "method": method, "path": raw_path.decode("latin-1"), **known}
+        self.loop, self.status, self.complete = loop, 0, False
+        self._body: bytes | None = call.body
+        self._receive, self._send, self._more = receive, send, more
 
     async def receive(self) -> Any:
         if self._body is None:
@@ -334,7 +387,7 @@ class _Passed:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": safe(message["headers"])}
+            message = {**message, "headers": (*safe(message["headers"]), *self._more)}
         else:
             self.complete = not message.get("more_body", False)
         await self._send(message)

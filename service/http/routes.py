@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from service.http.replies import Error, Reply
 
 OPEN: frozenset[str] = frozenset()  # needs no key
@@ -27,6 +29,7 @@ JSON, BINARY, MSGPACK, LINES, TEXT, HTML = (
     "text/html",
 )
 
+LIMITS = {BINARY: "model_bytes", MSGPACK: "update_bytes"}  # of bodies, by media type, where not declared
 DEFAULT_LOOP = "default"
 PREFIXES = ("/v1", "/v1/loops/{loop}")
 
@@ -38,7 +41,7 @@ class Call(NamedTuple):
 
     loop: str
     parameters: dict[str, str]
-    body: bytes
+    body: Any  # of the route's type where that is decoded, else bytes
     client: str | None  # the only device that it may speak for, None if any
     query: bytes = b""
     scope: Mapping[str, Any] = {}  # of ASGI
@@ -56,33 +59,39 @@ class Route:
     method: str
     path: str  # with names in braces
     roles: frozenset[str]
-    summary: str
-    body: type | str | None  # its type, or a media type
-    body_type: str | None  # the media type of bodies, None where any will do
-    reply: type | str | None
-    status: int
-    hot: bool
-    of_loop: bool
-    error: type  # the shape of what fails
-    takes_subscription_key: bool  # the key may come as Azure's clients send it
-    choices: Mapping[str, Sequence[str]]  # what parameters of the path may be, where not any text
-    query: tuple[str, ...]  # its parameters
-    wide: bool  # its last parameter may have a "/" that is not quoted
     endpoint: Callable[..., Any]
+    summary: str = ""
+    body: type | str | None = None  # its type, or a media type
+    body_type: str | None = None  # the media type of bodies, None where any will do
+    limit: str = "body_bytes"  # which of the limits bounds its body
+    decoded: bool = False  # a handler gets the body as its type
+    reply: type | str | None = None
+    status: int = 200
+    hot: bool = False  # the router calls the handler itself, else FastAPI does
+    of_loop: bool = False
+    error: type = Error  # the shape of what fails
+    takes_subscription_key: bool = False  # the key may come as Azure's clients send it
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of parameters of the path, where not any text
+    query: tuple[str, ...] = ()  # its parameters
+    wide: bool = False  # its last parameter may have a "/" that is not quoted
+    # What follows from these:
     audited: bool = field(init=False)  # it is noted who asks: only admins may, and something changes
+    default_loop: str | None = field(init=False)  # that it is about where the path names none
+    media_type: bytes | None = field(init=False)
+    decoder: msgspec.json.Decoder[Any] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "audited", self.roles == ADMIN and self.method != "GET")
-
-    def loop(self, parameters: dict[str, str], of_key: str | None = None) -> str | None:
-        """Return the loop it is about, None for the service as a whole.
-
-        Azure's clients name no loop. What they ask with a key for one loop is about that.
-        """
-        if not self.of_loop:
-            return None
-        unnamed = of_key if self.takes_subscription_key else None
-        return parameters.get("loop", unnamed or DEFAULT_LOOP)
+        if self.body is not None and self.body_type is None:
+            object.__setattr__(self, "body_type", self.body if isinstance(self.body, str) else JSON)
+        if self.body_type in LIMITS:
+            object.__setattr__(self, "limit", LIMITS[self.body_type])
+        for name, value in (
+            ("audited", self.roles == ADMIN and self.method != "GET"),
+            ("default_loop", DEFAULT_LOOP if self.of_loop else None),
+            ("media_type", None if self.body_type is None else self.body_type.encode()),
+            ("decoder", msgspec.json.Decoder(self.body) if self.decoded else None),
+        ):
+            object.__setattr__(self, name, value)
 
 
 class Routes:
@@ -104,50 +113,14 @@ class Routes:
         return self.of_paths(method, [path], roles, summary, of_loop="{loop}" in path, **options)
 
     def of_paths(
-        self,
-        method: str,
-        paths: Sequence[str],
-        roles: frozenset[str],
-        summary: str,
-        *,
-        of_loop: bool,
-        body: type | str | None = None,
-        body_type: str | None = None,
-        reply: type | str | None = None,
-        status: int = 200,
-        hot: bool = False,
-        error: type = Error,
-        takes_subscription_key: bool = False,
-        choices: Mapping[str, Sequence[str]] | None = None,
-        query: tuple[str, ...] = (),
-        wide: bool = False,
+        self, method: str, paths: Sequence[str], roles: frozenset[str], summary: str, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
-        """Declare a route of several paths."""
-        if body is not None and body_type is None:
-            body_type = body if isinstance(body, str) else JSON
+        """Declare a route of several paths; the options are those of ``Route``."""
 
         def declare(endpoint: Endpoint) -> Endpoint:
             for path in paths:
-                self.all.append(
-                    Route(
-                        method=method,
-                        path=path,
-                        roles=roles,
-                        summary=summary,
-                        body=body,
-                        body_type=body_type,
-                        reply=reply,
-                        status=status,
-                        hot=hot,
-                        of_loop=of_loop,
-                        error=error,
-                        takes_subscription_key=takes_subscription_key,
-                        choices=choices or {},
-                        query=query,
-                        wide=wide,
-                        endpoint=endpoint,
-                    )
-                )
+                named = {"method": method, "path": path, "roles": roles, "summary": summary}
+                self.all.append(Route(**named, endpoint=endpoint, **options))  # type: ignore[arg-type]
             return endpoint
 
         return declare

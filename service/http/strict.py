@@ -9,7 +9,7 @@ import msgspec
 from service.errors import ApiError
 from service.hints import hint
 
-LARGE_BYTES = 65_536
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a body may raise
 
 T = TypeVar("T")
 
@@ -18,12 +18,17 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Return the body as the decoder's type; of a name that comes twice in an object, the last one counts."""
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error), decoder.type) from None
-    except RecursionError:
-        raise ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body") from None
+    except UNREADABLE as error:
+        raise unreadable(error, decoder.type) from None
+
+
+def unreadable(error: Exception, kind: Any) -> ApiError:
+    """Return why a JSON body is no ``kind``."""
+    if isinstance(error, msgspec.ValidationError):
+        return invalid(str(error), kind)
+    if isinstance(error, RecursionError):
+        return ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body")
+    return ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body")
 
 
 def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:

@@ -48,6 +48,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "Rank actions.",
         "InvalidRankRequest",
         body=PersonalizerRankRequest,
+        limit="rank_bytes",
         reply=PersonalizerRankResponse,
         status=201,
     )
@@ -88,6 +89,7 @@ def _decision_routes(routes: PersonalizerRoutes, decisions: Decisions) -> None:
         "Rank actions for several slots.",
         "InvalidRankRequest",
         body=MultiSlotRankRequest,
+        limit="rank_bytes",
         reply=MultiSlotRankResponse,
         status=201,
     )

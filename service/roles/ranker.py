@@ -84,7 +84,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
         root_path=config.root_path,
         access_log=config.access_log,
     )
-    server = Server(app, sock, limits, config.tls, metrics.flush_requests)
+    server = Server(app.first, sock, limits, config.tls, metrics.flush_requests)
 
     def stop() -> None:
         loop.remove_reader(parent)  # else its end would be told again and again

@@ -22,14 +22,17 @@ from machine import Engine
 
 from fedres.scoring.flattening import FeatureError, Limits, action_features, flatten
 from service.errors import ApiError
-from service.http import hot
 from service.http.admin import NewLoop
-from service.http.body import Head, read_body
+from service.http.body import decompressed
+from service.http.hot import Batch, Reward
 from service.http.strict import decode
 from service.rank.decide import context_of, prepare_all
+from service.rank.requests import RankRequest
+from service.rank.slots import SlotsRequest
 
 MOST_BYTES = 1 << 16
-STRICT = [hot._batch, hot._slots, hot._reward, msgspec.json.Decoder(NewLoop)]
+RANK = msgspec.json.Decoder(RankRequest)
+STRICT = [msgspec.json.Decoder(kind) for kind in (Batch, SlotsRequest, Reward, NewLoop)]
 GZIP = len(STRICT) + 1
 INSTRUMENTED = (  # modules whose branches lead the fuzzer
     *("service.http.hot", "service.http.strict", "service.http.body", "service.rank.requests"),
@@ -63,8 +66,7 @@ class Reader:
         if kind == 0:
             self._rank(body)
         elif kind == GZIP:
-            message = {"type": "http.request", "body": body}
-            unzipped = asyncio.run(read_body(_receive(message), Head(encoding=b"gzip"), MOST_BYTES))
+            unzipped = decompressed(body, b"gzip", MOST_BYTES)
             if len(unzipped) > MOST_BYTES:
                 raise WrongBodyError(f"{body!r} has {len(unzipped)} bytes")
         else:
@@ -72,7 +74,7 @@ class Reader:
 
     def _rank(self, body):
         """Read a rank request; what is taken, Python's own parser must take too, and read the same."""
-        request = decode(hot._rank, body)
+        request = decode(RANK, body)
         [prepared] = prepare_all([request], self._loop, self._preparer)
         plain_error = self._features_error(request)
         if isinstance(prepared, ApiError):
@@ -99,13 +101,6 @@ class Reader:
         except FeatureError as error:
             return error
         return None
-
-
-def _receive(message):
-    async def receive():
-        return message
-
-    return receive
 
 
 def drawn(seed, n):

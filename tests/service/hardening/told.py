@@ -33,8 +33,8 @@ class Desk:
     """Takes the calls of one ranker: bytes in, status and bytes out. ``told`` are the calls that were acknowledged."""
 
     def __init__(self, engine, writer, client):
-        handlers = {route.path: route.endpoint for route in hot_routes(engine.parts[0], Limits()).all}
-        self._handlers = {RANK: handlers["/v1/rank"], REWARD: handlers["/v1/events/{event_id}/reward"]}
+        routes = {route.path: route for route in hot_routes(engine.parts[0], Limits()).all}
+        self._routes = {RANK: routes["/v1/rank"], REWARD: routes["/v1/events/{event_id}/reward"]}
         self._calls = {(kind, k): self._call(kind, k) for kind in (RANK, REWARD) for k in range(N_EVENTS)}
         self.writer, self._client = writer, client
         self.told, self.wrong = {}, []
@@ -48,7 +48,8 @@ class Desk:
     async def ask(self, kind, k):
         """Return whether a call was acknowledged; keep what is no answer."""
         try:
-            reply = await self._handlers[kind](self._calls[kind, k])
+            route, call = self._routes[kind], self._calls[kind, k]
+            reply = await route.endpoint(call._replace(body=route.decoder.decode(call.body)))
         except Exception as error:
             reply = failure(error)
         if reply.status < 300:

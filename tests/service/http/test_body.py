@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from service.errors import ApiError
-from service.http.body import Disconnected, Head, check_media_type, read_body, read_head
+from service.http.body import Disconnected, check_media_type
 from service.http.devices import Updates
+from service.http.router import RequestHeaders, read_headers, read_request
+from service.http.routes import ADMIN, Route
 from service.http.strict import decode, decode_msgpack
 
 
@@ -24,8 +26,15 @@ def receiving(*chunks):
     return receive
 
 
-def read(head, *chunks, limit=1000):
-    return asyncio.run(read_body(receiving(*chunks), head, limit))
+ANY_BODY = Route(method="POST", path="/", roles=ADMIN, endpoint=None)
+
+
+async def read_body(receive, headers, limit):
+    return await read_request(ANY_BODY, headers, receive, limit)
+
+
+def read(headers, *chunks, limit=1000):
+    return asyncio.run(read_body(receiving(*chunks), headers, limit))
 
 
 def refused(call):
@@ -35,9 +44,9 @@ def refused(call):
 
 
 def test_a_body_comes_back_whole_however_it_is_cut():
-    assert read(Head(), b"abc") == b"abc"
-    assert read(Head(length=b"3"), b"a", b"", b"bc") == b"abc"
-    assert read(Head(encoding=b"gzip"), gzip.compress(b"abc")) == b"abc"
+    assert read(RequestHeaders(), b"abc") == b"abc"
+    assert read(RequestHeaders(length=b"3"), b"a", b"", b"bc") == b"abc"
+    assert read(RequestHeaders(encoding=b"gzip"), gzip.compress(b"abc")) == b"abc"
 
 
 def test_a_declared_length_is_refused_before_anything_is_read():
@@ -45,12 +54,12 @@ def test_a_declared_length_is_refused_before_anything_is_read():
         raise AssertionError("read")
 
     for length in (b"1001", b"9" * 5000, b"-1", b"x"):
-        assert refused(lambda n=length: asyncio.run(read_body(nothing, Head(length=n), 1000)))[0] == 413
+        assert refused(lambda n=length: asyncio.run(read_body(nothing, RequestHeaders(length=n), 1000)))[0] == 413
 
 
 def test_an_undeclared_body_is_refused_as_soon_as_it_is_too_long():
     receive = receiving(b"x" * 600, b"x" * 600, b"never read")
-    assert refused(lambda: asyncio.run(read_body(receive, Head(), 1000))) == (413, "body_too_large")
+    assert refused(lambda: asyncio.run(read_body(receive, RequestHeaders(), 1000))) == (413, "body_too_large")
     assert asyncio.run(receive())["body"] == b"never read"
 
 
@@ -58,7 +67,7 @@ def test_a_gzip_bomb_is_refused_at_the_limit():
     bomb = gzip.compress(bytes(20_000_000))
     tracemalloc.start()
     try:
-        assert refused(lambda: read(Head(encoding=b"gzip"), bomb, limit=100_000)) == (413, "body_too_large")
+        assert refused(lambda: read(RequestHeaders(encoding=b"gzip"), bomb, limit=100_000)) == (413, "body_too_large")
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
@@ -73,12 +82,12 @@ def compressed(data):
     "body", [b"", b"plain", compressed(b"abc")[:-1], compressed(b"a") + b"more", compressed(b"a") * 2]
 )
 def test_what_is_no_whole_gzip_is_refused(body):
-    assert refused(lambda: read(Head(encoding=b"gzip"), body)) == (400, "invalid_gzip")
+    assert refused(lambda: read(RequestHeaders(encoding=b"gzip"), body)) == (400, "invalid_gzip")
 
 
 @pytest.mark.parametrize("encoding", [b"br", b"deflate", b"gzip, gzip", b"zstd"])
 def test_other_encodings_are_refused(encoding):
-    assert refused(lambda: read(Head(encoding=encoding), b"abc")) == (415, "unsupported_encoding")
+    assert refused(lambda: read(RequestHeaders(encoding=encoding), b"abc")) == (415, "unsupported_encoding")
 
 
 def test_a_client_that_goes_away_is_no_request():
@@ -86,20 +95,20 @@ def test_a_client_that_goes_away_is_no_request():
         return {"type": "http.disconnect"}
 
     with pytest.raises(Disconnected):
-        asyncio.run(read_body(gone, Head(), 1000))
+        asyncio.run(read_body(gone, RequestHeaders(), 1000))
 
 
 def test_the_type_of_a_body_must_be_said():
     json = b"application/json"
     for given in (json, b"Application/JSON; charset=utf-8"):
-        check_media_type(Head(media_type=given), json)
+        check_media_type(given, json)
     for given in (None, b"", b"text/plain", b"application/x-www-form-urlencoded"):
-        assert refused(lambda g=given: check_media_type(Head(media_type=g), json)) == (415, "unsupported_media_type")
+        assert refused(lambda g=given: check_media_type(g, json)) == (415, "unsupported_media_type")
 
 
 def test_the_head_has_what_is_looked_at():
     headers = [(b"host", b"a"), (b"content-type", b"b"), (b"content-length", b"1"), (b"authorization", b"c")]
-    assert read_head(headers) == Head(b"c", b"1", b"b", None, b"a")
+    assert read_headers(headers) == RequestHeaders(b"c", b"1", b"b", None, b"a")
 
 
 ANY = msgspec.json.Decoder()

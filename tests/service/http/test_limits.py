@@ -2,7 +2,8 @@
 
 import pytest
 
-from service.http.limits import Buckets, Limits
+from service.http.keys import Buckets
+from service.http.limits import Limits
 
 
 class Clock:

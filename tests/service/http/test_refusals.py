@@ -43,7 +43,7 @@ BODIES = {
     "no UTF-8": (b'{"actions": [%s], "context": {"x": "\xff"}}' % ONE, 422, "invalid_features"),
     "no UTF-8 as user": (b'{"actions": [%s], "user": "\xff"}' % ONE, 400, "invalid_json"),
     "nesting": (b'{"actions": [%s], "context": %s}' % (ONE, b'{"a":' * 9 + b"1" + b"}" * 9), 422, "invalid_features"),
-    "endless nesting": (b'{"actions": [%s], "context": %s' % (ONE, b'{"a":' * 100_000), 400, "nesting_too_deep"),
+    "endless nesting": (b'{"actions": [%s], "context": %s' % (ONE, b'{"a":' * 40_000), 400, "nesting_too_deep"),
     "a feature twice": (b'{"actions": [%s], "context": {"x": 1, "x": 2}}' % ONE, 422, "invalid_features"),
     "a name unknown": (rank_with(colour="red"), 422, "invalid_request"),
     "no actions": (b'{"actions": []}', 422, "invalid_request"),
@@ -146,8 +146,18 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(start):
         assert client.get("/healthz").status_code == 200
 
 
+def test_a_rank_call_has_a_limit_of_its_own_and_a_batch_has_it_for_each_request(start):
+    context = b'{"text": "%b"}' % (b"x" * 262_144)
+    body = b'{"context": %b, "actions": [{"id": "a", "features": {}}]}' % context
+    with start() as live, live.client() as client:
+        assert error(client.post("/v1/rank", content=body, headers=JSON)) == (413, "body_too_large")
+        batch = b'{"requests": [%b]}' % body
+        assert error(client.post("/v1/rank/batch", content=batch, headers=JSON)) == (422, "body_too_large")
+        assert error(client.put("/v1/actions", content=body, headers=JSON))[0] == 422
+
+
 def test_limits_can_be_set(start):
-    limits = Limits(body_bytes=200, actions=2, batch=1)
+    limits = Limits(body_bytes=200, rank_bytes=200, actions=2, batch=1)
     with start(limits=limits) as live, live.client() as client:
         assert error(client.post("/v1/rank", content=b" " * 201, headers=JSON)) == (413, "body_too_large")
         three = {"actions": [{"id": str(i)} for i in range(3)]}
