@@ -123,8 +123,12 @@ def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, f
 
 def _event_bytes(event: str, decided: Decided) -> int:
     """Return about how many bytes of memory an event takes that waits."""
+    return EVENT_BYTES + len(event) + feature_bytes(decided)
+
+
+def feature_bytes(decided: Decided) -> int:
     features = decided.features
-    return EVENT_BYTES + len(event) + len(features.hashes) + len(features.values) + len(features.fields)
+    return len(features.hashes) + len(features.values) + len(features.fields)
 
 
 def _reward_bytes(rewards: Mapping[str, float] | None) -> int:

@@ -324,7 +324,7 @@ class Learner:
 
     def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""
-        waiting_bytes = sum(state.join.n_bytes for state in self.loops.values())
+        waiting_bytes = sum(state.waiting_bytes for state in self.loops.values())
         for name, state in self.loops.items():
             before = self._published.get(name)
             if before is None or before.is_due(state, urgent=urgent):

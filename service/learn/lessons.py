@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from service.learn.join import Decided
+from service.learn.join import Decided, feature_bytes
+
+LESSON_BYTES = 400  # of memory that a lesson takes beside features and ids
 
 
 class Lesson(msgspec.Struct, gc=False):
@@ -22,6 +24,7 @@ class Lesson(msgspec.Struct, gc=False):
     event: str
     order: int  # position of its decision
     decided: Decided
+    n_bytes: int  # of memory that it takes, about, beside what the join has
     reward: float | None = None
 
 
@@ -31,11 +34,14 @@ class Lessons:
     def __init__(self) -> None:
         self._waiting: dict[str, Lesson] = {}  # in the order of their decisions
         self._times: list[tuple[int, int, str]] = []  # a heap of (microseconds, order, event)
+        self.n_bytes = 0  # of memory that they take, about
         self.assumed: set[str] = set()  # learned with the default, and still waiting for a reward
 
     def put(self, event: str, order: int, time: int, decided: Decided) -> None:
         """Let an event be learned from at a time."""
-        self._waiting[event] = Lesson(event, order, decided)
+        n_bytes = LESSON_BYTES + len(event)
+        self._waiting[event] = Lesson(event, order, decided, n_bytes)
+        self.n_bytes += n_bytes
         heapq.heappush(self._times, (time, order, event))
 
     def settle(self, event: str, reward: float | None) -> bool:
@@ -47,6 +53,8 @@ class Lessons:
         if lesson is None:
             return False
         lesson.reward = reward
+        lesson.n_bytes += feature_bytes(lesson.decided)  # which the join has no more
+        self.n_bytes += feature_bytes(lesson.decided)
         return True
 
     def due(self, time: int) -> Iterator[Lesson]:
@@ -54,6 +62,7 @@ class Lessons:
         while self._times and self._times[0][0] <= time:
             lesson = self._waiting.pop(heapq.heappop(self._times)[2], None)
             if lesson is not None:
+                self.n_bytes -= lesson.n_bytes
                 if lesson.reward is None:
                     self.assumed.add(lesson.event)
                 yield lesson
@@ -69,7 +78,7 @@ class Lessons:
     def forget(self, events: set[str]) -> None:
         """Leave nothing of events."""
         for event in events & self._waiting.keys():
-            del self._waiting[event]
+            self.n_bytes -= self._waiting.pop(event).n_bytes
         self._times = [entry for entry in self._times if entry[2] not in events]
         heapq.heapify(self._times)
         self.assumed -= events

@@ -175,6 +175,11 @@ class LoopState:
         """Return the position of the first record that must be read again after a restart."""
         return min([at for at in (self.join.oldest(), self.lessons.oldest()) if at is not None], default=None)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """About how many bytes of memory the events take that wait for a reward, or to be learned from."""
+        return self.join.n_bytes + self.lessons.n_bytes
+
     def pending_from(self) -> int:
         """Return the position from which a restart reads the log again: events wait, or their late rewards may come."""
         oldest, first = self.oldest_needed(), max(self.head.since + 1, self.position - REJOINED)

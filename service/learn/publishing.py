@@ -44,7 +44,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         head.pruned.before,
         state.join.n_early_rewards,
         len(head.history),
-        state.join.n_bytes,
+        state.waiting_bytes,
         all_waiting_bytes,
     )
     if state.clients_changed:

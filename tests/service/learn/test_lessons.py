@@ -8,6 +8,7 @@ from machine import Clock, running, tell
 from playing import refused, request
 
 from service.log.records import RANK, TICK, read_decision
+from service.rank.quotas import Quotas
 
 CHANCES = {"a0": 0.05, "a1": 0.05, "a2": 0.5}
 SECOND = 1_000_000
@@ -151,3 +152,33 @@ def test_nothing_is_learned_of_a_user_who_was_erased_in_the_meantime(tmp_path):
 
 async def missing(engine):
     return engine.user_model("default", "erased")
+
+
+def test_what_a_click_has_settled_takes_memory_until_it_is_learned_from(tmp_path):
+    """Its features are kept until then, so they count towards the quota of bytes."""
+    large = {f"number {k}": k for k in range(1, 900)}
+
+    async def story(engine, clock, readers):
+        await readers.come(300)
+        clock.pass_seconds(1_000)
+        await engine.settle()
+        assert engine.view().waiting_bytes == 0
+        for k in range(10):
+            await engine.rank("default", request(context=large, event_id=f"large {k}"))
+            await engine.reward("default", f"large {k}", 1.0)
+        await engine.settle()
+        assert engine.view().n_waiting == 0
+        assert 10 * 8 * 899 < engine.view().waiting_bytes < 10 * 10_000
+        engine.machine.quotas = Quotas(pending_bytes=50_000)
+        assert await refused(engine.rank("default", request())) == (429, "too_many_pending_bytes")
+        await engine.erase_user("default", "u")
+        assert engine.view().waiting_bytes == 0
+        await engine.rank("default", request("v", large, event_id="of another user"))
+        await engine.reward("default", "of another user", 1.0)
+        await engine.settle()
+        assert 8 * 899 < engine.view().waiting_bytes < 10_000
+        clock.pass_seconds(1_000)
+        await engine.settle()
+        assert engine.view().waiting_bytes == 0
+
+    tell_with_readers(tmp_path, story)
