@@ -147,22 +147,57 @@ def end_change(words: Array, offset: int) -> None:
 
 @kernel
 def _insert(words: Array, index: int, first: int, second: int, offset: int) -> bool:
-    """Put a key into the index, which has room for it; return whether it is new there."""
+    """Put a key into the index, which has room for it; return whether that takes a new entry.
+
+    The entry of a key that was freed is used again. Who still looks for that key may find this block instead, and sees
+    by the key in the block that it is another.
+    """
     key0, key1 = np.uint64(first), np.uint64(second)
     mask = (np.int64(words[index + 3]) // ENTRY) - 1
-    slot = np.int64(key0 >> np.uint64(1)) & mask
+    slot, freed = np.int64(key0 >> np.uint64(1)) & mask, np.int64(-1)
     for _ in range(mask + 1):
         at = index + HEAD + ENTRY * slot
         if words[at] == 0:
+            is_new = bool(freed < 0)
+            if not is_new:
+                at = freed
             words[at + 1], words[at + 2] = key1, np.uint64(offset)
             fence()
             words[at] = key0
-            return True
+            return is_new
         if words[at] == key0 and words[at + 1] == key1:
             words[at + 2] = np.uint64(offset)
             return False
+        if words[at + 2] == 0 and freed < 0:
+            freed = at
         slot = (slot + 1) & mask
     return False
+
+
+@kernel
+def _remove(words: Array, index: int, first: int, second: int) -> int:
+    """Take a key that is there out of the index; return how many entries are empty now that were not.
+
+    An entry must stay in use while others were put behind it because of it: until the one behind it is empty.
+    """
+    key0, key1 = np.uint64(first), np.uint64(second)
+    mask = (np.int64(words[index + 3]) // ENTRY) - 1
+    slot, n_emptied = np.int64(key0 >> np.uint64(1)) & mask, 0
+    for _ in range(mask + 1):
+        at = index + HEAD + ENTRY * slot
+        if words[at] == key0 and words[at + 1] == key1:
+            break
+        slot = (slot + 1) & mask
+    words[index + HEAD + ENTRY * slot + 2] = 0
+    if words[index + HEAD + ENTRY * ((slot + 1) & mask)] == 0:
+        for _ in range(mask + 1):
+            at = index + HEAD + ENTRY * slot
+            if words[at] == 0 or words[at + 2] != 0:
+                break
+            words[at] = 0
+            n_emptied += 1
+            slot = (slot - 1) & mask
+    return n_emptied
 
 
 @kernel
@@ -280,7 +315,7 @@ class MemoryWriter:
         offset = self.find(key)
         if offset < 0:
             return False
-        _insert(self.words, int(self.words[INDEX_AT]), *key, 0)
+        self._n_keys -= int(_remove(self.words, int(self.words[INDEX_AT]), *key))
         self._release(offset)
         return True
 

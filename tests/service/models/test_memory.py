@@ -63,6 +63,22 @@ def test_the_index_grows_with_its_keys(both):
     assert writer.find(key_of(f"{n}")) == NOT_FOUND
 
 
+def test_keys_that_come_and_go_take_no_more_room_in_the_end(both):
+    writer, reader = both
+    kept = {key_of(f"kept {k}"): b"%d" % k for k in range(300)}
+    for key, data in kept.items():
+        writer.write(key, data)
+    used = writer.used_bytes
+    for k in range(20 * SMALLEST_INDEX):
+        writer.write(key_of(f"new {k}"), b"new")
+        if k >= 50:
+            assert writer.free(key_of(f"new {k - 50}"))
+    assert writer.used_bytes < used + 200_000
+    assert {key: reader.read(key) for key in kept} == kept
+    last = range(20 * SMALLEST_INDEX - 60, 20 * SMALLEST_INDEX)
+    assert [reader.read(key_of(f"new {k}")) for k in last] == [None] * 10 + [b"new"] * 50
+
+
 def test_a_block_that_was_freed_is_used_again_and_holds_nothing_of_before(both):
     writer, reader = both
     writer.write(key_of("gone"), b"secret" * 4)
