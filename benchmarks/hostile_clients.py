@@ -34,8 +34,8 @@ from fedres.scoring.federated import FederatedModel, Pool, as_features
 from fedres.scoring.model import LEARNING_RATE, SharedModel, expand
 from libsvm_tasks.load import load
 from libsvm_tasks.tasks import Task, paper_task
-from service.learn.guard import Defences, Guard, combine
 from service.learn.uploads import MOST_POOLED
+from service.models.guard import Defences, Guard, combine
 
 ALL = 1e9  # the largest local prediction that the service takes
 FLOOD = 20  # uploads where an honest client has one

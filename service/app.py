@@ -9,10 +9,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from service.admin.admin import Admin
+from service.admin.routes import loop_routes, service_routes
+from service.admin.status import Status
 from service.errors import ApiError
-from service.http.admin import loop_routes, service_routes
 from service.http.audit import Audit
-from service.http.devices import device_routes
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
@@ -23,12 +24,8 @@ from service.http.router import Router
 from service.http.routes import OPEN, Route
 from service.http.swagger import PATHS, add_docs
 from service.log.protocol import StoreUnavailable
-from service.personalizer.errors import reshape
-from service.personalizer.routes import personalizer_routes
+from service.plugins import Core, plugins
 from service.rank.ranker import Machine, Ranker
-from service.ranking.admin import Admin
-from service.ranking.devices import Devices
-from service.ranking.status import Status
 
 DESCRIPTION = """\
 Ranks actions and learns from rewards: one shared model, and one of each user's own.
@@ -47,6 +44,7 @@ class App(FastAPI):
     """A FastAPI application whose router comes first: FastAPI's own way in takes longer than a decision."""
 
     first: Router
+    core: Core
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.first(scope, receive, send)
@@ -78,7 +76,8 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    declared = declared_routes(machine, status, limits, root_path)
+    app.core = _core(machine, status, limits, root_path)
+    declared = _routes(app.core)
     for route in declared:
         if not route.hot:
             options = {"methods": [route.method], "status_code": route.status, "response_class": Response}
@@ -99,7 +98,7 @@ def create_app(
         limits=limits,
         hosts=hosts or Hosts(),
         audit=audit or Audit(None),
-        reshape={b"personalizer": reshape, b"loops": reshape},
+        reshape={part: told for plugin in plugins() for part, told in plugin.failures.items()},
         root_path=root_path,
         access_log=access_log,
     )
@@ -108,13 +107,26 @@ def create_app(
 
 def declared_routes(machine: Machine, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
     """Return all routes but those of the pages that show the API."""
-    admin, ranker = Admin(machine), Ranker(machine)
+    return _routes(_core(machine, status, limits, root_path))
+
+
+def _core(machine: Machine, status: Status, limits: Limits, root_path: str) -> Core:
+    return Core(
+        machine=machine,
+        ranker=Ranker(machine),
+        admin=Admin(machine),
+        status=status,
+        limits=limits,
+        root_path=root_path,
+    )
+
+
+def _routes(core: Core) -> list[Route]:
     return [
-        *hot_routes(ranker, limits).all,
-        *loop_routes(admin).all,
-        *device_routes(Devices(machine), limits).all,
-        *service_routes(admin, status, root_path).all,
-        *personalizer_routes(machine, ranker, admin, root_path).all,
+        *hot_routes(core.ranker, core.limits).all,
+        *loop_routes(core.admin).all,
+        *service_routes(core.admin, core.status).all,
+        *(route for plugin in plugins() for route in plugin.routes(core)),
     ]
 
 

@@ -14,7 +14,6 @@ from fedres.scoring.model import LEARNING_RATE
 from service.control_group import Control
 from service.errors import ApiError
 from service.hints import hint
-from service.learn.guard import Defences
 from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
@@ -28,6 +27,22 @@ ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters",
 
 Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
+Combine = Literal["mean", "trimmed-mean", "median"]
+
+
+class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setting ``defences`` of a loop; None turns one off."""
+
+    max_norm: float | None = 2.0  # times the norm that three in four clients keep
+    client_share: float | None = 2.0  # times the mean client's uploads in a window
+    client_pull: float | None = 1.0  # times the mean client's pull in a window
+    combine: Combine = "mean"  # of gradients and deltas
+
+    def __post_init__(self) -> None:
+        for name in ("max_norm", "client_share", "client_pull"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1e6:
+                raise ValueError(f"{name} must be None or in [1, 1e6], got {value}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

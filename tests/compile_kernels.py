@@ -14,7 +14,7 @@ import numpy as np
 from bandits import FederatedBandit, arms, rows
 from fedres import LinearLearner, Quantizer
 from service.cli import app
-from service.learn.warm_up import warm_up
+from service.roles.warm_up import warm_up
 
 COMMANDS = [
     "replay digits --clients 3 --rounds 20 --rollouts 1 --jobs 1",

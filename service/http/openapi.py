@@ -86,8 +86,10 @@ def _limit(schemas: Json, limits: Limits) -> None:
         ("Residuals", "residuals", limits.residuals),
         ("Updates", "updates", limits.updates),
     ):
-        schemas[kind]["properties"][name]["maxItems"] = most
-    schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
+        if kind in schemas:  # of a plug-in perhaps, that is not switched on
+            schemas[kind]["properties"][name]["maxItems"] = most
+    if "Update" in schemas:
+        schemas["Update"]["properties"]["body"] = {"type": "string", "format": "binary"}  # as msgpack has it
 
 
 def _content(kind: type | str, media_type: str) -> Json:

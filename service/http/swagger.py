@@ -9,7 +9,7 @@ from importlib.resources import files
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from service.page import HEADERS, source_hash
+from service.http.page_headers import HEADERS, source_hash
 
 PACKAGE = "fastapi_offline"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}

@@ -13,8 +13,8 @@ import msgspec
 
 from service.learn.join import Join
 from service.learn.learner import Learner
-from service.learn.shared_models import bytes_of_model
 from service.log.protocol import StoreUnavailable
+from service.models.shared_models import bytes_of_model
 
 LENGTH = struct.Struct("<I")
 SECONDS = 30.0  # for an answer

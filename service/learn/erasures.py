@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from service.learn.heads import Base, PersonalBase
 from service.learn.isolation import alone
-from service.learn.shared_models import read_model
 from service.log.records import BASE, Record
+from service.models.loop_metadata import Base, PersonalBase
 from service.models.personal import personal_from_bytes
+from service.models.shared_models import read_model
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner

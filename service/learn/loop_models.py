@@ -12,11 +12,11 @@ from fedres.decisions import kalman_state
 from fedres.scoring.batch import CHUNK_BITS, Events, Shared
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import PersonalModel, SharedModel
-from service.learn.guard import Guard
 from service.learn.join import Decided
-from service.learn.kalman import KalmanShared
-from service.learn.shared_models import AnyShared, expanded_example
+from service.models.guard import Guard
+from service.models.kalman_shared import KalmanShared
 from service.models.personal import PersonalModels
+from service.models.shared_models import AnyShared, expanded_example
 from service.settings import Settings
 
 

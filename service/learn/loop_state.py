@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from service.learn.heads import CatalogueAction, LoopHead, Pruned
 from service.learn.join import Decided, Join, Rules, Settled
 from service.learn.lessons import Lessons
 from service.learn.loop_models import LearnedEvent, LoopModels
-from service.learn.shared_models import AnyShared, new_model, read_model
 from service.learn.uploads import learn_upload
 from service.log.records import (
     ACTIONS,
@@ -39,7 +37,9 @@ from service.log.records import (
     read_decision,
     read_reward,
 )
+from service.models.loop_metadata import CatalogueAction, LoopHead, Pruned
 from service.models.personal import PersonalModels
+from service.models.shared_models import AnyShared, new_model, read_model
 from service.settings import Settings
 
 REMEMBERED_ERASURES = 100

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from fedres.checks import Array
 from service.learn.history import History
-from service.learn.kalman import KalmanShared
 from service.learn.loop_state import LoopState
+from service.models.kalman_shared import KalmanShared
 from service.models.published import Publisher
 from service.models.views import LoopView
 

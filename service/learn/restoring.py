@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from service.learn.heads import Base, PersonalBase
 from service.learn.isolation import MACHINE, UnlearnableRecord, blaming
 from service.learn.loop_state import LoopState, new_loop, record_mark
-from service.learn.shared_models import read_model
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import Head, Log
 from service.log.records import DELETED, ERASE, ERASED, LOOP, RANK, DamagedRecord, Entry, ErasedBody, decode_erased
+from service.models.loop_metadata import Base, PersonalBase
 from service.models.personal import personal_from_bytes
+from service.models.shared_models import read_model
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from service.learn.heads import CatalogueAction, LoopHead
 from service.learn.join import Unmatched
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
+from service.models.loop_metadata import CatalogueAction, LoopHead
 
 FORMAT = 15
 TABLES = {"loop", "shared", "personal", "action", "writer"}

@@ -13,11 +13,11 @@ from fedres.decisions.kalman_state import Events
 from fedres.decisions.residual_kalman import NO_OWNS, ResidualKalman
 from fedres.scoring.federated import FederatedModel, Pool
 from fedres.scoring.model import Example, SharedModel
-from service.learn.guard import combine
-from service.learn.heads import LoopHead
-from service.learn.kalman import KalmanShared
-from service.learn.shared_models import AnyShared, expanded_example
 from service.log.records import RESIDUAL, Entry, ResidualExample, decode_update, read_residual
+from service.models.guard import combine
+from service.models.kalman_shared import KalmanShared
+from service.models.loop_metadata import LoopHead
+from service.models.shared_models import AnyShared, expanded_example
 
 MOST_POOLED = 20  # uploads of as many clients are combined, if so many have joined
 

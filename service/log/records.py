@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -327,3 +328,8 @@ decode_actions = msgspec.json.Decoder(ActionsBody).decode
 decode_update = msgspec.msgpack.Decoder(UpdateBody).decode
 decode_erase = msgspec.json.Decoder(EraseBody).decode
 decode_erased = msgspec.json.Decoder(ErasedBody).decode
+
+
+def ranks_in(entries: Iterable[Entry]) -> dict[str, tuple[Entry, LoggedRank]]:
+    """Return the decisions among records by their event."""
+    return {str(entry.event): (entry, decode_rank(entry.body)) for entry in entries if entry.kind == RANK}

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from fedres.scoring.features import Hashed
-from service.learn.heads import CatalogueAction
 from service.log.records import CatalogueReference
+from service.models.loop_metadata import CatalogueAction
 from service.models.memory import Key, MemoryReader, MemoryWriter, TornRead, key_of
 
 PIECE_BYTES = 1 << 16  # of actions in a piece, unless one action has more

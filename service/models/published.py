@@ -21,9 +21,9 @@ import numpy as np
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
 from fedres.scoring.batch import CHUNK_BITS
-from service.learn.heads import CatalogueAction, Clients
 from service.models.catalogue import CatalogueCopy, CatalogueWriter, Pieces
 from service.models.kalman import PublishedKalman, read_published
+from service.models.loop_metadata import CatalogueAction, Clients
 from service.models.memory import (
     HEAD,
     HEARTBEAT_AT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from service.learn.heads import Statistics, loop_id
+from service.models.loop_metadata import Statistics, loop_id
 from service.settings import Settings
 
 FEWEST_TOLD = 8  # rewards, before they say how rewards are told

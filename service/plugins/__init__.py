@@ -6,23 +6,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import typer
 
+    from service.admin.admin import Admin
+    from service.admin.status import Status
+    from service.http.limits import Limits
     from service.http.routes import Reshape, Route
     from service.rank.ranker import Machine, Ranker
-    from service.ranking.admin import Admin
-    from service.ranking.status import Status
 
 ENTRY_POINTS = "fedres.plugins"
-SHIPPED: tuple[str, ...] = ()
+SHIPPED = tuple(f"service.plugins.{name}" for name in ("personalizer", "reports", "devices", "tools"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Core:
     ranker: Ranker
     admin: Admin
     status: Status
-    limits: Any
+    limits: Limits
     root_path: str = ""  # where a proxy offers the service
 
 
@@ -47,6 +49,7 @@ class Plugin:
 
     name: str
     routes: Callable[[Core], list[Route]] = _nothing
+    background: Callable[[Core, Path], Awaitable[None]] | None = None  # runs beside a ranker; a folder for locks
     commands: Callable[[typer.Typer], object] = _nothing  # adds them to the command line
     failures: Mapping[bytes, Reshape] = field(default_factory=dict)  # by first part of a path: how its API tells errors
 

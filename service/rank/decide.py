@@ -14,7 +14,6 @@ from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
 from service.control_group import Control
 from service.errors import ApiError
-from service.learn.heads import CatalogueAction
 from service.log.records import (
     RANK,
     CatalogueReference,
@@ -27,6 +26,7 @@ from service.log.records import (
     Record,
     encode,
 )
+from service.models.loop_metadata import CatalogueAction
 from service.models.personal import personal_key
 from service.models.published import Loop, Models
 from service.rank.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from service.errors import ApiError, invalid
-from service.learn.kalman import KalmanShared
-from service.learn.shared_models import read_model
 from service.log.protocol import Log
 from service.log.records import PIN, Entry
 from service.models.kalman import KalmanPublication, read_published
+from service.models.kalman_shared import KalmanShared
 from service.models.published import Loop, Pinned
+from service.models.shared_models import read_model
 from service.settings import Settings
 
 if TYPE_CHECKING:

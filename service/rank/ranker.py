@@ -15,7 +15,8 @@ from fedres.scoring.features import Hashed, Preparer
 from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
-from service.log.records import ACTIVATE, Entry, LoggedRank, Record
+from service.log.records import ACTIVATE, Entry, LoggedRank, Record, ranks_in
+from service.log.workers import LogWorker, WorkerThread
 from service.models.memory import find_block
 from service.models.personal import personal_key
 from service.models.published import Loop, Models, NotPublished
@@ -28,8 +29,6 @@ from service.rank.quotas import Quotas, exceeded
 from service.rank.requests import RankRequest, RankResult, check_id
 from service.rank.rewards import reward_records
 from service.rank.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
-from service.ranking.aside import Aside, ThreadAside
-from service.ranking.exporting import Exporter
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
 POLL_SECONDS = 0.004
@@ -68,9 +67,9 @@ class Machine:
         limits: Limits | None = None,
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
-        aside: Callable[[], Aside] | None = None,
+        aside: Callable[[], LogWorker] | None = None,
     ) -> None:
-        aside = aside or (lambda: ThreadAside(self.archive))
+        aside = aside or (lambda: WorkerThread(self.archive))
         self.reports, self.exports, self.jobs = aside(), aside(), aside()  # none of them waits for the others
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
@@ -262,7 +261,7 @@ class Ranker:
     async def _known_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of events; refuse those of a loop that was deleted."""
         since = self._machine.loop(loop).view.since
-        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(loop, events))
+        known = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
         for event, (entry, _) in known.items():
             if entry.position <= since:
                 message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
@@ -384,7 +383,7 @@ class Ranker:
         quotas = self._machine.quotas
         if view.n_early < quotas.early_events and view.n_early_rewards < quotas.early_rewards:
             return
-        known = await self._machine.look_up(lambda log: Exporter(log).ranks_of(view.name, [event_id]))
+        known = await self._machine.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
         if event_id in known:
             return
         if view.n_early >= quotas.early_events:

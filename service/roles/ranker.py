@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from service import metrics
+from service.admin.status import Status
 from service.app import create_app
 from service.http.audit import audit_of
 from service.http.hosts import Hosts
@@ -23,12 +24,10 @@ from service.http.server import Server
 from service.learn.control import LearnerClient
 from service.log.client import WriterClient
 from service.log.opening import open_log
+from service.log.workers import WorkerProcess
 from service.models.published import Models
+from service.plugins import plugins
 from service.rank.ranker import Machine
-from service.ranking.admin import Admin
-from service.ranking.aside import ProcessAside
-from service.ranking.guardrails import Guardrails
-from service.ranking.status import Status
 from service.roles.config import Config
 from service.roles.heartbeat import BEAT_SECONDS, Beat
 
@@ -68,7 +67,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    open_store, aside = partial(open_log, config.store), partial(ProcessAside, config.store)
+    open_store, aside = partial(open_log, config.store), partial(WorkerProcess, config.store)
     machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
     status = Status(machine, config.store.path.name, config.run, config.store.path.parent)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
@@ -96,7 +95,9 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(parent, orphaned)
-    guarding = asyncio.ensure_future(Guardrails(Admin(machine)).watch(config.run / "guardrails.lock"))
+    beside = [
+        asyncio.ensure_future(plugin.background(app.core, config.run)) for plugin in plugins() if plugin.background
+    ]
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     gc.freeze()  # what is there now stays; to look through it again and again would be a pause of 0.1 s each time
     try:
@@ -105,6 +106,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
         metrics.flush_requests()
         loop.remove_reader(parent)
         connecting.cancel()
-        guarding.cancel()
+        for task in beside:
+            task.cancel()
         await client.close()
         machine.close()

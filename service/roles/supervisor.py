@@ -228,7 +228,7 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Say which processes there are, for ``/v1/status``."""
-        from service.ranking.status import Process, write_processes
+        from service.admin.status import Process, write_processes
 
         processes = [Process("supervisor", 0, os.getpid(), self._started, 0)]
         processes += [Process(one.role, one.number, one.pid, one.started, one.restarts) for one in self.children]
@@ -290,14 +290,14 @@ def _remove_without_store(lease: Lease, config: Config) -> None:
 
 def prepare(config: Config) -> None:
     """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
+    from service.admin.admin import DEFAULT_LOOP
     from service.http.keys import check_keys, open_keys
     from service.learn.losses import check_losses
-    from service.learn.warm_up import warm_up
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
     from service.models.published import make_current
-    from service.ranking.admin import DEFAULT_LOOP
     from service.roles import learner, ranker, writer
+    from service.roles.warm_up import warm_up
     from service.settings import Settings
 
     _ = (learner, ranker, writer)

@@ -13,12 +13,12 @@ import pytest
 from fedres.scoring.features import Preparer
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import SharedModel, expand
-from service.learn.guard import Defences, Guard
-from service.learn.heads import Clients, LoopHead
 from service.learn.uploads import learn_upload
 from service.log.records import RESIDUAL, UPDATE, Entry, UpdateBody
+from service.models.guard import Defences, Guard
+from service.models.loop_metadata import Clients, LoopHead
+from service.plugins.devices.uploads import Residual, residual_records
 from service.rank.requests import Action
-from service.ranking.uploads import Residual, residual_records
 from service.settings import Settings
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hostile_clients.py"

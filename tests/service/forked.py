@@ -265,8 +265,8 @@ def prepare(folder):
 
     os.environ[METRICS_FOLDER] = str(folder)
     import service.cli
-    from service.learn.warm_up import warm_up
     from service.roles import learner, ranker, supervisor, writer
+    from service.roles.warm_up import warm_up
 
     _ = (service.cli, learner, ranker, supervisor, writer)
     warm_up()

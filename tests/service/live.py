@@ -10,6 +10,7 @@ import httpx
 import uvloop
 from machine import Engine, InlineLearner
 
+from service.admin.status import Status
 from service.app import create_app
 from service.http.audit import audit_of
 from service.http.keys import Keys
@@ -17,7 +18,6 @@ from service.http.limits import Limits
 from service.http.server import Server, bound
 from service.log.sqlite import system_clock
 from service.rank.ranker import Machine
-from service.ranking.status import Status
 
 
 class LockedLearner(InlineLearner):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from service.admin.admin import DEFAULT_LOOP, Admin
 from service.learn.control import Question, answer
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
@@ -17,9 +18,9 @@ from service.log.records import LOOP, ErasedBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current, new_generation
+from service.plugins.devices.devices import Devices
+from service.plugins.reports.reports import Reports
 from service.rank.ranker import Machine, Ranker
-from service.ranking.admin import DEFAULT_LOOP, Admin
-from service.ranking.devices import Devices
 from service.settings import Settings
 
 SECOND = 1_000_000
@@ -139,7 +140,7 @@ class Engine:
         )
         self.machine.core = self.learner
         self.admin = Admin(self.machine)
-        self.parts = [Ranker(self.machine), self.admin, Devices(self.machine)]
+        self.parts = [Ranker(self.machine), self.admin, Devices(self.machine), Reports(self.machine)]
 
     def __getattr__(self, name):
         for part in self.__dict__["parts"]:

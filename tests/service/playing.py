@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from service.admin.status import Status
 from service.errors import ApiError
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
@@ -17,7 +18,6 @@ from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
 from service.rank.requests import Action, RankRequest
-from service.ranking.status import Status
 
 
 def raw(tree):

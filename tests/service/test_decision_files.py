@@ -14,8 +14,8 @@ from bandits.evaluation import Columns, load_log
 from bandits.evaluation.online import hosted_policy, play
 from bandits.evaluation.sources import ignore_progress
 from service.cli import app
-from service.decision_files import JsonLines, TableRows, kind_of
-from service.personalizer.importing import WrongLine, import_decisions
+from service.plugins.tools.decision_files import JsonLines, TableRows, kind_of
+from service.plugins.tools.importing import WrongLine, import_decisions
 from service.rank.requests import Action, RankRequest
 
 HEADER = ["who", "country", "age", "banner", "chance", "bought"]

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.demo import ARTICLES, TOPICS, chance
-from service.page import ASSETS, PAGES, asset
-from service.page import page as served_page
+from service.plugins.reports.page import ASSETS, PAGES, asset
+from service.plugins.reports.page import page as served_page
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import os
 
+from service.admin.exporting import exporter
+
 
 def process_id(worker):
     return os.getpid()
@@ -16,4 +18,4 @@ def fails(worker, error):
 
 
 def n_events(worker, loop, since):
-    return sum(1 for _ in worker.exporter(loop, since).events(loop, since, None))
+    return sum(1 for _ in exporter(worker, loop, since).events(loop, since, None))

@@ -23,13 +23,13 @@ import obedient
 
 from service.learn.control import LearnerClient
 from service.learn.learner import Learner
-from service.learn.warm_up import warm_up
 from service.log import opening
 from service.log.clock import steady_clock
 from service.log.opening import Store
 from service.log.sqlite import system_clock
 from service.roles import learner, ranker, supervisor, writer
 from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, Config
+from service.roles.warm_up import warm_up
 
 ROLES = ("ranker", "log", "learner", "supervisor")
 

@@ -21,8 +21,8 @@ from grammar import Grammar
 from machine import Engine
 
 from fedres.scoring.flattening import FeatureError, Limits, action_features, flatten
+from service.admin.routes import NewLoop
 from service.errors import ApiError
-from service.http.admin import NewLoop
 from service.http.body import decompressed
 from service.http.hot import Batch, Reward
 from service.http.strict import decode

@@ -8,7 +8,7 @@ from pathlib import Path
 from grammar import Grammar
 from live import run_service
 
-from service.learn.warm_up import warm_up
+from service.roles.warm_up import warm_up
 
 SECONDS = 30  # for an answer
 

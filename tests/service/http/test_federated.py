@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.http.devices import names
+from service.plugins.devices.routes import names
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 ADAGRAD = {"model": "adagrad"}

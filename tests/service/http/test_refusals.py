@@ -7,10 +7,10 @@ import json
 import httpx
 import pytest
 
+from service.admin.admin import Admin
 from service.http.limits import Limits
 from service.log.client import WriterClient
 from service.rank.ranker import Ranker
-from service.ranking.admin import Admin
 
 JSON = {"Content-Type": "application/json"}
 ONE = b'{"id": "a", "features": {}}'

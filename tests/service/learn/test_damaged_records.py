@@ -7,8 +7,8 @@ import pytest
 from machine import Clock, Engine, running
 from playing import logged, play, rebuilt, request
 
+from service.admin.status import Status
 from service.log.records import DamagedRecord
-from service.ranking.status import Status
 
 
 def damage(folder, position, loop="default", column="example"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.learn.guard import MOST_CLIENTS, TURNS, Defences, Guard, Sent, Usual, combine
+from service.models.guard import MOST_CLIENTS, TURNS, Defences, Guard, Sent, Usual, combine
 
 OFF = Defences(max_norm=None, client_share=None, client_pull=None)
 ONE = np.ones(4, dtype=np.float32)

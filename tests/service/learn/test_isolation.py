@@ -9,11 +9,12 @@ from machine import SECOND, Clock, Engine, running
 from playing import logged, play, rebuilt, refused_for, request
 
 from fedres.scoring.sealing import sealed, unsealed
-from service.learn import kalman, learner, loop_models
+from service.admin.status import Status
+from service.learn import learner, loop_models
 from service.learn.isolation import UnlearnableRecord
 from service.log.checking import readable
 from service.log.records import BASE, MODEL, RANK, REWARD, Record, checksum
-from service.ranking.status import Status
+from service.models import kalman_shared
 
 
 def fail_for(monkeypatch, user):
@@ -183,8 +184,8 @@ def test_a_range_of_rewards_that_is_a_point_to_arithmetic_is_refused(tmp_path, s
 
 
 def with_range(state, low, high):
-    _, body = unsealed(state, kalman.MARK, kalman._HEADER)
-    return sealed(kalman._HEADER.pack(kalman.MARK, low, high), [body])
+    _, body = unsealed(state, kalman_shared.MARK, kalman_shared._HEADER)
+    return sealed(kalman_shared._HEADER.pack(kalman_shared.MARK, low, high), [body])
 
 
 def test_a_model_of_another_range_of_rewards_is_refused(tmp_path):
@@ -202,12 +203,12 @@ def test_a_model_of_another_range_of_rewards_is_refused(tmp_path):
 
 def extreme(state):
     """Return a model whose next step cannot be finite."""
-    shared = kalman.KalmanShared.from_bytes(state)
+    shared = kalman_shared.KalmanShared.from_bytes(state)
     arrays = {name: array.copy() for name, array in shared.model.to_arrays(events=False).items()}
     arrays["covariances"][:] = 1e308
     arrays["means"][:] = -1e308
     rows = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
-    return sealed(kalman._HEADER.pack(kalman.MARK, 0.0, 1.0), [kalman._pack(rows)])
+    return sealed(kalman_shared._HEADER.pack(kalman_shared.MARK, 0.0, 1.0), [kalman_shared._pack(rows)])
 
 
 def test_a_model_that_would_not_be_finite_is_neither_published_nor_saved_nor_made_a_base(tmp_path):

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from fedres.scoring.features import Named, Prepared, Preparer
 from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, score
 from service.learn import loop_state
-from service.learn.guard import Guard
-from service.learn.heads import Clients
 from service.learn.join import Decided, Join, Rules
 from service.learn.loop_state import digest, new_loop
 from service.log.records import (
@@ -29,6 +27,8 @@ from service.log.records import (
     read_decision,
     read_reward,
 )
+from service.models.guard import Guard
+from service.models.loop_metadata import Clients
 from service.models.memory import MemoryWriter
 from service.models.personal import PersonalModels
 from service.settings import Settings

@@ -13,6 +13,7 @@ from machine import Clock, Engine, LearnerWriter, running, tell
 from playing import gauges, head_of, logged, play, rebuilt, relearned, request
 from test_restarts import copied
 
+from service.admin.exporting import time_or_none
 from service.errors import ApiError
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
@@ -21,7 +22,6 @@ from service.log.records import EraseBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
-from service.ranking.exporting import time_or_none
 
 DAY = 86_400
 EVENTS = {"rank", "reward", "activate", "tick"}

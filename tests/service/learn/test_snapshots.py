@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedres.scoring.model import PersonalModel, SharedModel
-from service.learn.heads import CatalogueAction, Clients, LoopHead, Statistics
 from service.learn.join import Unmatched
 from service.learn.snapshots import Changes, DamagedSnapshot, SavedLoop, Snapshots
+from service.models.loop_metadata import CatalogueAction, Clients, LoopHead, Statistics
 from service.settings import Settings
 
 ACTIONS = {"a": CatalogueAction(3, b'{"x": 1}'), "ü": CatalogueAction(4, b"{}")}

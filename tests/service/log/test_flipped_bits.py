@@ -15,7 +15,7 @@ from service.log.protocol import StoreUnavailable
 from service.log.records import DamagedRecord
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.log.verifying import verify_sqlite
+from service.plugins.tools.verifying import verify_sqlite
 
 FLIPS = [("store.db", 50), ("store.db-wal", 30)]
 LONG_FLIPS = [pytest.param(name, 100 * n, marks=pytest.mark.long) for name, n in FLIPS]

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from fedres.lease import Lease
 from service.cli import app
 from service.http.keys import Keys
-from service.log import maintenance
 from service.log.opening import Store, open_log
 from service.log.protocol import StoreUnavailable
 from service.log.records import DamagedRecord
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.log.verifying import verify_log, verify_sqlite
+from service.plugins.tools import maintenance
+from service.plugins.tools.verifying import verify_log, verify_sqlite
 
 pytestmark = pytest.mark.anyio
 

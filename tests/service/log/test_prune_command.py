@@ -14,7 +14,7 @@ from fedres.lease import Lease
 from service.cli import app
 from service.log.postgres import PostgresLog
 from service.log.sqlite import system_clock
-from service.log.verifying import verify_log, verify_sqlite
+from service.plugins.tools.verifying import verify_log, verify_sqlite
 
 
 class PassingClock:

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from fedres.lease import Lease
 from service.cli import app
-from service.log import transfer
 from service.log.protocol import Head
 from service.log.records import Record, checksum
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.log.verifying import verify_sqlite
+from service.plugins.tools import transfer
+from service.plugins.tools.verifying import verify_sqlite
 
 
 def fedres_log(command, store, *words):
@@ -174,7 +174,7 @@ def test_a_log_is_imported_to_where_there_is_none(store, tmp_path):
 IMPORTER = """
 import sys
 from pathlib import Path
-from service.log import transfer
+from service.plugins.tools import transfer
 
 transfer.BATCH = 10
 def wait(done, total):

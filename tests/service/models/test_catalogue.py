@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.learn.heads import CatalogueAction
 from service.log.records import CatalogueReference
 from service.models import catalogue as pieces_of_catalogue
 from service.models.catalogue import CatalogueCopy, CatalogueWriter
+from service.models.loop_metadata import CatalogueAction
 from service.models.memory import MemoryReader, MemoryWriter, TornRead
 
 

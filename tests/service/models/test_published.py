@@ -8,7 +8,7 @@ import pytest
 
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.model import PersonalModel
-from service.learn.heads import CatalogueAction, Clients, Statistics
+from service.models.loop_metadata import CatalogueAction, Clients, Statistics
 from service.models.memory import HEAD, TornRead, begin_change, end_change, key_of
 from service.models.personal import PersonalModels, personal_key, read_entry
 from service.models.published import (

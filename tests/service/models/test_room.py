@@ -7,10 +7,10 @@ import pytest
 from machine import running
 from playing import play, request
 
+from service.admin.status import Status
 from service.models import published
 from service.models.memory import MemoryReader, MemoryWriter
 from service.models.published import Models, Publisher, make_current, new_generation
-from service.ranking.status import Status
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from service.admin.exporting import outcome
 from service.learn.loop_state import rules_of
-from service.ranking.exporting import outcome
 
 VERSIONS = ["/v1.0", "/v1.1-preview.1", "/v1.1-preview.2", "/v1.1-preview.3", ""]
 MULTI_SLOT = {"name": "slots", "arguments": "--ccb_explore_adf --epsilon 0.2 --power_t 0 -l 0.001 --cb_type mtr -q ::"}

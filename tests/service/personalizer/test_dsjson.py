@@ -9,8 +9,8 @@ from machine import running
 from typer.testing import CliRunner
 
 from service.cli import app
-from service.personalizer.dsjson import event_ids, read_line
-from service.personalizer.importing import Dsjson, WrongLine, import_decisions
+from service.plugins.tools.dsjson import event_ids, read_line
+from service.plugins.tools.importing import Dsjson, WrongLine, import_decisions
 
 
 def line(k, chosen=2, cost=-1.0, **changes):
@@ -228,6 +228,6 @@ def test_an_interrupted_import_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.personalizer.importing.import_decisions", interrupted)
+    monkeypatch.setattr("service.plugins.tools.importing.import_decisions", interrupted)
     ended = CliRunner().invoke(app, ["log", "import", str(file), "--store", f"sqlite:///{tmp_path}/fedres.db"])
     assert (ended.exit_code, "run the command again to go on" in ended.output) == (130, True)

@@ -6,11 +6,11 @@ import random
 import msgspec
 from machine import running
 
-from service.personalizer.configuration import Configurations
-from service.personalizer.decisions import Decisions
-from service.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
+from service.admin.admin import Admin
+from service.plugins.personalizer.configuration import Configurations
+from service.plugins.personalizer.decisions import Decisions
+from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
 from service.rank.ranker import Ranker
-from service.ranking.admin import Admin
 
 TASTES = ("news", "sport", "arts", "food")
 TIMES = ("morning", "noon", "night")

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from machine import Clock, running
 
-from service.personalizer.configuration import Configurations
-from service.personalizer.decisions import Decisions
-from service.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
-from service.personalizer.model_and_logs import ModelAndLogs
-from service.personalizer.retraining import Retrainer
+from service.admin.admin import Admin
+from service.plugins.personalizer.configuration import Configurations
+from service.plugins.personalizer.decisions import Decisions
+from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
+from service.plugins.personalizer.model_and_logs import ModelAndLogs
+from service.plugins.personalizer.retraining import Retrainer
 from service.rank.ranker import Ranker
 from service.rank.requests import RankRequest
-from service.ranking.admin import Admin
 
 ACTIONS = [{"id": name, "features": [{"topic": name}]} for name in ("news", "sport")]
 MINUTES, DAYS = 60, 86_400

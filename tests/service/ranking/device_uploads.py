@@ -2,8 +2,8 @@
 
 from playing import raw
 
+from service.plugins.devices.uploads import Residual
 from service.rank.requests import Action, RankRequest
-from service.ranking.uploads import Residual
 
 BITS = 6
 DIM = 2**BITS + 1

@@ -10,13 +10,13 @@ from work import fails, n_events, process_id, text
 
 from service.errors import ApiError
 from service.log.opening import Store
-from service.ranking.aside import ProcessAside
+from service.log.workers import WorkerProcess
 
 
 @pytest.fixture
 def aside(tmp_path):
     """A process for the store of ``tmp_path``; stories close it, as only their event loop can."""
-    return ProcessAside(Store(tmp_path / "store.db"))
+    return WorkerProcess(Store(tmp_path / "store.db"))
 
 
 async def close(aside):

@@ -14,9 +14,9 @@ from playing import gauges, head_of, logged, raw, rebuilt, refused_for, relearne
 from fedres.scoring.features import Preparer
 from fedres.scoring.model import SharedModel, expand
 from service.errors import ApiError
+from service.plugins.devices import devices
+from service.plugins.devices.uploads import Residual, Update
 from service.rank.requests import Action, RankRequest
-from service.ranking import devices
-from service.ranking.uploads import Residual, Update
 
 
 def test_residuals_are_stored_answered_with_their_positions_and_learned(tmp_path):

@@ -12,9 +12,9 @@ from playing import refused, request
 
 from bandits.evaluation import evaluate
 from service.log.opening import Store
-from service.ranking.aside import ProcessAside
-from service.ranking.figures import Question, Reporter, answer
-from service.ranking.loop_report import LoopReport
+from service.log.workers import WorkerProcess
+from service.plugins.reports.figures import Question, Reporter, answer
+from service.plugins.reports.loop_report import LoopReport
 
 
 async def lived(engine, clock, n, seed=0, **fields):
@@ -145,7 +145,7 @@ def test_a_process_of_its_own_answers_the_same_at_the_lowest_priority_and_is_sta
     async def story():
         async with running(tmp_path, clock=clock, control={"share": 0.3}) as engine:
             await lived(engine, clock, 120)
-            reports = ProcessAside(Store(tmp_path / "store.db"))
+            reports = WorkerProcess(Store(tmp_path / "store.db"))
             question = answer, Question("report", "default", engine.view().since)
             expected = json.loads(await engine.report("default"))
             assert json.loads(await reports.call(*question)) == expected

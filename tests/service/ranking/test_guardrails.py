@@ -9,7 +9,8 @@ from playing import request
 
 from service.errors import ApiError
 from service.log.protocol import StoreUnavailable
-from service.ranking.guardrails import Guardrails
+from service.plugins.reports.guardrails import Guardrails
+from service.plugins.reports.reports import Reports
 
 SHOP = {
     "outcomes": {"gone": 500.0},
@@ -69,7 +70,7 @@ async def harm(engine, clock, loop):
 @contextlib.asynccontextmanager
 async def watched(engine, lock):
     minutes = Minutes()
-    minutes.watch = asyncio.ensure_future(Guardrails(engine.admin, minutes.sleep).watch(lock))
+    minutes.watch = asyncio.ensure_future(Guardrails(engine.admin, Reports(engine.machine), minutes.sleep).watch(lock))
     try:
         yield minutes
         assert set(minutes.asked) == {60.0}

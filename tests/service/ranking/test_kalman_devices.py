@@ -13,9 +13,9 @@ from fedres.decisions.kalman_document import read_document
 from fedres.decisions.kalman_state import OWN
 from fedres.decisions.residual_kalman import request_of
 from fedres.scoring.features import Named, Preparer
-from service.learn.guard import Defences
+from service.models.guard import Defences
+from service.plugins.devices.uploads import Residual
 from service.rank.requests import Action, RankRequest
-from service.ranking.uploads import Residual
 
 SURE = {"variance": 0.01, "slopes": [0.1, 0.2, 0.3]}
 

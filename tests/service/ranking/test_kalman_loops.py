@@ -21,11 +21,11 @@ from fedres.draws import event_draw as draw
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.sealing import sealed
-from service.learn.kalman import KalmanShared
-from service.learn.kalman_checks import check_first
 from service.learn.loop_state import read_settings_body
 from service.models.kalman import PUBLISHED
+from service.models.kalman_checks import check_first
 from service.models.kalman_personal import PersonalKalman
+from service.models.kalman_shared import KalmanShared
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 

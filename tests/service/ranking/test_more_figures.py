@@ -9,17 +9,17 @@ from machine import Clock, running
 from playing import play, raw, refused, request
 
 from service.log.opening import Store
+from service.log.workers import WorkerProcess
+from service.plugins.devices.uploads import Residual
+from service.plugins.reports.drift import drift_of
+from service.plugins.reports.figures import Question, Reporter, answer
+from service.plugins.reports.how_personal import HowPersonal, Remembered, how_personal
+from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.series import Finished, Taken
+from service.plugins.reports.what_if import WhatIf, changed, what_if
 from service.rank.decide import prepare_all
 from service.rank.explaining import explanations, personal_model, score_parts
 from service.rank.requests import Action, RankRequest
-from service.ranking.aside import ProcessAside
-from service.ranking.drift import drift_of
-from service.ranking.figures import Question, Reporter, answer
-from service.ranking.how_personal import HowPersonal, Remembered, how_personal
-from service.ranking.loop_report import LoopReport
-from service.ranking.series import Finished, Taken
-from service.ranking.uploads import Residual
-from service.ranking.what_if import WhatIf, changed, what_if
 from service.settings import Settings
 
 SECOND = 1_000_000
@@ -98,7 +98,7 @@ def test_other_settings_are_valued_from_logged_scores_and_probabilities():
 def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabilities():
     from fedres.policies import loop_rule
     from fedres.policies.kernels import explore
-    from service.ranking.what_if import _target
+    from service.plugins.reports.what_if import _target
 
     then = Settings(gamma=3.0, floor=0.02)
     wanted = changed(then, {"gamma": 12.0, "floor": 0.1})
@@ -197,7 +197,7 @@ def test_devices_are_listed_by_their_newest_upload_with_the_age_of_the_model_the
 
 
 def test_features_that_are_constant_gone_or_only_in_the_catalogue_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.ranking.feature_figures.SAMPLED", 50)
+    monkeypatch.setattr("service.plugins.reports.feature_figures.SAMPLED", 50)
     clock = Clock()
 
     async def story():
@@ -225,7 +225,7 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
             for loop in ("default", "b", "c"):
                 for _ in range(10):
                     await engine.rank(loop, request())
-            monkeypatch.setattr("service.ranking.figures.MOST_KEPT", 25)
+            monkeypatch.setattr("service.plugins.reports.figures.MOST_KEPT", 25)
             reporter, log = Reporter(), engine.machine.archive()
             for loop in ("default", "b", "default", "c"):
                 question = Question("report", loop, engine.view(loop).since)
@@ -236,10 +236,10 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
 
 
 def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.ranking.aside.SECONDS", 0.02)
+    monkeypatch.setattr("service.log.workers.SECONDS", 0.02)
 
     async def story():
-        reports = ProcessAside(Store(tmp_path / "store.db"))
+        reports = WorkerProcess(Store(tmp_path / "store.db"))
         question = answer, Question("report", "default", 1)
         async with reports._turn:  # somebody else's report is being made
             assert await refused(reports.call(*question)) == (503, "report_timeout")

@@ -7,11 +7,11 @@ import pytest
 from machine import Clock, running
 from playing import raw, refused, request
 
+from service.admin.status import Status
 from service.learn.join import LONGEST_DEFERRED, LONGEST_EARLY
 from service.rank.quotas import Quotas
 from service.rank.requests import Action
 from service.rank.slots import Slot, SlotsRequest
-from service.ranking.status import Status
 
 HOUR = 3_600
 

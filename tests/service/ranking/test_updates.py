@@ -12,8 +12,8 @@ from playing import head_of, logged, raw, rebuilt, refused_for, relearned, weigh
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import SharedModel
 from service.errors import ApiError
+from service.plugins.devices.uploads import Update
 from service.rank.requests import Action, RankRequest
-from service.ranking.uploads import Update
 
 UNGUARDED = {"max_norm": None, "client_share": None, "client_pull": None}
 DENSE = {

@@ -17,6 +17,7 @@ import msgspec
 from machine import Clock, InlineLearner, InlineWriter, LearnerWriter
 from power_cut_vfs import Disk
 
+from service.admin.admin import Admin
 from service.errors import ApiError
 from service.learn import learner as learner_module
 from service.learn import restoring
@@ -27,7 +28,6 @@ from service.log.sqlite import SqliteLog
 from service.models.published import Models, Publisher, make_current, new_generation
 from service.rank.ranker import Machine, Ranker
 from service.rank.requests import Action, RankRequest
-from service.ranking.admin import Admin
 from service.settings import Settings
 
 LOOP_NAME = "default"

@@ -1,0 +1,206 @@
+"""The other routes of a loop, and those of the service: ordinary FastAPI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from msgspec import Meta, Struct
+
+from service import metrics
+from service.admin.admin import Admin
+from service.admin.status import Status
+from service.http.endpoints import json_response, loop_of, read_json, user_of
+from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
+from service.rank.requests import Action, Id
+from service.settings import Settings
+
+MOST = 2**62  # SQLite's integers end at twice that
+LOOP_USER = "/v1/loops/{loop}/users/{user}"
+PROMETHEUS = "text/plain; version=0.0.4"
+SINCE = "Fedres-Events-Since"  # a header of exports
+
+Loop = Annotated[str, Depends(loop_of)]
+User = Annotated[str, Depends(user_of)]
+
+
+class Catalogue(Struct):
+    """The actions that can be named by id alone."""
+
+    actions: list[Action]
+
+
+class CatalogueChange(Struct, forbid_unknown_fields=True):
+    """Actions to add or change, and ids to retire."""
+
+    put: list[Action] = []
+    retire: list[Id] = []
+
+
+class UnmatchedReward(Struct):
+    event_id: str
+    time: str  # as in an export
+    value: float
+    id: str | None
+    status: str  # why it does not count
+
+
+class Unmatched(Struct):
+    """Rewards that came too late or have no event, the newest of them, oldest first."""
+
+    rewards: list[UnmatchedReward]
+
+
+class NewLoop(Struct, forbid_unknown_fields=True):
+    """A loop to be made; settings that are missing are at their defaults."""
+
+    name: Id
+    settings: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})] = {}
+
+
+class Loops(Struct):
+    loops: list[str]
+
+
+class SettingsInForce(Struct):
+    """A loop's settings and their version, which is their position in the log."""
+
+    version: int
+    settings: Settings
+
+
+class Health(Struct, omit_defaults=True):
+    status: str
+    trouble: str | None = None  # of single loops: all others are served as ever
+
+
+def loop_routes(admin: Admin) -> Routes:
+    """Return the routes of a loop."""
+    routes = Routes()
+
+    @routes.of_loop("GET", "/events", ADMIN, "Export events as JSON lines.", reply=LINES, query=("after", "limit"))
+    async def get_events(
+        loop: Loop,
+        after: Annotated[int, Query(ge=0, le=MOST)] = 0,
+        limit: Annotated[int | None, Query(ge=1, le=MOST)] = None,
+    ) -> Response:
+        return await _lines(admin.events(loop, after, limit), admin.events_since(loop))
+
+    @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
+    async def get_unmatched(loop: Loop) -> Response:
+        return json_response({"rewards": await admin.unmatched(loop)})
+
+    @routes.of_loop("GET", "/actions", ADMIN, "Show the catalogue.", reply=Catalogue)
+    async def get_actions(loop: Loop) -> Response:
+        return json_response({"actions": admin.actions(loop)})
+
+    @routes.of_loop("PUT", "/actions", ADMIN, "Add, change or retire actions.", body=CatalogueChange, status=204)
+    async def put_actions(loop: Loop, request: Request) -> Response:
+        change = await read_json(request, CatalogueChange)
+        await admin.put_actions(loop, put=change.put, retire=change.retire)
+        return Response(status_code=204)
+
+    @routes.of_loop("GET", "/settings", ADMIN, "Show the settings.", reply=SettingsInForce)
+    async def get_settings(loop: Loop) -> Response:
+        return json_response(SettingsInForce(*admin.settings(loop)))
+
+    @routes.of_loop("PUT", "/settings", ADMIN, "Replace the settings.", body=Settings, reply=SettingsInForce)
+    async def put_settings(loop: Loop, request: Request) -> Response:
+        await admin.put_settings(loop, await read_json(request, dict[str, Any]))
+        return json_response(SettingsInForce(*admin.settings(loop)))
+
+    @routes.of_loop("PATCH", "/settings", ADMIN, "Change some settings.", body=Settings, reply=SettingsInForce)
+    async def patch_settings(loop: Loop, request: Request) -> Response:
+        await admin.patch_settings(loop, await read_json(request, dict[str, Any]))
+        return json_response(SettingsInForce(*admin.settings(loop)))
+
+    @routes.of_loop("GET", "/model", DEVICE, "Download the shared model.", reply=BINARY)
+    async def get_model(loop: Loop) -> Response:
+        return Response(await admin.model(loop), media_type=BINARY)
+
+    @routes.of_loop("PUT", "/model", ADMIN, "Upload a shared model.", body=BINARY, status=204)
+    async def put_model(loop: Loop, request: Request) -> Response:
+        await admin.put_model(loop, await request.body())
+        return Response(status_code=204)
+
+    @routes.of_loop("GET", "/users/{user}/model", ADMIN, "Show a user's model.", reply=JSON)
+    async def get_user_model(loop: Loop, user: User) -> Response:
+        return json_response(admin.user_model(loop, user))
+
+    @routes.of_service("DELETE", LOOP_USER, ADMIN, "Erase a user in one loop: model and events.", status=204)
+    async def delete_user(loop: Loop, user: User) -> Response:
+        await admin.erase_user(loop, user)
+        return Response(status_code=204)
+
+    @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
+    async def get_user_events(loop: Loop, user: User) -> Response:
+        return await _lines(admin.user_events(user, [loop]))
+
+    return routes
+
+
+def service_routes(admin: Admin, status: Status) -> Routes:
+    """Return the routes of the service as a whole."""
+    routes = Routes()
+
+    @routes.of_service("GET", "/v1/loops", READ, "List the loops.", reply=Loops)
+    async def get_loops() -> Response:
+        return json_response(Loops(admin.loops()))
+
+    @routes.of_service("POST", "/v1/loops", ADMIN, "Make a loop.", body=NewLoop, reply=SettingsInForce, status=201)
+    async def post_loop(request: Request) -> Response:
+        made = await read_json(request, NewLoop)
+        await admin.create_loop(made.name, made.settings)
+        return json_response(SettingsInForce(*admin.settings(made.name)), 201)
+
+    @routes.of_service("DELETE", "/v1/loops/{loop}", ADMIN, "Delete a loop.", status=204)
+    async def delete_loop(loop: Loop) -> Response:
+        await admin.delete_loop(loop)
+        return Response(status_code=204)
+
+    @routes.of_service("DELETE", "/v1/users/{user}", ADMIN, "Erase a user in all loops.", status=204)
+    async def delete_user_everywhere(user: User) -> Response:
+        await admin.erase_user_everywhere(user)
+        return Response(status_code=204)
+
+    @routes.of_service("GET", "/v1/users/{user}/events", ADMIN, "Export a user's events in all loops.", reply=LINES)
+    async def get_user_events_everywhere(user: User) -> Response:
+        return await _lines(admin.user_events(user))
+
+    @routes.of_service("GET", "/v1/status", READ, "Show the status of the service.", reply=JSON)
+    async def get_status() -> Response:
+        return json_response(await status.status())
+
+    @routes.of_service("GET", "/metrics", READ, "Metrics for Prometheus.", reply=TEXT)
+    async def get_metrics() -> Response:
+        gauges, processes, log = await status.gauges(), status.processes(), await status.log()
+        metrics.flush_requests()
+        return Response(await run_in_threadpool(metrics.text, gauges, processes, log), media_type=PROMETHEUS)
+
+    @routes.of_service("GET", "/healthz", OPEN, "Liveness: the process answers.", reply=Health)
+    async def get_health() -> Response:
+        return json_response(Health("ok"))
+
+    @routes.of_service("GET", "/readyz", OPEN, "Readiness: requests can be served.", reply=Health)
+    async def get_readiness() -> Response:
+        return json_response(Health("ready", status.check_ready()))
+
+    return routes
+
+
+async def _lines(events: AsyncIterator[bytes], since: str | None = None) -> Response:
+    """Return events as JSON lines; what fails before the first of them is an error like any other.
+
+    A header says ``since`` when there are events, where older ones were removed.
+    """
+    first = await anext(events, b"")
+
+    async def all_of_them() -> AsyncIterator[bytes]:
+        yield first
+        async for lines in events:
+            yield lines
+
+    return StreamingResponse(all_of_them(), media_type=LINES, headers={} if since is None else {SINCE: since})

@@ -1,0 +1,161 @@
+"""How the machine does, no matter which ranker is asked: loops, processes, lag, readiness."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from service.admin import gauges as reports
+from service.errors import ApiError
+from service.log.protocol import Head, StoreUnavailable
+from service.rank.ranker import Machine
+
+VERSION = version("fedres")
+PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
+MAX_STALENESS = 5.0  # seconds that a machine's view of the log may be old; then it is not ready
+
+
+class Process(msgspec.Struct):
+    """A process, as the supervisor knows it."""
+
+    role: str  # supervisor, ranker, log, learner
+    number: int  # tells processes of one role apart
+    pid: int
+    started: float  # seconds since 1970
+    restarts: int
+
+
+class Status:
+    """Answers for the whole machine; ``folder`` is where the supervisor writes, None without one.
+
+    ``disk`` is a folder on the disk with the machine's own files, which a log in SQLite is one of.
+    """
+
+    def __init__(self, machine: Machine, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
+        self._machine, self._store, self._folder, self._disk = machine, store, folder, disk
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Return the machine's processes with role, pid, uptime and restarts."""
+        if self._folder is None:
+            return []
+        found = msgspec.json.decode((self._folder / PROCESSES).read_bytes(), type=list[Process])
+        now = time.time()
+        return [
+            {
+                "role": one.role,
+                "number": one.number,
+                "pid": one.pid,
+                "uptime_seconds": round(max(0.0, now - one.started), 3),
+                "restarts": one.restarts,
+            }
+            for one in found
+        ]
+
+    async def gauges(self) -> dict[str, dict[str, float]]:
+        """Return numbers for monitoring, by loop; NaN where there is nothing to average yet."""
+        heads = await self._heads()
+        return {name: self._gauges(name, heads) for name in self._machine.models.names()}
+
+    async def status(self) -> dict[str, Any]:
+        heads = await self._heads()
+        learner = self._machine.models.learner()
+        names = self._machine.models.names()
+        return {
+            "version": VERSION,
+            "store": self._store,
+            "position": sum(head.last for name, head in heads.items() if name in names),
+            "learned_position": sum(self._machine.loop(name).view.position for name in names),
+            "trouble": self._trouble() or self._standing_still(),
+            "rebuilt": 0 if learner is None else learner.rebuilt,
+            "published_bytes": 0 if learner is None else learner.published_bytes,
+            "staleness_seconds": round(self._machine.models.staleness(), 3),
+            "processes": self.processes(),
+            "log": await self.log(),
+            "quotas": asdict(self._machine.quotas),
+            "loops": {name: self._gauges(name, heads) for name in names},
+        }
+
+    async def log(self) -> dict[str, float | None]:
+        """Return what the log takes on its disk; None for what is not known.
+
+        How many events are left is estimated: all records of a loop count alike among those that were removed.
+        """
+        try:
+            heads, n_bytes = await self._machine.look_up(lambda log: (log.heads(), log.size()))
+        except (ApiError, StoreUnavailable):
+            heads, n_bytes = {}, None
+        n_records = sum(head.last - head.removed for head in heads.values())
+        n_events = 0.0
+        for name in self._machine.models.names():
+            if name in heads:
+                left = 1 - heads[name].removed / heads[name].last
+                n_events += left * self._machine.loop(name).view.statistics.ranks
+        try:
+            disk = os.statvfs(self._disk)
+        except OSError:
+            disk = None
+        return {
+            "bytes": n_bytes,
+            "records": n_records,
+            "bytes_per_event": None if n_bytes is None or n_events < 1 else round(n_bytes / n_events, 1),
+            "disk_free_bytes": None if disk is None else disk.f_bavail * disk.f_frsize,
+            "disk_bytes": None if disk is None else disk.f_blocks * disk.f_frsize,
+        }
+
+    def check_ready(self) -> str | None:
+        """Refuse if a load balancer should ask another machine; return what else is wrong.
+
+        A loop that stands still goes on deciding, and another machine would not learn it either.
+        """
+        trouble = self._trouble()
+        if trouble is not None:
+            raise ApiError(503, "not_ready", trouble)  # see NOT_READY of service.http.replies
+        return self._standing_still()
+
+    def _standing_still(self) -> str | None:
+        learner = self._machine.models.learner()
+        if learner is None or learner.standing_still is None:
+            return None
+        return f"not everything is learned: {learner.standing_still}"
+
+    def _trouble(self) -> str | None:
+        models = self._machine.models
+        if not models.ready:
+            return "no models are published yet"
+        if self._machine.log.trouble is not None:
+            return self._machine.log.trouble
+        if models.staleness() > MAX_STALENESS:
+            return f"the learner has not published for {models.staleness():.0f} s"
+        learner = models.learner()
+        if learner is None:
+            return None
+        if learner.trouble is None and learner.lag > MAX_STALENESS:
+            return f"the learner is {learner.lag:.0f} s behind the log"
+        return None if learner.trouble is None else f"not everything is learned: {learner.trouble}"
+
+    async def _heads(self) -> Mapping[str, Head]:
+        try:
+            return await self._machine.look_up(lambda log: log.heads())
+        except (ApiError, StoreUnavailable):  # the rest is worth showing
+            return {}
+
+    def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
+        view = self._machine.loop(name).view
+        head = heads.get(name)
+        behind = 0 if head is None else max(head.last - view.position, 0)
+        seconds = max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0
+        return reports.gauges(view, behind, seconds)
+
+
+def write_processes(folder: Path, processes: Sequence[Process]) -> None:
+    """Replace what the supervisor says of its processes."""
+    new = folder / f"{PROCESSES}-new"
+    new.write_bytes(msgspec.json.encode(processes))
+    new.replace(folder / PROCESSES)

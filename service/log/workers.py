@@ -1,0 +1,179 @@
+"""Long work on the log is done in processes of its own, at the lowest priority, so that no decision waits for it.
+
+Threads would not do: those that work share one interpreter lock with the thread that decides. A process is started by
+the first question, remembers what it has read, and ends with its ranker, or after a while without questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import select
+import struct
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from functools import cache
+from io import FileIO
+from typing import Any, Protocol, TypeVar, cast
+
+from service.errors import ApiError, unavailable
+from service.log.opening import Store, open_log
+from service.log.protocol import Log, StoreUnavailable
+from service.log.records import DamagedRecord
+
+SECONDS = 120.0  # that an answer may take, its wait for others included
+JOB_SECONDS = 3_600.0  # that an evaluation may take, with those before it
+IDLE_SECONDS = 300.0  # after which the process ends
+REST = 9.0  # times as long as a report took, before the next one of the loop: a tenth of a core at most
+
+_SIZE = struct.Struct("<Q")  # in front of each message
+
+T = TypeVar("T")
+
+
+class Worker:
+    """What functions work with: the log, and what they have made of it before."""
+
+    def __init__(self, log: Callable[[], Log], rest: float = 0.0) -> None:
+        self._log = log
+        self.rest = rest  # times as long as a report took, before the next one of the loop
+        self._kept: dict[object, tuple[object, Any]] = {}
+
+    @property
+    def log(self) -> Log:
+        return self._log()
+
+    def kept(self, make: Callable[..., T], *arguments: Any) -> T:
+        """Return what ``make`` returned last time it was called with these arguments, or returns now."""
+        known = self._kept.get(make)
+        if known is None or known[0] != arguments:
+            self._kept[make] = known = arguments, make(*arguments)
+        return cast(T, known[1])
+
+
+class LogWorker(Protocol):
+    """Calls functions of modules with a worker and more arguments."""
+
+    async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T: ...
+    def close(self) -> None: ...
+
+
+class WorkerThread:
+    """On a thread of this process, for tests and tools."""
+
+    def __init__(self, log: Callable[[], Log]) -> None:
+        self._worker, self._turn = Worker(log), asyncio.Lock()
+
+    async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
+        async with self._turn:
+            return await asyncio.to_thread(function, self._worker, *arguments)
+
+    def close(self) -> None:
+        pass
+
+
+class WorkerProcess:
+    """In a process of its own, one call at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._turn = store, asyncio.Lock()
+        self._process: Process | None = None
+        self._owed = 0  # answers on their way
+        self._size: int | None = None  # of the answer that is coming in
+
+    async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
+        """Return what the function returns there; wait no longer than ``seconds``, ``SECONDS`` by default."""
+        patience = SECONDS if seconds is None else seconds
+        try:
+            async with asyncio.timeout(patience), self._turn:
+                failed, answer = await self._exchange(pickle.dumps((function, arguments)))
+        except TimeoutError:  # the process goes on, and knows more when it is asked again
+            message = f"the report, with those asked for before it, took longer than {patience:g} s; try again"
+            raise ApiError(503, "report_timeout", message) from None
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self.close()
+            raise ApiError(503, "report_failed", "the process of reports has ended; try again") from None
+        if isinstance(answer, StoreUnavailable):
+            raise unavailable(answer)
+        if isinstance(answer, DamagedRecord):
+            raise unavailable(StoreUnavailable("damaged", str(answer)))
+        if failed:
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    async def _exchange(self, message: bytes) -> tuple[bool, Any]:
+        process = self._process
+        if process is None or process.returncode is not None:
+            self.close()
+            process, self._owed, self._size = await self._start(), 0, None
+            self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(_framed(message))
+        self._owed += 1
+        await process.stdin.drain()
+        while True:  # answers that came too late are passed over
+            if self._size is None:  # else who asked for it went away meanwhile
+                [self._size] = _SIZE.unpack(await process.stdout.readexactly(_SIZE.size))
+            reply = await process.stdout.readexactly(self._size)
+            self._size = None
+            self._owed -= 1
+            if not self._owed:
+                return pickle.loads(reply)  # type: ignore[no-any-return]
+
+    async def _start(self) -> Process:
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        words = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
+        )
+        assert process.stdin is not None
+        process.stdin.write(_framed(pickle.dumps(self._store)))  # no argument of the process: it may hold a password
+        return process
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            if process.returncode is None:
+                process.kill()
+
+
+def _framed(message: bytes) -> bytes:
+    return _SIZE.pack(len(message)) + message
+
+
+def main() -> None:
+    """Do what is asked for on standard input, and answer on standard output: whether it failed, and what came of it."""
+    os.nice(19)
+    gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
+    questions, answers = FileIO(0), sys.stdout.buffer  # the first without a buffer, which select could not see
+    store = pickle.loads(_read(questions))
+    worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first question, which is told why it cannot
+    while select.select([questions], [], [], IDLE_SECONDS)[0] and (message := _read(questions)):
+        try:
+            function, arguments = pickle.loads(message)
+            reply = pickle.dumps((False, function(worker, *arguments)))
+        except Exception as error:
+            reply = pickle.dumps((True, error))
+        answers.write(_framed(reply))
+        answers.flush()
+
+
+def _read(questions: FileIO) -> bytes:
+    """Return a message; nothing once there are no more."""
+    head = _exactly(questions, _SIZE.size)
+    return _exactly(questions, _SIZE.unpack(head)[0]) if head else b""
+
+
+def _exactly(questions: FileIO, size: int) -> bytes:
+    read = b""
+    while len(read) < size and (more := questions.read(size - len(read))):
+        read += more
+    return read if len(read) == size else b""

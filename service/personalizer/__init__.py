@@ -1,1 +1,0 @@
-"""The API of Azure AI Personalizer on top of the native service (docs/azure-personalizer.md)."""

@@ -1,0 +1,175 @@
+"""What devices ask for and upload; they keep their own models, and send what the shared one needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedres.scoring.sealing import model_tag
+from service.errors import ApiError, unavailable
+from service.log.protocol import Duplicate, Refused, StoreUnavailable
+from service.log.records import JOIN, Record
+from service.models.published import Loop
+from service.plugins.devices.uploads import (
+    Published,
+    Residual,
+    Update,
+    Uploaded,
+    check_takes_updates,
+    kalman_bytes,
+    loop_full,
+    model_bytes,
+    number_of,
+    residual_records,
+    round_of,
+    score_actions,
+    update_records,
+)
+from service.rank.ranker import Machine
+from service.rank.requests import Action, check_id
+
+MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
+MOST_UPLOADS = 5_000  # of all clients: half of what may wait for the log
+LONGEST_HOLD = 0.002  # seconds of checks before other requests get their turn
+
+
+class Devices:
+    """Takes uploads through the same log as decisions and rewards, and gives out the shared model."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
+
+    async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> Uploaded:
+        """Return where residuals are, once they are stored; all are refused if one breaks a rule."""
+        check_id("client", client)
+        self._machine.loop(loop)
+        preparer = self._machine.preparer
+        with self._room_for(loop, client, len(residuals)):
+            records = await self._checked(loop, lambda found: residual_records(found, client, residuals, preparer))
+            positions = await self._upload(records)
+        return Uploaded(positions, self._machine.loop(loop).view.version, None)
+
+    async def updates(self, loop: str, client: str, updates: Sequence[Update]) -> Uploaded:
+        """Return where updates are, once they are stored; none at all gives the client its number."""
+        check_id("client", client)
+        with self._room_for(loop, client, len(updates) or 1):
+            found = self._machine.loop(loop)
+            check_takes_updates(found.view)
+            if not updates:
+                return await self._join(found, client)
+            records = await self._checked(loop, lambda found: update_records(found, client, updates))
+            number = number_of(found, client)
+            positions = await self._upload(records)
+        return Uploaded(positions, self._machine.loop(loop).view.version, number)
+
+    def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
+        """Return the model version and the shared part of each action's score."""
+        found = self._with_weights(loop)
+        return found.view.version, score_actions(found, context, actions, self._machine.preparer)
+
+    async def federated_model(self, loop: str, since: int | None = None) -> Published:
+        """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
+        found, changed = self._machine.loop(loop), None
+        if found.kalman is not None:
+            tag = model_tag(found.view.version, found.weights)
+            return Published(found.view.version, kalman_bytes(found, found.kalman), tag)
+        with contextlib.suppress(ApiError):  # without the learner all weights are sent
+            changed = await self._machine.ask("changed", loop, since or 0)  # from the first call on it notes changes
+        found = self._machine.loop(loop)
+        indices = None
+        if since and changed is not None and since <= found.view.version <= changed[0]:
+            indices = np.array(changed[1], np.int64)
+        body = model_bytes(found.view, found.weights, since, indices)
+        return Published(found.view.version, body, model_tag(found.view.version, found.weights))
+
+    def model_tag(self, loop: str) -> str:
+        """Return the tag of the model that is published."""
+        found = self._machine.loop(loop)
+        return model_tag(found.view.version, found.weights)
+
+    def round(
+        self, loop: str, client: str | None = None, t: int | None = None, model: str = "adagrad"
+    ) -> dict[str, Any]:
+        """Return what a device needs to know of a loop, and who uploads after the device's round t.
+
+        A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
+        """
+        found = self._machine.loop(loop)
+        if found.view.settings.model != model:
+            learner = "'residual-kalman'" if found.kalman is not None else "'linear' (in Python also 'vw')"
+            message = (
+                f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}: "
+                f"open a new one with the learner {learner}"
+            )
+            raise ApiError(409, "no_device_model", message, "model")
+        return round_of(found, client, t)
+
+    def _with_weights(self, name: str) -> Loop:
+        """Return a loop whose shared model scores without widths."""
+        found = self._machine.loop(name)
+        if found.kalman is not None:
+            message = f"scores need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
+            raise ApiError(409, "no_device_model", message, "loop")
+        return found
+
+    async def _join(self, loop: Loop, client: str) -> Uploaded:
+        name, view = loop.view.name, loop.view
+        if client not in loop.clients.numbers:
+            if loop.clients.joined >= view.settings.n_clients:
+                raise loop_full(view)
+            with contextlib.suppress(Duplicate):
+                await self._machine.append_now(Record(name, JOIN, f"{view.since}/{client}", client))
+            loop = self._machine.loop(name)
+        if client not in loop.clients.numbers:
+            raise loop_full(view)
+        return Uploaded([], loop.view.version, loop.clients.numbers[client])
+
+    @contextlib.contextmanager
+    def _room_for(self, loop: str, client: str, n: int) -> Iterator[None]:
+        """Refuse uploads of a flood, so that the log has room for others; a device waits for its answers."""
+        waiting = self._uploading
+        if waiting[loop, client] + n > MOST_OF_A_CLIENT or waiting.total() + n > MOST_UPLOADS:
+            message = f"in-flight uploads must be at most {MOST_OF_A_CLIENT} per client and {MOST_UPLOADS} in total"
+            raise ApiError(429, "too_many_uploads", message, "client")
+        waiting[loop, client] += n
+        try:
+            yield
+        finally:
+            waiting[loop, client] -= n
+            if not waiting[loop, client]:
+                del waiting[loop, client]
+
+    async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
+        """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
+        while True:
+            found = self._machine.loop(loop)
+            version, records, hold_until = found.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
+            for record in check(found):
+                records.append(record)
+                if time.perf_counter() > hold_until:
+                    await asyncio.sleep(0)
+                    if self._machine.loop(loop).view.settings_version != version:
+                        break
+                    hold_until = time.perf_counter() + LONGEST_HOLD
+            else:
+                return records
+
+    async def _upload(self, records: Sequence[Record]) -> list[int]:
+        """Return the positions of records, of a repeat that of the first, once all are stored."""
+        try:
+            outcomes = await asyncio.gather(*self._machine.log.append([[record] for record in records]))
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        positions = []
+        for outcome in outcomes:
+            if isinstance(outcome, Refused) and not isinstance(outcome, Duplicate):
+                raise ApiError(422, "invalid", str(outcome))
+            positions.append(outcome.position if isinstance(outcome, Duplicate) else outcome)
+        return positions

@@ -1,0 +1,227 @@
+"""What devices ask for and upload: the shared model or its scores, residuals, updates, and who takes part."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import Depends, Query, Request, Response
+from msgspec import Meta, Raw, Struct, field
+
+from fedres.event_ids import LONGEST_ID
+from fedres.scoring.federated import LAST_ROUND
+from service.admin.routes import MOST
+from service.errors import ApiError
+from service.http.endpoints import encode, json_response, loop_of, read_json
+from service.http.hot import at_most
+from service.http.limits import Limits
+from service.http.replies import Reply, json_reply
+from service.http.router import CLIENT
+from service.http.routes import BINARY, DEVICE, MSGPACK, Call, Routes
+from service.http.strict import decode_msgpack
+from service.plugins.devices import uploads
+from service.plugins.devices.devices import Devices
+from service.plugins.devices.uploads import LAST
+from service.rank.requests import Action, Features, Id
+
+Count = Annotated[int, Meta(ge=1, le=LAST)]
+RoundNumber = Annotated[int, Meta(ge=1, le=LAST_ROUND)]
+Version = Annotated[int, Meta(ge=0, le=LAST)]
+Loop = Annotated[str, Depends(loop_of)]
+
+
+class Residual(uploads.Residual, kw_only=True, forbid_unknown_fields=True):
+    """An example of a device, less what is private: the shared features, the local prediction and the label."""
+
+    seq: Count
+    version: Version
+    context: Features
+    action: Action
+
+
+class Residuals(Struct, forbid_unknown_fields=True):
+    """Examples of one device; a sequence number that comes twice counts once."""
+
+    client: Id
+    residuals: Annotated[list[Residual], Meta(min_length=1)]
+
+
+class ResidualsStored(Struct):
+    """Where in the log each of them is, and the version that is published."""
+
+    positions: list[int]
+    version: int
+
+
+class Update(uploads.Update, kw_only=True, forbid_unknown_fields=True):
+    """What a device uploads after round ``t``: a gradient or a delta of the shared weights."""
+
+    seq: Count
+    t: RoundNumber
+    version: Version
+    kind: Id
+
+
+class Updates(Struct, forbid_unknown_fields=True):
+    """Updates of one device; none make it known."""
+
+    client: Id
+    updates: list[Update]
+
+
+class UpdatesStored(Struct):
+    """The same, and the device's number in the loop."""
+
+    positions: list[int]
+    version: int
+    number: int | None
+
+
+class Scoring(Struct, forbid_unknown_fields=True):
+    """Actions to score by the shared model alone; nothing is stored."""
+
+    actions: Annotated[list[Action], Meta(min_length=1)]
+    context: Features = field(default_factory=lambda: Raw(b"{}"))
+
+
+class Score(Struct):
+    id: str
+    score: float
+
+
+class Scores(Struct):
+    """The shared part of each action's score, in the order they came."""
+
+    version: int
+    scores: list[Score]
+
+
+class Round(Struct):
+    """How a loop learns; with a round who uploads after it, or with a client too whether it does."""
+
+    model: str
+    global_learner: str
+    hyperparameters: dict[str, float | None]
+    bits: int
+    timing: str
+    crosses: bool
+    personal: bool
+    policy: str
+    epsilon: float
+    floor: float
+    gamma: float
+    learning_rate: float
+    reward_range: Annotated[list[float], Meta(min_length=2, max_length=2)]
+    settings_version: int
+    version: int
+    n_learned: int
+    number: int | None
+    t: int | None
+    senders: list[int] | None
+    takes_part: bool | None
+
+
+_updates = msgspec.msgpack.Decoder(Updates)
+
+
+def device_routes(devices: Devices, limits: Limits) -> Routes:
+    """Return the routes that devices use."""
+    routes = Routes()
+
+    @routes.of_loop(
+        "POST",
+        "/federated/residuals",
+        DEVICE,
+        "Upload residuals of a device.",
+        body=Residuals,
+        reply=ResidualsStored,
+        hot=True,
+        decoded=True,
+    )
+    async def residuals(call: Call) -> Reply:
+        sent: Residuals = call.body
+        check_client(call.client, sent.client)
+        at_most("residuals", "too_many_residuals", len(sent.residuals), limits.residuals)
+        stored = await devices.residuals(call.loop, sent.client, sent.residuals)
+        return json_reply(encode(ResidualsStored(stored.positions, stored.version)))
+
+    @routes.of_loop(
+        "GET",
+        "/federated/model",
+        DEVICE,
+        "Download the shared weights, or what changed since a version.",
+        reply=BINARY,
+        query=("since",),
+    )
+    async def get_model(
+        loop: Loop, request: Request, since: Annotated[int | None, Query(ge=0, le=MOST)] = None
+    ) -> Response:
+        tag = _quoted(devices.model_tag(loop))
+        if names(request.headers.getlist("if-none-match"), tag):
+            return Response(status_code=304, headers={"etag": tag})
+        model = await devices.federated_model(loop, since)
+        return Response(model.body, media_type=BINARY, headers={"etag": _quoted(model.tag)})
+
+    @routes.of_loop(
+        "POST", "/federated/scores", DEVICE, "Score actions by the shared model.", body=Scoring, reply=Scores
+    )
+    async def post_scores(loop: Loop, request: Request) -> Response:
+        asked = await read_json(request, Scoring)
+        at_most("actions", "too_many_actions", len(asked.actions), limits.actions)
+        version, scores = devices.global_scores(loop, asked.context, asked.actions)
+        scored = [Score(action.id, score) for action, score in zip(asked.actions, scores, strict=True)]
+        return json_response(Scores(version, scored))
+
+    @routes.of_loop(
+        "POST",
+        "/federated/updates",
+        DEVICE,
+        "Upload updates of a dense learner.",
+        body=Updates,
+        body_type=MSGPACK,
+        reply=UpdatesStored,
+    )
+    async def post_updates(loop: Loop, request: Request) -> Response:
+        sent = decode_msgpack(_updates, await request.body())
+        check_client(request.scope[CLIENT], sent.client)
+        at_most("updates", "too_many_updates", len(sent.updates), limits.updates)
+        stored = await devices.updates(loop, sent.client, sent.updates)
+        return json_response(UpdatesStored(stored.positions, stored.version, stored.number))
+
+    @routes.of_loop(
+        "GET",
+        "/federated/round",
+        DEVICE,
+        "Show how the loop learns, and who takes part.",
+        reply=Round,
+        query=("client", "t", "model"),
+    )
+    async def get_round(
+        loop: Loop,
+        request: Request,
+        client: Annotated[str | None, Query(min_length=1, max_length=LONGEST_ID)] = None,
+        t: Annotated[int | None, Query(ge=1, le=LAST_ROUND)] = None,
+        model: Annotated[str, Query(pattern="^(adagrad|residual-kalman)$")] = "adagrad",
+    ) -> Response:
+        if client is not None:
+            check_client(request.scope[CLIENT], client)
+        return json_response(devices.round(loop, client, t, model))
+
+    return routes
+
+
+def check_client(bound: str | None, client: str) -> None:
+    """Refuse a key that is bound to one device and speaks for another."""
+    if bound is not None and client != bound:
+        message = f"client must be {bound!a}, to which the key is bound, got {client!a}"
+        raise ApiError(403, "forged_client", message, "client")
+
+
+def names(if_none_match: list[str], tag: str) -> bool:
+    """Return whether the headers name the tag, weakly or not, or any tag."""
+    tags = [each.strip().removeprefix("W/") for each in ",".join(if_none_match).split(",")]
+    return tag in tags or tags == ["*"]
+
+
+def _quoted(tag: str) -> str:
+    return f'"{tag}"'

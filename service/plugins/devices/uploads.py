@@ -1,0 +1,307 @@
+"""What devices ask of the engine and what they get: uploads checked before they are logged, models, rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.kalman_document import write_document, write_safetensors
+from fedres.decisions.kalman_parts import field_keys
+from fedres.scoring.features import Named, Preparer, check_crosses
+from fedres.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
+from fedres.scoring.flattening import FeatureError
+from fedres.scoring.model import score
+from fedres.scoring.sealing import checksum, model_tag
+from service.errors import ApiError, invalid
+from service.log.records import (
+    RESIDUAL,
+    UPDATE,
+    Example,
+    InlineAction,
+    Record,
+    ResidualBody,
+    ResidualExample,
+    Spread,
+    UpdateBody,
+    encode,
+)
+from service.models.kalman import PublishedKalman
+from service.models.published import Loop
+from service.models.shared_models import wire_of
+from service.models.views import LoopView
+from service.rank.decide import features_of, invalid_features
+from service.rank.requests import Action, check_actions, check_id
+from service.settings import Settings
+
+LARGEST = 1e9  # of a prediction
+LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One example that a device has learned from: the shared features, its own part of the prediction, the label."""
+
+    seq: int  # the device's number of it, by which a repeat is known
+    version: int  # of the shared model it was made with
+    context: msgspec.Raw
+    action: Action
+    local: float
+    label: float
+    global_: float | None = msgspec.field(default=None, name="global")  # needed where timing is aligned
+    variance: float | None = None  # of its own part; needed, as the slopes are, where the model is residual-kalman
+    slopes: list[float] | None = None
+
+
+class Update(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What a device sends after a round to a learner that takes gradients or deltas."""
+
+    seq: int
+    t: int  # the round, counted by the device from 1
+    version: int
+    kind: str
+    body: bytes
+
+
+class Uploaded(msgspec.Struct):
+    positions: list[int]  # in the log; a repeat has that of the first
+    version: int  # of the published model: uploads up to there are inside
+    number: int | None  # of the client, where the learner numbers them
+
+
+def residual_records(loop: Loop, client: str, residuals: Sequence[Residual], preparer: Preparer) -> Iterator[Record]:
+    """Yield what is to be logged of residuals, or refuse all of them at the first that breaks a rule."""
+    if not loop.view.settings.takes_residuals:
+        raise _wrong_upload(loop.view, "residuals")
+    for k, residual in enumerate(residuals):
+        body, example = _residual(loop, residual, f"residuals[{k}]", preparer)
+        event = _event(loop.view, client, residual.seq)
+        yield Record(loop.view.name, RESIDUAL, event, client, example.encode(), encode(body))
+
+
+def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tuple[ResidualBody, ResidualExample]:
+    view = loop.view
+    _check_head(view, residual, at)
+    low, high = view.settings.reward_range
+    if not low <= residual.label <= high:
+        raise invalid(f"{at}.label must be in [{low:g}, {high:g}], got {residual.label}", f"{at}.label")
+    _check_prediction(f"{at}.local", residual.local)
+    check_id(f"{at}.action.id", residual.action.id)
+    context, features = bytes(residual.context) or b"{}", features_of(residual.action, loop.catalogue)
+    hashed = _hashed(preparer, context, (residual.action.id, features), at, view.settings.crosses)
+    local, label, shared = float(residual.local), float(residual.label), None
+    if view.settings.timing == "aligned":
+        _check_prediction(f"{at}.global", residual.global_)
+        shared = residual.global_
+    spread = _spread(view, residual, hashed, at)
+    action = InlineAction(residual.action.id, msgspec.Raw(features))
+    body = ResidualBody(
+        msgspec.Raw(context), action, local, label, residual.version, shared, residual.variance, residual.slopes
+    )
+    return body, ResidualExample(hashed, residual.version, label, local, shared, spread)
+
+
+def _spread(view: LoopView, residual: Residual, hashed: Example, at: str) -> Spread | None:
+    """Return how sure the device is of its part, which a loop with residual-kalman must be told, and no other."""
+    given = residual.variance is not None or residual.slopes is not None
+    if view.settings.model != "residual-kalman":
+        if given:
+            message = f"{at}: variance and slopes must only come where the model is 'residual-kalman'"
+            raise ApiError(409, "wrong_upload", message, at)
+        return None
+    if residual.variance is None or residual.slopes is None:
+        message = f"{at} must have variance and slopes where the model is 'residual-kalman'"
+        raise ApiError(409, "wrong_upload", message, at)
+    _check_prediction(f"{at}.variance", residual.variance)
+    if residual.variance < 0:
+        raise invalid(f"{at}.variance must not be negative, got {residual.variance}", f"{at}.variance")
+    n = field_keys(np.frombuffer(hashed.fields, np.uint32)).size
+    if len(residual.slopes) not in (0, n):
+        message = f"{at}.slopes must be none, or {n}: of all actions and of each field, got {len(residual.slopes)}"
+        raise invalid(message, f"{at}.slopes")
+    for slope in residual.slopes:
+        _check_prediction(f"{at}.slopes", slope)
+    return Spread(float(residual.variance), tuple(map(float, residual.slopes)))
+
+
+def update_records(loop: Loop, client: str, updates: Sequence[Update]) -> Iterator[Record]:
+    """Yield what is to be logged of a client's updates, or refuse all of them at the first that breaks a rule."""
+    number = number_of(loop, client)
+    for k, update in enumerate(updates):
+        body = _pack(_update(loop.view, number, update, f"updates[{k}]"))
+        yield Record(loop.view.name, UPDATE, _event(loop.view, client, update.seq), client, body=body)
+
+
+def _event(view: LoopView, client: str, seq: int) -> str:
+    """Return what a repeat of an upload is known by, in a loop that may have had namesakes before."""
+    return f"{view.since}/{client}/{seq}"
+
+
+def _update(view: LoopView, number: int, update: Update, at: str) -> UpdateBody:
+    _check_head(view, update, at)
+    _check_round(f"{at}.t", update.t)
+    try:
+        wire_of(view.settings).check(number, update.t, update.kind, update.body)
+    except WrongKindError as error:
+        raise ApiError(409, "wrong_upload", f"{at}: {error}", f"{at}.kind") from None
+    except NotChosenError as error:
+        raise ApiError(409, "not_chosen", f"{at}: {error}", f"{at}.t") from None
+    except ValueError as error:
+        raise invalid(f"{at}: {error}", f"{at}.body") from None
+    return UpdateBody(number, update.t, update.version, update.kind, update.body)
+
+
+def number_of(loop: Loop, client: str) -> int:
+    """Return the number that a client has in a loop whose learner numbers them."""
+    number = loop.clients.numbers.get(client)
+    if number is None:
+        message = f"client must have joined with an empty list of updates, got {client!r}"
+        raise ApiError(409, "not_joined", message, "client")
+    return number
+
+
+def check_takes_updates(view: LoopView) -> None:
+    """Refuse updates where the learner takes residuals."""
+    if view.settings.takes_residuals:
+        raise _wrong_upload(view, "updates")
+
+
+def loop_full(view: LoopView) -> ApiError:
+    """Return the refusal of a client for whom there is no number."""
+    n_clients = view.settings.n_clients
+    return ApiError(409, "loop_full", f"the loop has {n_clients} clients, and all of them have joined", "client")
+
+
+def _wrong_upload(view: LoopView, got: str) -> ApiError:
+    wanted, learner = "residuals" if got == "updates" else "updates", view.settings.global_learner
+    return ApiError(409, "wrong_upload", f"uploads must be {wanted} where {learner} learns, got {got}", got)
+
+
+def _check_head(view: LoopView, upload: Residual | Update, at: str) -> None:
+    if not 1 <= upload.seq <= LAST:
+        raise invalid(f"{at}.seq must be in [1, 2^53], got {upload.seq}", f"{at}.seq")
+    if not view.since <= upload.version <= view.version:
+        message = f"{at}.version must be a version of the model, got {upload.version}"
+        raise ApiError(409, "unknown_version", message, f"{at}.version")
+
+
+def _check_round(name: str, t: int) -> None:
+    if not 1 <= t <= LAST_ROUND:
+        raise invalid(f"{name} must be in [1, {LAST_ROUND}], got {t}", name)
+
+
+def _check_prediction(name: str, value: float | None) -> None:
+    if value is None:
+        raise invalid(f"{name} must be given where timing is aligned", name)
+    if not (math.isfinite(value) and -LARGEST <= value <= LARGEST):
+        raise invalid(f"{name} must be within ±{LARGEST:g}, got {value}", name)
+
+
+def _hashed(preparer: Preparer, context: bytes, action: tuple[str, bytes], at: str, crosses: bool) -> Example:
+    rows = []
+    for row in preparer.hash_all([Named(f"{at}.context", None, context), Named(f"{at}.action.features", *action)]):
+        if isinstance(row, FeatureError):
+            raise invalid_features(row)
+        rows.append(row)
+    shared, own = rows
+    if crosses:
+        try:
+            check_crosses(shared.size, own.size, preparer.limits)
+        except FeatureError as error:
+            raise ApiError(422, "invalid_features", f"{at}: {error}", at) from None
+    return Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
+
+
+def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], preparer: Preparer) -> list[float]:
+    """Return the shared part of each action's score."""
+    check_actions(actions)
+    pairs = [(action.id, features_of(action, loop.catalogue)) for action in actions]
+    try:
+        prepared = preparer.prepare(bytes(context) or b"{}", pairs)
+    except FeatureError as error:
+        raise invalid_features(error) from None
+    scores: list[float] = score(prepared._replace(crosses=loop.view.settings.crosses), loop.weights)[0].tolist()
+    return scores
+
+
+class Published(NamedTuple):
+    """A shared model on its way to a device."""
+
+    version: int
+    body: bytes  # safetensors
+    tag: str  # tells it from all others, also from those of other services
+
+
+def model_bytes(view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
+    """Return the published model as safetensors: all weights, or those that ``changed`` since a version.
+
+    Version 0 is a model of zeros. Where changes are not known any more, or would take more bytes, all weights are sent.
+    """
+    known = {"version": str(view.version), "bits": str(weights.size.bit_length() - 1)}
+    known |= {"low": repr(view.seen_range[0]), "high": repr(view.seen_range[1]), "newest": str(view.newest)}
+    known["crc32"] = str(checksum(weights))  # of all weights, whatever is sent
+    if since == 0:
+        changed = np.flatnonzero(weights.view(np.uint32) != 0)
+    if changed is None or 2 * changed.size >= weights.size:
+        return write_safetensors({"weights": weights}, known)
+    parts = {"indices": changed.astype(np.uint32), "values": weights[changed]}
+    return write_safetensors(parts, {**known, "since": str(since)})
+
+
+def kalman_bytes(loop: Loop, kalman: PublishedKalman) -> bytes:
+    """Return the published model of a loop with residual-kalman, for devices: always all of it."""
+    tag = model_tag(loop.view.version, loop.weights)
+    return write_document(kalman.shared if kalman.settled else None, loop.view.version, tag, kalman.learned)
+
+
+def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:
+    """Return what a device needs to know of a loop, and whether it uploads after round t, or who does."""
+    if t is not None:
+        _check_round("t", t)
+    view, settings = loop.view, loop.view.settings
+    names = (
+        "model",
+        "global_learner",
+        "hyperparameters",
+        "timing",
+        "crosses",
+        "personal",
+        "policy",
+        "epsilon",
+        "floor",
+    )
+    number = None if client is None else loop.clients.numbers.get(client)
+    return {
+        **{name: getattr(settings, name) for name in names},
+        "gamma": settings.greed,
+        "learning_rate": settings.learning_rate,
+        "bits": settings.bits,
+        "reward_range": settings.reward_range,
+        "settings_version": view.settings_version,
+        "version": view.version,
+        "n_learned": loop.n_learned,
+        "number": number,
+        "t": t,
+        "senders": _senders(settings, t) if client is None else None,
+        "takes_part": _takes_part(settings, t, number),
+    }
+
+
+def _senders(settings: Settings, t: int | None) -> list[int] | None:
+    if t is None or settings.takes_residuals:
+        return None
+    numbers: list[int] = wire_of(settings).learner.senders(t).tolist()
+    return numbers
+
+
+def _takes_part(settings: Settings, t: int | None, number: int | None) -> bool | None:
+    if settings.takes_residuals:
+        return True
+    if t is None or number is None:
+        return None
+    return bool(wire_of(settings).learner.takes_part(t, np.array([number])).all())

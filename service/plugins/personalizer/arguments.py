@@ -1,0 +1,136 @@
+"""A policy's arguments, in Vowpal Wabbit's words: what they mean here, or why they are refused."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from service.plugins.personalizer.errors import Refusal
+
+MULTI_SLOT, SINGLE_SLOT = "--ccb_explore_adf", "--cb_explore_adf"
+DEFAULT_EPSILON = 0.2
+AZURE_RATE = 0.001  # of Azure's default policy; it stands for this service's own rate
+DEFAULT_ARGUMENTS = f"{SINGLE_SLOT} --epsilon 0.2 --power_t 0 -l 0.001 --cb_type mtr -q ::"
+
+SHORT = {"-q": "--quadratic", "--interactions": "--quadratic", "-l": "--learning_rate", "-b": "--bit_precision"}
+# They say how VW reads its input or decays its rate; nothing here depends on them.
+NO_EFFECT_ALONE = (
+    "--dsjson",
+    "--json",
+    "--quiet",
+    "--adaptive",
+    "--normalized",
+    "--invariant",
+    "--noconstant",
+)
+NO_EFFECT = ("--power_t", "--initial_t", "--random_seed", "--bit_precision", "--id", "--hash")
+NEGLIGIBLE = 1e-6
+CB_TYPES = ("ips", "mtr", "dr", "dm")  # all learn by regression on the action taken, which is what mtr does
+
+
+class PolicyArguments(NamedTuple):
+    """What arguments come to."""
+
+    multi_slot: bool
+    epsilon: float | None
+    learning_rate: float | None
+    crosses: bool
+    ignored: tuple[str, ...]  # first letters of namespaces
+
+
+def read_arguments(text: str) -> PolicyArguments:
+    """Return the meaning of arguments; those that would have no effect on learning here are refused by name."""
+    given = _pairs(text)
+    names = [name for name, _ in given]
+    if (MULTI_SLOT in names) == (SINGLE_SLOT in names):
+        raise _refused(f"arguments must have one of {SINGLE_SLOT} and {MULTI_SLOT}, got {text[:100]!r}")
+    last = dict(given)
+    for name, value in given:
+        _check(name, value)
+    return PolicyArguments(
+        MULTI_SLOT in names,
+        _number(last, "--epsilon", 0, 1),
+        _number(last, "--learning_rate", 1e-9, 1e6),
+        "--quadratic" in names,
+        tuple(letter for name, value in given if name == "--ignore" for letter in value),
+    )
+
+
+def with_epsilon(text: str, epsilon: float) -> str:
+    """Return arguments that explore that much."""
+    words = text.split()
+    for place, word in enumerate(words):
+        if word == "--epsilon" and place + 1 < len(words):
+            words[place + 1] = f"{epsilon:g}"
+            return " ".join(words)
+        if word.startswith("--epsilon="):
+            words[place] = f"--epsilon={epsilon:g}"
+            return " ".join(words)
+    return f"{text} --epsilon {epsilon:g}"
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Return names, the short ones spelled out, with what follows each."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise _refused(f"arguments must be readable: {error}") from None
+    pairs: list[tuple[str, str]] = []
+    for word in words:
+        if word.startswith("-") and not _is_number(word):
+            name, _, value = word.partition("=")
+            pairs.append((SHORT.get(name, name), value))
+        elif pairs and not pairs[-1][1]:
+            pairs[-1] = (pairs[-1][0], word)
+        else:
+            raise _refused(f"arguments must be names and values, got {word[:100]!r}")
+    return pairs
+
+
+def _check(name: str, value: str) -> None:
+    if name in (MULTI_SLOT, SINGLE_SLOT, *NO_EFFECT_ALONE):
+        if value:
+            raise _refused(f"{name} must have no value, got {value[:100]!r}")
+    elif name == "--cb_type":
+        if value not in CB_TYPES:
+            raise _refused(f"--cb_type must be one of {', '.join(CB_TYPES)}, got {value[:100]!r}")
+    elif name == "--quadratic":
+        if len(value) != 2:
+            raise _refused(f"interactions must be of two namespaces, got {value[:100]!r}")
+    elif name in ("--l1", "--l2"):
+        if abs(_float(name, value)) > NEGLIGIBLE:
+            message = f"{name} must be at most {NEGLIGIBLE:g}: models here have no such penalty"
+            raise _refused(f"{message}, got {value[:100]}")
+    elif name in ("--ignore", "--epsilon", "--learning_rate", *NO_EFFECT):
+        if not value:
+            raise _refused(f"{name} must have a value, got none")
+    else:
+        raise _refused(f"arguments must be among those that this service honours, got {name[:100]}")
+
+
+def _number(given: dict[str, str], name: str, least: float, most: float) -> float | None:
+    if name not in given:
+        return None
+    value = _float(name, given[name])
+    if not least <= value <= most:
+        raise _refused(f"{name} must be in [{least:g}, {most:g}], got {value:g}")
+    return value
+
+
+def _float(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refused(f"{name} must be a number, got {text[:100]!r}") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _refused(message: str) -> Refusal:
+    return Refusal("InvalidPolicyConfiguration", message, "arguments")

@@ -1,0 +1,217 @@
+"""Rank, reward and activate, for one slot and for several: each is one call of the native ranker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from fedres.event_ids import LONGEST_ID, new_event_id
+from service.errors import ApiError
+from service.log.records import Entry, LoggedRank, ranks_in
+from service.plugins.personalizer.configuration import Configurations, arguments_of, kept_of
+from service.plugins.personalizer.errors import Refusal
+from service.plugins.personalizer.features import merged, native_id
+from service.plugins.personalizer.messages import (
+    MOST_ACTIONS,
+    MultiSlotRankRequest,
+    MultiSlotRankResponse,
+    MultiSlotReward,
+    PersonalizerAction,
+    PersonalizerRankRequest,
+    PersonalizerRankResponse,
+    PersonalizerReward,
+    PersonalizerSlot,
+    RankedAction,
+    SlotAnswer,
+)
+from service.rank.decide import decide
+from service.rank.ranker import Machine, Ranker
+from service.rank.requests import Action, RankRequest, RankResult
+from service.rank.slots import LONGEST_CALL_ID, Slot, SlotsRequest, SlotsResult, check_slots, events_of, fill
+from service.settings import Settings
+
+INVALID = "InvalidRankRequest"
+
+
+class Decisions:
+    """Answers the calls that applications make."""
+
+    def __init__(self, machine: Machine, ranker: Ranker, configurations: Configurations) -> None:
+        self._machine, self._ranker, self._configurations = machine, ranker, configurations
+
+    # one slot
+
+    async def rank(self, loop: str, asked: PersonalizerRankRequest) -> PersonalizerRankResponse:
+        """Choose an action. An id that was used for another request is decided again, and not learned from."""
+        policy = arguments_of(self._configurations.settings(loop))
+        if policy.multi_slot:
+            raise Refusal("InvalidApiAccess", "the loop's policy is for multi-slot calls (--ccb_explore_adf)")
+        event_id = asked.event_id or new_event_id()
+        excluded = set(asked.excluded_actions or ())
+        request = RankRequest(
+            actions=_actions(asked.actions, policy.ignored),
+            context=merged("contextFeatures", asked.context_features or (), policy.ignored),
+            user=_user(asked.user_id),
+            exclude=[native_id(action.id) for action in asked.actions if action.id in excluded],
+            event_id=native_id(event_id),
+            defer=bool(asked.defer_activation),
+        )
+        try:
+            result = await self._ranker.rank(loop, request)
+        except ApiError as error:
+            if error.code != "event_exists":
+                raise
+            result = self._decided_only(loop, request)
+        ranking = ranked([action.id for action in asked.actions], excluded, result)
+        chosen = next(action.id for action in asked.actions if native_id(action.id) == result.action_id)
+        return PersonalizerRankResponse(ranking, event_id, chosen)
+
+    async def reward(self, loop: str, event_id: str, reward: PersonalizerReward) -> None:
+        """Store a reward; that of an event which nobody knows comes to nothing."""
+        _check_value(self._configurations.settings(loop), reward.value)
+        with _unless_unknown():
+            await self._ranker.reward(loop, native_id(event_id), reward.value, new_event_id())
+
+    async def activate(self, loop: str, event_id: str) -> None:
+        with _unless_unknown():
+            await self._ranker.activate(loop, native_id(event_id))
+
+    # several slots
+
+    async def rank_slots(self, loop: str, asked: MultiSlotRankRequest) -> MultiSlotRankResponse:
+        """Choose an action for each slot; ids that are used again are treated as by ``rank``."""
+        policy = arguments_of(self._configurations.settings(loop))
+        if not policy.multi_slot:
+            message = "multi-slot calls need a policy with --ccb_explore_adf: change the loop's arguments first"
+            raise Refusal("InvalidMultiSlotApiAccess", message)
+        if len(asked.slots) > len(asked.actions):
+            message = f"slots must be no more than actions, got {len(asked.slots)} and {len(asked.actions)}"
+            raise Refusal(INVALID, message, "slots")
+        event_id = asked.event_id or new_event_id()
+        context = merged("contextFeatures", asked.context_features or (), policy.ignored, rename={"slot": "slot "})
+        request = SlotsRequest(
+            actions=_actions(asked.actions, policy.ignored),
+            slots=[_slot(place, slot, policy.ignored) for place, slot in enumerate(asked.slots)],
+            context=context,
+            user=_user(asked.user_id),
+            event_id=native_id(event_id, LONGEST_CALL_ID),
+            defer=bool(asked.defer_activation),
+        )
+        _check_baselines(asked)
+        try:
+            result = await self._ranker.rank_slots(loop, request)
+        except ApiError as error:
+            if error.code != "event_exists":
+                raise
+            result = await self._filled_only(loop, request)
+        by_native_id = {native_id(action.id): action.id for action in asked.actions}
+        answers = [
+            SlotAnswer(slot.id, by_native_id[filled.action_id])
+            for slot, filled in zip(asked.slots, result.slots, strict=True)
+        ]
+        return MultiSlotRankResponse(answers, event_id)
+
+    async def reward_slots(self, loop: str, event_id: str, given: MultiSlotReward) -> None:
+        """Store the rewards of slots; those of slots that nobody knows come to nothing."""
+        events = await self._slot_events(loop, event_id)
+        for reward in given.reward:
+            event = events.get(native_id(reward.slot_id))
+            if event is not None:
+                await self._ranker.reward(loop, event, reward.value, new_event_id())
+
+    async def activate_slots(self, loop: str, event_id: str) -> None:
+        for event in (await self._slot_events(loop, event_id)).values():
+            await self._ranker.activate(loop, event)
+
+    async def _slot_events(self, loop: str, event_id: str) -> dict[str, str]:
+        """Return the native events of a multi-slot call by slot."""
+        self._configurations.settings(loop)  # of a loop that there is
+        events = events_of(native_id(event_id, LONGEST_CALL_ID), MOST_ACTIONS)
+        known = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
+        return {_slot_of(*found): event for event, found in known.items()}
+
+    # what is not logged
+
+    def _decided_only(self, loop: str, request: RankRequest) -> RankResult:
+        machine = self._machine
+        [decision] = decide([request], machine.loop(loop), machine.models, machine.preparer)
+        if isinstance(decision, ApiError):
+            raise decision
+        return decision.result()
+
+    async def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
+        check_slots(request)
+        return await fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+
+
+@contextmanager
+def _unless_unknown() -> Iterator[None]:
+    """Pass over what is about an event that is not there, where too many such are stored already."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code not in ("too_many_early_events", "too_many_early_rewards"):
+            raise
+
+
+def _check_value(settings: Settings, value: float) -> None:
+    """Say who can widen the range of a native loop, for which Azure's clients may send what it does not take."""
+    low, high = settings.reward_range
+    if kept_of(settings).native and not low <= value <= high:
+        message = (
+            f"value must be in [{low:g}, {high:g}], got {value:g}: the loop has native settings, and an admin gives it"
+            " Azure's, with rewards in [-1, 1], by PUT configurations/service or DELETE configurations/policy"
+        )
+        raise Refusal("InvalidRewardRequest", message, "value")
+
+
+def ranked(ids: list[str], excluded: set[str], result: RankResult) -> list[RankedAction]:
+    """Return all actions: the excluded ones at their own place, the others in the places left, the chosen first."""
+    probabilities = {one.id: one.probability for one in result.ranking}
+    places = {native_id(name): name for name in ids}
+    order = [result.action_id, *(one.id for one in result.ranking if one.id != result.action_id)]
+    others = iter([name for name in order if places[name] not in excluded])
+    ranking = []
+    for name in ids:
+        if name in excluded:
+            ranking.append(RankedAction(name, 0.0))
+        else:
+            native = next(others)
+            ranking.append(RankedAction(places[native], probabilities[native]))
+    return ranking
+
+
+def _actions(given: list[PersonalizerAction], ignored: tuple[str, ...]) -> list[Action]:
+    return [
+        Action(native_id(action.id), merged(f"actions[{place}].features", action.features, ignored))
+        for place, action in enumerate(given)
+    ]
+
+
+def _slot(place: int, slot: PersonalizerSlot, ignored: tuple[str, ...]) -> Slot:
+    features = merged(f"slots[{place}].features", slot.features or (), ignored, rename={"id": "id "})
+    return Slot(
+        id=native_id(slot.id),
+        features=features,
+        exclude=[native_id(name) for name in slot.excluded_actions or ()],
+        baseline=native_id(slot.baseline_action),
+    )
+
+
+def _check_baselines(asked: MultiSlotRankRequest) -> None:
+    baselines = [slot.baseline_action for slot in asked.slots]
+    for place, name in enumerate(baselines):
+        if name in baselines[:place]:
+            raise Refusal(INVALID, f"slots must have different baseline actions, got {name!r} twice", "slots")
+
+
+def _slot_of(_: Entry, logged: LoggedRank) -> str:
+    context: dict[str, Any] = msgspec.json.decode(logged.context)
+    return str(context["slot"]["id"]) if isinstance(context.get("slot"), dict) else ""
+
+
+def _user(given: Any) -> str | None:
+    return given if isinstance(given, str) and 1 <= len(given) <= LONGEST_ID else None

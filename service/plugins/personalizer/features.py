@@ -1,0 +1,84 @@
+"""From Azure's lists of feature dictionaries to one native object, and ids to native length."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fedres.event_ids import LONGEST_ID
+from service.plugins.personalizer.errors import Refusal
+
+INVALID = "InvalidRankRequest"
+NO_NAMES: Mapping[str, str] = {}
+LONGEST = 256  # characters of any id in Azure's API
+
+
+def native_id(name: str, longest: int = LONGEST_ID) -> str:
+    """Return an id as it is logged: itself, or its beginning and a hash where it is too long for that."""
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest - 65]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def merged(
+    target: str, given: Sequence[Any], ignored: Iterable[str] = (), rename: Mapping[str, str] = NO_NAMES
+) -> msgspec.Raw:
+    """Return one object with the features of all dictionaries; ``rename`` has names that are taken here.
+
+    A name that begins with ``_`` is no feature, nor is one whose namespace is ``ignored`` by its first letter. Objects
+    of one name become one; of other values the last counts, but all strings do.
+    """
+    letters = tuple(ignored)
+    whole: dict[str, Any] = {}
+    for place, features in enumerate(given):
+        if not isinstance(features, dict):
+            raise Refusal(INVALID, f"{target}[{place}] must be an object, got {_kind(features)}", target)
+        for name, value in features.items():
+            if name and not name.startswith("_") and not (letters and name.startswith(letters)):
+                _put(whole, rename.get(name, name), _checked(f"{target}[{place}].{name}", value))
+    return msgspec.Raw(msgspec.json.encode(whole))
+
+
+def merge(given: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one object with what all have, as ``merged`` does it."""
+    whole: dict[str, Any] = {}
+    for features in given:
+        for name, value in features.items():
+            _put(whole, name, value)
+    return whole
+
+
+def _put(into: dict[str, Any], name: str, value: Any) -> None:
+    known = into.get(name)
+    if isinstance(known, dict) and isinstance(value, dict):
+        for inner, below in value.items():
+            _put(known, inner, below)
+    elif isinstance(known, str) and isinstance(value, str) and known != value:
+        into[name] = [known, value]
+    elif isinstance(known, list) and isinstance(value, str):
+        into[name] = [*known, value]
+    else:
+        into[name] = value
+
+
+def _checked(target: str, value: Any) -> Any:
+    """Return a value without names that are no features; refuse arrays of anything but numbers."""
+    if isinstance(value, dict):
+        found: dict[str, Any] = {}
+        for name, below in value.items():
+            if name and not name.startswith("_"):
+                _put(found, name, _checked(f"{target}.{name}", below))
+        return found
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, (int, float)):
+                raise Refusal(INVALID, f"{target} must hold numbers alone, got {_kind(item)} in it", target)
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a bool", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,81 @@
+"""The model and the log in Azure's words."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from service.admin.admin import Admin
+from service.log.protocol import Log
+from service.log.records import ERASE, LOOP, MODEL, RANK, EraseBody, Record, encode
+from service.models.shared_models import new_model
+from service.plugins.personalizer.configuration import Configurations
+from service.plugins.personalizer.durations import show_time
+from service.plugins.personalizer.retention import retained_after
+from service.rank.ranker import Machine
+
+CHUNK = 500
+
+
+class ModelAndLogs:
+    """Exports, imports and resets models; shows and forgets logs."""
+
+    def __init__(self, machine: Machine, admin: Admin, configurations: Configurations) -> None:
+        self._machine, self._admin, self._configurations = machine, admin, configurations
+
+    async def model(self, loop: str) -> bytes:
+        return await self._admin.model(loop)
+
+    async def put_model(self, loop: str, state: bytes) -> None:
+        await self._admin.put_model(loop, state)
+
+    async def reset_model(self, loop: str) -> None:
+        """Go on with a model that has learned nothing."""
+        await self._admin.put_model(loop, new_model(self._configurations.settings(loop)).to_bytes())
+
+    async def model_properties(self, loop: str) -> dict[str, Any]:
+        view = self._machine.loop(loop).view
+        created, changed = await self._machine.look_up(lambda log: _times(log, loop, view.since, view.version))
+        return {"creationTime": show_time(created), "lastModifiedTime": show_time(changed)}
+
+    async def log_properties(self, loop: str) -> dict[str, Any]:
+        """Return the time of the first and of the last decision, nothing where there is none."""
+        after = await retained_after(self._machine, self._configurations, loop)
+        found = await self._machine.look_up(lambda log: _range(log, loop, after))
+        return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
+
+    async def delete_logs(self, loop: str) -> None:
+        """Remove events so far, in the background, and leave them out of everything from now on.
+
+        Those that wait for a reward go later. What was learned from events stays.
+        """
+        self._machine.loop(loop)  # one that there is
+        last, now = await self._machine.look_up(lambda log: (log.heads()[loop].last, log.now()))
+        await self._configurations.keep(loop, logs_after=last)
+        asked = EraseBody(os.urandom(8).hex(), now)
+        await self._machine.append_now(Record(loop, ERASE, body=encode(asked)))
+
+
+def _times(log: Log, loop: str, since: int, version: int) -> tuple[int, int]:
+    created = log.of_kind(loop, LOOP)[-1].time
+    found = log.read(loop, max(version, since) - 1, 1)
+    changed = found[0].time if found else created
+    return (changed if found and found[0].kind == MODEL else created), changed
+
+
+def _range(log: Log, loop: str, after: int) -> tuple[int, int] | None:
+    """Return the times of the first and the last decision behind a position."""
+    first, position = None, after
+    while first is None:
+        entries = log.read(loop, position, CHUNK, bodies=False)
+        if not entries:
+            return None
+        first = next((entry.time for entry in entries if entry.kind == RANK), None)
+        position = entries[-1].position
+    end = log.heads()[loop].last
+    while True:
+        entries = log.read(loop, max(after, end - CHUNK), CHUNK, bodies=False)
+        times = [entry.time for entry in entries if entry.kind == RANK]
+        if times:
+            return first, times[-1]
+        end -= CHUNK

@@ -1,0 +1,21 @@
+"""Which events a loop still has in Azure's words: not deleted, and not older than ``logRetentionDays``.
+
+The learner removes them from the log some time later. What is left out is not shown, evaluated or learned anew.
+"""
+
+from __future__ import annotations
+
+from service.learn.pruning import last_before
+from service.plugins.personalizer.configuration import Configurations, kept_of
+from service.rank.ranker import Machine
+
+DAY = 86_400_000_000  # microseconds
+
+
+async def retained_after(machine: Machine, configurations: Configurations, loop: str) -> int:
+    """Return the position behind which events count."""
+    kept = kept_of(configurations.settings(loop))
+    after = max(machine.loop(loop).view.since, kept.logs_after)
+    if kept.log_retention_days < 0:
+        return after
+    return await machine.look_up(lambda log: last_before(log, loop, log.now() - kept.log_retention_days * DAY, after))

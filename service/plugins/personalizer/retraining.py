@@ -1,0 +1,97 @@
+"""Learns a loop's shared model anew from its recent log, under the settings of now.
+
+Azure does this when reward settings or exploration change. The learner itself does the work, on a view of the log in
+which the loop begins with today's settings and has only recent events; the model that comes out is uploaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from service.admin.admin import Admin
+from service.errors import ApiError
+from service.learn.learner import relearned
+from service.log.protocol import Head, Log, StoreUnavailable
+from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
+from service.log.workers import JOB_SECONDS, Worker
+from service.models.shared_models import bytes_of_model
+from service.rank.ranker import Machine
+from service.settings import Settings
+
+DAY = 86_400_000_000  # microseconds
+LEARNED = (RANK, REWARD, ACTIVATE)
+
+
+class RecentLog:
+    """A loop's log as if it had begun with ``settings``, and nothing had happened up to a position and a time."""
+
+    def __init__(self, log: Log, loop: str, since: int, settings: Settings, after: int, from_time: int) -> None:
+        self._log, self._loop, self._since = log, loop, since
+        self._after, self._from_time, self._body = after, from_time, encode(settings)
+
+    def heads(self) -> dict[str, Head]:
+        return {self._loop: self._log.heads()[self._loop]}
+
+    def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
+        return [self._seen(entry) for entry in self._log.read(loop, max(after, self._since - 1), limit, bodies=bodies)]
+
+    def of_kind(self, loop: str, kind: str) -> list[Entry]:
+        return self.read(loop, 0, 1) if kind == LOOP else []
+
+    def _seen(self, entry: Entry) -> Entry:
+        if entry.position == self._since:
+            return entry._replace(body=self._body)
+        is_recent = entry.position > self._after and entry.time >= self._from_time
+        if entry.kind in LEARNED and is_recent:
+            return entry
+        return Entry(entry.loop, entry.position, entry.time, TICK, None, None, None, b"{}")
+
+    # what learning anew does not ask for
+
+    def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
+        return []
+
+    def bases(self, loop: str, before: int) -> Iterator[Entry]:
+        return iter(())
+
+    def now(self) -> int:
+        return self._log.now()
+
+
+class Retrainer:
+    """Trains in the background, a loop at a time; the last wish of a loop counts."""
+
+    def __init__(self, machine: Machine, admin: Admin) -> None:
+        self._machine, self._admin = machine, admin
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, loop: str, days: int, after: int) -> None:
+        """Train a loop on the events of some days that are behind a position."""
+        running = self.tasks.get(loop)
+        if running is not None:
+            running.cancel()
+        self.tasks[loop] = asyncio.create_task(self._train(loop, days, after))
+
+    async def _train(self, loop: str, days: int, after: int) -> None:
+        try:
+            view = self._machine.loop(loop).view
+            asked = loop, view.since, view.settings, days, after
+            state = await self._machine.jobs.call(trained, *asked, seconds=JOB_SECONDS)
+            await self._admin.put_model(loop, state)
+        except (ApiError, StoreUnavailable) as error:
+            logging.getLogger("fedres.service").warning("loop %r could not be trained again: %s", loop, error)
+
+
+def trained(worker: Worker, loop: str, since: int, settings: Settings, days: int, after: int) -> bytes:
+    """Return the shared model that a loop's recent events make."""
+    log = worker.log
+    recent = RecentLog(log, loop, since, settings, after, log.now() - days * DAY)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
+        relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read
+    ):
+        return bytes_of_model(learner.loops[loop].models.shared, start=True)

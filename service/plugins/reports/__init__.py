@@ -1,0 +1,36 @@
+"""What is read off the log: lift, figures over time, evaluations, the dashboard, guardrails, ``fedres report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.plugins import Core, Plugin
+
+if TYPE_CHECKING:
+    import typer
+
+    from service.http.routes import Route
+
+
+def _routes(core: Core) -> list[Route]:
+    from service.plugins.reports.reports import Reports
+    from service.plugins.reports.routes import page_routes, report_routes
+
+    return [*report_routes(Reports(core.machine)).all, *page_routes(core.root_path).all]
+
+
+async def _watch_guardrails(core: Core, folder: Path) -> None:
+    from service.plugins.reports.guardrails import Guardrails
+    from service.plugins.reports.reports import Reports
+
+    await Guardrails(core.admin, Reports(core.machine)).watch(folder / "guardrails.lock")
+
+
+def _commands(app: typer.Typer) -> None:
+    from service.plugins.reports import commands
+
+    app.command()(commands.report)
+
+
+plugin = Plugin(name="reports", routes=_routes, background=_watch_guardrails, commands=_commands)

@@ -1,0 +1,66 @@
+"""``fedres report``: what the log of a loop shows, in words or as one file for a browser."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.console import JsonFile, check_writable, console, one_line_errors, write_json
+from service.plugins.tools.commands import store_errors
+
+if TYPE_CHECKING:
+    from service.plugins.reports.loop_report import LoopReport
+
+
+@one_line_errors
+def report(
+    loop: Annotated[str, typer.Argument(help="The loop.")] = "default",
+    html: Annotated[Path | None, typer.Option(help="Write the pictures to this file, which needs no other.")] = None,
+    json_file: JsonFile = None,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Say whether a loop pays, and what else its log shows. Works while the service runs."""
+    import msgspec
+
+    from service.log import opening
+    from service.log.records import DELETED, LOOP
+    from service.plugins.reports.figures import Question, Reporter
+    from service.plugins.reports.page import report_page
+
+    path = store_path(store, folder)
+    if not is_postgresql(store) and not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    check_writable("html", html)
+    check_writable("json", json_file)
+    kept = opening.Store(path, store if is_postgresql(store) else None)
+    with store_errors(), contextlib.closing(opening.open_log(kept)) as opened:
+        made = [entry.position for entry in opened.of_kind(loop, LOOP)]
+        if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
+            raise ValueError(f"loop must be one that exists, got {loop!r}")
+        found = Reporter().answer(opened, Question("report", loop, made[-1]))
+    _print(found)
+    if html is not None:
+        html.write_bytes(report_page(loop, msgspec.json.encode(found)))
+    write_json(json_file, msgspec.to_builtins(found))
+
+
+def _print(found: LoopReport) -> None:
+    import msgspec
+    from rich.table import Table
+
+    for alarm in found.alarms:
+        typer.echo(f"ALARM: {alarm.message}")
+    typer.echo("There is no control group." if found.lift is None else found.lift.sentence)
+    table = Table("policy", "reward per event", "95% interval", "warning")
+    for value in found.values:
+        reward = value.reward
+        table.add_row(value.policy, f"{reward.value:.4g}", f"{reward.low:.4g} to {reward.high:.4g}", value.warning)
+    if found.values:
+        console().print(table)
+    counts = msgspec.structs.asdict(found.funnel)
+    typer.echo(", ".join(f"{n:,} {name}" for name, n in counts.items()))

@@ -1,0 +1,68 @@
+"""Guardrails with ``revert``: a watch that lets the baseline decide once an outcome did what it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from service.admin.admin import Admin
+from service.control_group import LONGEST_REASON
+from service.errors import ApiError
+from service.log.protocol import StoreUnavailable
+from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.reports import Reports
+
+WATCH_SECONDS = 60.0  # between two looks
+
+log = logging.getLogger("fedres.service")
+
+
+class Guardrails:
+    """Looks at all loops of a machine; ``sleep`` is a clock's."""
+
+    def __init__(
+        self, admin: Admin, reports: Reports, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        self._admin, self._reports, self._sleep = admin, reports, sleep
+
+    async def watch(self, lock: Path) -> None:
+        """Look every minute, on the one ranker of the machine that holds the lock; no failed look ends the watch."""
+        with open(lock, "ab") as file:
+            while True:
+                await self._sleep(WATCH_SECONDS)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    await self.check()
+                except BlockingIOError:  # another ranker looks
+                    pass
+                except Exception:
+                    log.exception("guardrails could not be checked")
+
+    async def check(self) -> list[str]:
+        """Let the baseline decide in loops whose guardrails ask for it; return those loops."""
+        reverted = []
+        for loop in self._admin.loops():
+            try:
+                if await self._revert_if_asked(loop):
+                    reverted.append(loop)
+            except (ApiError, StoreUnavailable) as error:  # the next look may do better, and others have their turn
+                log.warning("guardrails of loop %r could not be checked: %s", loop, error)
+            except Exception:
+                log.exception("guardrails of loop %r could not be checked", loop)
+        return reverted
+
+    async def _revert_if_asked(self, loop: str) -> bool:
+        _, settings = self._admin.settings(loop)
+        if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
+            return False
+        found = msgspec.json.decode(await self._reports.report(loop), type=LoopReport)
+        reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
+        if reasons:
+            control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
+            await self._admin.patch_settings(loop, {"control": control})
+        return bool(reasons)

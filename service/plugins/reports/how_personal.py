@@ -1,0 +1,74 @@
+"""How personal a loop is: how much of the scores of its newest decisions comes from users' own models, as of now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+
+import msgspec
+
+from service.errors import ApiError
+from service.plugins.reports.series import Taken
+from service.rank.decide import prepare_all
+from service.rank.explaining import personal_model, personal_variances, score_parts
+from service.rank.ranker import Machine
+from service.rank.requests import Action, RankRequest
+
+MOST_USERS = 100  # whose newest decision is looked at
+SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
+
+
+class HowPersonal(msgspec.Struct):
+    """About the newest decisions of different users, by the models as they are now."""
+
+    users_with_model: int  # of the loop
+    looked_at: int  # decisions, of different users
+    with_model: int  # users among these who have a model
+    share: float | None  # Σ |personal part| / Σ (|shared part| + |personal part|) of the scores of actions taken
+    trust: float | None  # share of the personal part's variance that users' own data took away; null with ``adagrad``
+
+
+async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPersonal:
+    """Return it; other requests get their turn between two decisions."""
+    own = total = before = now = 0.0
+    looked_at = with_model = 0
+    for one in taken:
+        await asyncio.sleep(0)
+        loop = machine.loop(name)
+        request = RankRequest(actions=[Action(one.action, one.features)], context=one.context, user=one.user)
+        [prepared] = prepare_all([request], loop, machine.preparer)
+        if isinstance(prepared, ApiError):  # logged under other limits
+            continue
+        model = personal_model(one.user, loop, machine.models)
+        [(shared_part, own_part)] = score_parts(prepared, loop, model)
+        looked_at += 1
+        with_model += model is not None
+        own += abs(own_part)
+        total += abs(shared_part) + abs(own_part)
+        if (variances := personal_variances(prepared, loop, model)) is not None:
+            before, now = before + variances[0], now + variances[1]
+    share = own / total if total else None
+    trust = max(0.0, 1 - now / before) if before > 0 else None
+    return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share, trust)
+
+
+class Remembered:
+    """The newest answers: of many who ask at a time, one makes a ranker work."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[Hashable, tuple[float, HowPersonal]] = {}
+        self._lock = asyncio.Lock()
+
+    async def ask(self, key: Hashable, make: Callable[[], Awaitable[HowPersonal]]) -> HowPersonal:
+        """Return what is remembered of a key, made anew where it is old or was about nothing."""
+        async with self._lock:
+            now = self._clock()
+            self._known = {name: (until, one) for name, (until, one) in self._known.items() if now < until}
+            if key in self._known:
+                return self._known[key][1]
+            found = await make()
+            if found.looked_at:
+                self._known[key] = self._clock() + SECONDS, found
+            return found

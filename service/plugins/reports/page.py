@@ -1,0 +1,67 @@
+"""The dashboard at ``/``: a page and its files. It asks the service's own routes, and no other host."""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+import msgspec
+
+from service.http.page_headers import source_hash
+
+SCRIPT = "text/javascript"
+ASSETS = {
+    "dashboard.js": SCRIPT,
+    "manage.js": SCRIPT,
+    "parts.js": SCRIPT,
+    "demo.js": SCRIPT,
+    "dashboard.css": "text/css",
+}
+PAGES = {"/": "dashboard.html", "/demo": "demo.html"}
+
+
+@cache
+def asset(name: str) -> bytes:
+    """Return a file of the dashboard."""
+    return (files(__package__) / "static" / name).read_bytes()
+
+
+def report_page(loop: str, report: bytes) -> bytes:
+    """Return a report as a page that needs no other file; it may run its own script and no other."""
+    style, script = asset("dashboard.css").decode(), _bundled()
+    data = '{"loop":' + msgspec.json.encode(loop).decode() + ',"report":' + report.decode() + "}"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {source_hash(style)}; script-src {source_hash(script)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>fedres</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main id="main"></main>
+<script type="application/json" id="report">{data.replace("<", chr(92) + "u003c")}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+""".encode()
+
+
+def _bundled() -> str:
+    """Return the dashboard's scripts as one module."""
+    lines = "".join(asset(name).decode() for name in ("parts.js", "manage.js", "dashboard.js")).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("import ")) + "\n"
+
+
+def page(path: str, root_path: str = "") -> bytes:
+    """Return a page; ``root_path`` is where a proxy offers the service."""
+    root = escape(root_path, quote=True) + "/" if root_path else ""
+    return asset(PAGES[path]).replace(b"{root}", root.encode())

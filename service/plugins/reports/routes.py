@@ -1,0 +1,102 @@
+"""The routes of reports and of the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from msgspec import Meta, Struct, field
+
+from service.http.endpoints import json_response, loop_of, read_json, user_of
+from service.http.page_headers import HEADERS
+from service.http.router import PARAMETERS
+from service.http.routes import ADMIN, HTML, JSON, OPEN, READ, Routes
+from service.plugins.reports.device_figures import DeviceList
+from service.plugins.reports.experiments import LiftReport
+from service.plugins.reports.how_personal import HowPersonal
+from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.page import ASSETS, PAGES, asset, page
+from service.plugins.reports.reports import Reports
+from service.plugins.reports.stories import Story, UserDecisions
+from service.plugins.reports.what_if import WhatIf
+from service.rank.requests import Id
+
+Loop = Annotated[str, Depends(loop_of)]
+User = Annotated[str, Depends(user_of)]
+
+
+class Evaluate(Struct, forbid_unknown_fields=True):
+    """Policies to value on the logged events, by these estimators."""
+
+    policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
+    estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
+    time_uniform: bool = False  # intervals that hold at all looks at the growing log together, else at one look
+
+
+class WhatIfRequest(Struct, forbid_unknown_fields=True):
+    """Changes of ``policy``, ``epsilon``, ``gamma`` and ``floor`` to be valued; without any, some worth a look."""
+
+    settings: Annotated[list[dict[str, Any]], Meta(max_length=20)] = []
+
+
+def report_routes(reports: Reports) -> Routes:
+    """Return what a loop's log shows."""
+    routes = Routes()
+
+    @routes.of_loop("GET", "/lift", READ, "Compare the policy with its control group.", reply=LiftReport)
+    async def get_lift(loop: Loop) -> Response:
+        return json_response(await reports.lift(loop))
+
+    @routes.of_loop("GET", "/report", READ, "Show what the log says of the loop.", reply=LoopReport)
+    async def get_report(loop: Loop) -> Response:
+        return Response(await reports.report(loop), media_type=JSON)
+
+    @routes.of_loop("POST", "/what-if", READ, "Value settings on the log.", body=WhatIfRequest, reply=WhatIf)
+    async def what_if(loop: Loop, request: Request) -> Response:
+        wanted = await read_json(request, WhatIfRequest)
+        return Response(await reports.what_if(loop, wanted.settings), media_type=JSON)
+
+    @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=HowPersonal)
+    async def get_personal(loop: Loop) -> Response:
+        return json_response(await reports.how_personal(loop))
+
+    @routes.of_loop("GET", "/devices", ADMIN, "List the devices that uploaded last.", reply=DeviceList)
+    async def get_devices(loop: Loop) -> Response:
+        return Response(await reports.devices(loop), media_type=JSON)
+
+    @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Tell the story of an event.", reply=Story)
+    async def get_event(loop: Loop, request: Request) -> Response:
+        return json_response(await reports.story(loop, str(request.scope[PARAMETERS]["event_id"])))
+
+    @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=UserDecisions)
+    async def get_decisions(loop: Loop, user: User) -> Response:
+        return json_response(await reports.decisions(loop, user))
+
+    @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
+    async def evaluate(loop: Loop, request: Request) -> Response:
+        wanted = await read_json(request, Evaluate)
+        asked = wanted.policies, wanted.estimators
+        return json_response(await reports.evaluate(loop, *asked, time_uniform=wanted.time_uniform))
+
+    return routes
+
+
+def page_routes(root_path: str = "") -> Routes:
+    """Return the pages; ``root_path`` is where a proxy offers them."""
+    routes = Routes()
+    for path in PAGES:
+        about = "Show a page: the dashboard, or that of the demo."
+        routes.of_service("GET", path, OPEN, about, reply=HTML)(_sent(page(path, root_path), HTML))
+    for name, media_type in ASSETS.items():
+        about = "A file of these pages."
+        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(_sent(asset(name), media_type))
+
+    return routes
+
+
+def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
+
+    return send

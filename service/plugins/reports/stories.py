@@ -1,0 +1,86 @@
+"""The whole story of an event: what was decided and why, all that was logged about it, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from service.admin.exporting import Exporter, time_of
+from service.errors import ApiError
+from service.log.protocol import Log
+from service.log.records import RANK, REWARD, Entry, LoggedRank, decode_rank, decode_reward
+from service.rank.decide import answer, n_explained_pairs, prepare_all
+from service.rank.explaining import explain_all
+from service.rank.ranker import Machine
+from service.rank.requests import Action, Explained, Ranked, RankRequest
+
+MOST_DECISIONS = 20  # of a user that are told at once
+EXPLAINED_PAIRS = 2_000  # of features, for each event
+
+
+class StoryRecord(msgspec.Struct, omit_defaults=True):
+    """A record about an event."""
+
+    time: str
+    kind: str  # rank, reward or activate
+    value: float | None = None  # of a reward
+    id: str | None = None  # of a reward
+    outcome: str | None = None  # its name
+
+
+class Story(msgspec.Struct):
+    """An event as it is exported, how the actions were ranked then, what was logged, and how they score now."""
+
+    event: dict[str, Any]
+    ranking: list[Ranked]
+    records: list[StoryRecord]
+    explanations: list[Explained]  # by the models as they are now; empty where there are too many features
+
+
+class UserDecisions(msgspec.Struct):
+    """A user's newest decisions, the newest first."""
+
+    user: str
+    decisions: list[Story]
+
+
+async def stories(machine: Machine, loop: str, events: list[str]) -> list[Story]:
+    """Return the stories of those events that there are, in their order."""
+    since = machine.loop(loop).view.since
+
+    def read(log: Log) -> list[tuple[dict[str, Any], list[Entry]]]:
+        return list(Exporter(log, since).stories(loop, events))
+
+    found = {
+        str(event["event_id"]): await _story(machine, loop, event, about)
+        for event, about in await machine.look_up(read)
+    }
+    return [found[event] for event in events if event in found]
+
+
+async def _story(machine: Machine, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
+    rank = next(entry for entry in about if entry.kind == RANK)
+    body = decode_rank(rank.body)
+    ids = [action.id for action in body.actions]
+    ranked = answer("", ids, body.action, body.probabilities, body.scores, body.version)
+    return Story(event, ranked.ranking, [*map(_record, about)], await _explained(machine, loop, rank, body))
+
+
+def _record(entry: Entry) -> StoryRecord:
+    if entry.kind != REWARD:
+        return StoryRecord(time_of(entry), entry.kind)
+    reward = decode_reward(entry.body)
+    return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
+
+
+async def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> list[Explained]:
+    loop = machine.loop(name)
+    actions = [Action(action.id, action.features) for action in body.actions]
+    request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
+    [prepared] = prepare_all([request], loop, machine.preparer)
+    if isinstance(prepared, ApiError):
+        return []
+    if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:
+        return []
+    return await explain_all(prepared, loop, machine.models)

@@ -1,0 +1,371 @@
+"""``fedres log``: verify, back up, restore, export, import and prune a store, and give a damaged record up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.evaluate import (
+    ActionColumn,
+    ActionIds,
+    ContextColumns,
+    EventColumn,
+    ProbabilitiesColumn,
+    ProbabilityColumn,
+    RewardColumn,
+    TimeColumn,
+    UserColumn,
+    column_names,
+    read_as,
+)
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
+
+if TYPE_CHECKING:
+    from bandits.evaluation import Columns
+    from service.log.protocol import Log
+    from service.plugins.tools.verifying import Progress, Verification
+
+log = typer.Typer(
+    no_args_is_help=True,
+    callback=private_files,
+    help="Verify, back up, restore, export, import and prune the log of a service, from which all models are made.",
+)
+
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log backup` has made.")]
+
+
+@contextlib.contextmanager
+def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
+    """Turn what can be wrong with a store into one line; ``interrupted`` is what Ctrl-C leaves behind."""
+    import sqlite3
+
+    from fedres.lease import LeaseHeld
+    from service.log.protocol import StoreUnavailable
+    from service.log.records import DamagedRecord
+
+    try:
+        yield
+    except LeaseHeld as error:
+        raise ValueError(f"the service must be stopped first: {error}") from None
+    except (StoreUnavailable, DamagedRecord, sqlite3.Error) as error:
+        raise ValueError(str(error)) from None
+    except KeyboardInterrupt:
+        typer.echo(f"fedres: interrupted; {interrupted}", err=True)
+        raise typer.Exit(130) from None
+
+
+@log.command()
+@one_line_errors
+def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
+    """Check every record against its checksums, and every file of the store. Exit status 1 if anything is damaged.
+
+    Works while the service runs. What is damaged is named, with what to do about it; nothing is changed.
+    """
+    path = store_path(store, folder)
+    with store_errors(), progress_bar(f"verifying {path}") as progress:
+        found = _verified(store, path, progress)
+    _check_files_beside(path, found)
+    _print_findings(path, found)
+    rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found.findings]
+    write_json(json_file, {"store": str(path), "records": found.n_records, "damaged": rows})
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def _verified(store: str, path: Path, progress: Progress) -> Verification:
+    from service.plugins.tools.verifying import verify_log, verify_sqlite
+
+    if not is_postgresql(store):
+        return verify_sqlite(path, progress)
+    with _postgres_log(store, path) as opened:
+        return verify_log(opened, str(path), progress)
+
+
+def _check_files_beside(path: Path, found: Verification) -> None:
+    from service.errors import ApiError
+    from service.http.keys import Keys
+    from service.learn.snapshots import snapshot_damage
+
+    models = path.with_name(f"{path.name}-models")
+    if models.exists():
+        again = "nothing: the service learns it again from the log when it is started"
+        for message in snapshot_damage(models):
+            found.add(str(models), message, again)
+    try:
+        Keys(path).list()
+    except (ApiError, ValueError) as error:
+        found.add(f"{path}-keys", str(error), "copy the file back from a backup, or delete it and add new keys")
+
+
+def _print_findings(path: Path, found: Verification) -> None:
+    from rich.table import Table
+
+    loops = ", ".join(sorted(found.heads)) or "none"
+    if not found.findings:
+        typer.echo(f"{path} is good: {found.n_records} records match their checksums (loops: {loops})")
+        return
+    table = Table("file", "loop", "position", "kind", "what is wrong", "what to do")
+    for one in found.findings:
+        position = "" if one.position is None else str(one.position)
+        table.add_row(Path(one.file).name, one.loop or "", position, one.kind or "", one.message, one.advice)
+    console().print(table)
+    typer.echo(f"{path} is damaged: {len(found.findings)} findings in {found.n_records} records (loops: {loops})")
+
+
+@log.command()
+@one_line_errors
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Copy the store, as it is at one moment, to one file, and verify the copy. Works while the service runs.
+
+    FILE appears under its name once it is complete and good; until then an older one stays. It holds the log, from
+    which models are made again. Keys are in another file, STORE-keys: copy that too.
+    """
+    from service.plugins.tools import maintenance
+
+    path = _sqlite_path("backup", store, folder)
+    with store_errors(), progress_bar(f"copying {path}") as progress:
+        verified = maintenance.backup(path, file, progress)
+    typer.echo(f"{file} has {verified.n_records} records, each verified")
+
+
+@log.command()
+@one_line_errors
+def restore(
+    file: BackupFile,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+    force: Annotated[bool, typer.Option("--force", help="Keep a store that is there under another name.")] = False,
+) -> None:
+    """Put a backup in the store's place. The service must be stopped.
+
+    The backup is verified first. Models are learned again from the log when the service starts.
+    """
+    from service.plugins.tools import maintenance
+
+    path = _sqlite_path("restore", store, folder)
+    with store_errors(), progress_bar(f"verifying {file}") as progress:
+        kept = maintenance.restore(path, file, force=force, progress=progress)
+    typer.echo(f"{path} is restored from {file}")
+    for old in kept:
+        typer.echo(f"the old store is kept: {old}")
+
+
+@log.command()
+@one_line_errors
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
+    form: Annotated[str, typer.Option("--format", help="jsonl, or parquet (needs fedres[bench]).")] = "jsonl",
+    loop: Annotated[str | None, typer.Option(help="The one loop to export; all unless given.")] = None,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Write all records to a file for other tools, or to import on another machine. Works while the service runs."""
+    from service.plugins.tools import transfer
+
+    path = store_path(store, folder)
+    with store_errors(), progress_bar(f"exporting {path}") as progress:
+        if is_postgresql(store):
+            with _postgres_log(store, path) as opened:
+                n_records = transfer.export_log(opened, file, form, loop=loop, progress=progress)
+        else:
+            n_records = transfer.export_sqlite(path, file, form, loop=loop, progress=progress)
+    typer.echo(f"{file} has {n_records} records")
+
+
+@log.command("import")
+@one_line_errors
+def import_(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A file of `fedres log export`, or files of decisions: JSON lines, dsjson or tables.",
+        ),
+    ],
+    loop: Annotated[str, typer.Option(help="Decisions: the loop they go to, made if it is not there.")] = "default",
+    skip_wrong: Annotated[bool, typer.Option(help="Decisions: name wrong lines and pass over them.")] = False,
+    action: ActionColumn = None,
+    reward: RewardColumn = None,
+    probability: ProbabilityColumn = None,
+    user: UserColumn = None,
+    context: ContextColumns = None,
+    actions: ActionIds = None,
+    probabilities: ProbabilitiesColumn = None,
+    time: TimeColumn = None,
+    event_id: EventColumn = None,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Make a new store of an exported log: same positions, times and checksums, and so the same models.
+
+    Each record is checked. If anything is wrong, or the command is interrupted, there is no store.
+
+    Other files hold decisions that were made elsewhere, which are appended to a loop of a store, new or not, with their
+    probabilities: JSON lines, as GET /v1/events writes and `fedres evaluate` reads them; .dsjson and .dsjson.gz of
+    Azure Personalizer, rlclientlib or Vowpal Wabbit; tables (.csv, .tsv, .parquet) with the columns that you name. A
+    wrong line ends the import unless --skip-wrong is given. Run the command again to go on after an interruption.
+    """
+    from bandits.evaluation import Columns
+    from service.plugins.tools import decision_files, transfer
+
+    columns = Columns(
+        action=action,
+        reward=reward,
+        probability=probability,
+        user=user,
+        context=column_names(context),
+        actions=actions,
+        probabilities=probabilities,
+        time=time,
+        event_id=event_id,
+    )
+    for file in files:
+        if not file.exists():
+            raise ValueError(f"FILE must exist, got {file}")
+    kinds = {file: decision_files.kind_of(file) for file in files}
+    if columns.given and decision_files.TABLE not in kinds.values():
+        raise ValueError(f"{columns.given[0]} must come with a table (.csv, .tsv, .parquet), got {files[0]}")
+    if decision_files.EXPORT not in kinds.values():
+        _import_decisions(kinds, columns, loop, store, folder, skip_wrong=skip_wrong)
+        return
+    if len(files) > 1:
+        raise ValueError(f"FILE must be one exported log, or files of decisions, got {len(files)} files")
+    path = _sqlite_path("import", store, folder)
+    with store_errors(), progress_bar(f"importing {files[0]}") as progress:
+        n_records = transfer.import_log(files[0], path, progress)
+    typer.echo(f"{path} has {n_records} records")
+
+
+def _import_decisions(
+    kinds: Mapping[Path, str], columns: Columns, loop: str, store: str, folder: Path, *, skip_wrong: bool
+) -> None:
+    from fedres.lease import Lease
+    from service.log.opening import Store, open_log
+    from service.plugins.tools.decision_files import DSJSON, TABLE, JsonLines, TableRows
+    from service.plugins.tools.importing import DecisionFile, Dsjson, import_decisions
+
+    files: dict[Path, DecisionFile] = {}
+    for file, kind in kinds.items():
+        read_as(file, columns)
+        files[file] = TableRows(file, columns) if kind == TABLE else (Dsjson if kind == DSJSON else JsonLines)(file)
+    path = store_path(store, folder)
+    database = store if is_postgresql(store) else None
+    lease = contextlib.nullcontext() if database else Lease(path)  # a database has its own order
+    report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
+    with (
+        store_errors("run the command again to go on where it stopped"),
+        lease,
+        contextlib.closing(open_log(Store(path, database))) as opened,
+        progress_bar(f"importing {len(files)} files") as progress,
+    ):
+        found = import_decisions(opened, loop, files, progress=progress, wrong=report)
+    typer.echo(f"loop {loop!r} has {found.stored} more events; {found.known} were there, {found.wrong} lines wrong")
+
+
+@log.command()
+@one_line_errors
+def drop(
+    loop: Annotated[str, typer.Argument(help="The loop of the record.")],
+    position: Annotated[int, typer.Argument(help="Its position, as `fedres log verify` shows it.")],
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the record is good.")] = False,
+) -> None:
+    """Give a damaged record up for good: a loop stops learning in front of one, and goes on once it is dropped.
+
+    What the record said is lost. Restore a backup instead if there is one that has it.
+    """
+    from service.log.opening import Store, open_log
+    from service.plugins.tools.maintenance import is_damaged
+
+    path = store_path(store, folder)
+    if not is_postgresql(store) and not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    with store_errors(), contextlib.closing(open_log(Store(path, store if is_postgresql(store) else None))) as opened:
+        if not is_damaged(opened, loop, position) and not force:
+            raise ValueError(f"record {position} of loop {loop!r} is good: --force drops it anyway")
+        if not yes:
+            typer.confirm(f"Give record {position} of loop {loop!r} up for good?", abort=True)
+        opened.drop(loop, position)
+    typer.echo(f"record {position} of loop {loop!r} is dropped")
+
+
+@log.command()
+@one_line_errors
+def prune(
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Such as 30d, 12h or 90m.")],
+    loop: Annotated[str | None, typer.Option(help="The one loop to prune; all unless given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is that old, and remove nothing.")] = False,
+    store: Store = DEFAULT_STORE,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Remove decisions that are older than this, with their rewards. Models keep what they learned from them.
+
+    Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
+    a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
+    """
+    from datetime import UTC, datetime
+
+    from service.log.opening import Store, open_log
+    from service.plugins.tools import prune_store
+
+    seconds = _seconds("--older-than", older_than)
+    path = store_path(store, folder)
+    if not is_postgresql(store) and not path.exists():
+        raise ValueError(f"store must be there, got {path}")
+    opening = Store(path, store if is_postgresql(store) else None)
+    interrupted = "what was removed stays removed; the service, or the same command, goes on"
+    with store_errors(interrupted), contextlib.closing(open_log(opening)) as opened:
+        before = opened.now() - round(seconds * 1e6)
+        moment = datetime.fromtimestamp(before / 1e6, UTC).isoformat(timespec="seconds")
+        loops = prune_store.loops_of(opened, loop)
+        if dry_run:
+            for name in loops:
+                old = prune_store.old_events(opened, name, before)
+                typer.echo(f"loop {name!r}: {old.events} events ({old.records} records) from before {moment}")
+            return
+        n_before = opened.size()
+        with progress_bar(f"pruning {path}") as progress:
+            removed = prune_store.prune_store(opening, opened, loops, before, lambda n: progress(n, n))
+        for name, n_records in removed.items():
+            typer.echo(f"loop {name!r}: {n_records} records from before {moment} are removed")
+        typer.echo(f"the log takes {opened.size() / 1e6:.1f} MB; it took {n_before / 1e6:.1f} MB")
+
+
+UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+
+
+def _seconds(option: str, text: str) -> float:
+    """Return how many seconds an age is."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * UNITS[unit]
+    except (KeyError, ValueError):
+        raise ValueError(f"{option} must be a number and d, h, m or s, such as 30d, got {text!r}") from None
+    if not 0 <= seconds <= 100 * 366 * 86_400:
+        raise ValueError(f"{option} must be between 0 and 100 years, got {text!r}")
+    return seconds
+
+
+def _sqlite_path(command: str, store: str, folder: Path) -> Path:
+    if is_postgresql(store):
+        raise ValueError(f"{command} must have a store in SQLite: for PostgreSQL, use pg_dump and pg_restore")
+    return store_path(store, folder)
+
+
+@contextlib.contextmanager
+def _postgres_log(store: str, path: Path) -> Iterator[Log]:
+    from service.log.opening import Store, open_log
+
+    with contextlib.closing(open_log(Store(path, store))) as opened:
+        yield opened

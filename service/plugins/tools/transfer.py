@@ -1,0 +1,316 @@
+"""Exports a log to a file for other tools and machines, and imports it again: same positions, times and checksums."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import platform
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedres.lease import Lease
+from service.log.checking import readable
+from service.log.files import replacing, with_companions
+from service.log.protocol import Head, Log
+from service.log.records import Entry, checksum
+from service.log.sqlite import BODIES, INSERT, NAMES, SET_HEAD, entry_of
+from service.log.sqlite_schema import opened, sqlite_file
+from service.plugins.tools.learnable import check_learnable
+from service.plugins.tools.maintenance import remove_derived
+from service.plugins.tools.verifying import Progress, heads_of, ignore_progress, snapshot_of
+
+FORMATS = ("jsonl", "parquet")
+VERSION = 1
+BATCH = 5_000
+PARQUET_MAGIC = b"PAR1"
+
+
+class LogHeader(msgspec.Struct):
+    """The first line of a JSON Lines file, and the metadata of a Parquet file."""
+
+    fedres_log: int  # version of the format
+    architecture: str
+    records: int
+    loops: dict[str, Head]
+
+
+class JsonRecord(msgspec.Struct, omit_defaults=True):
+    """A line of a JSON Lines file. ``body`` is there as it was logged, or in base64 where it is no JSON."""
+
+    loop: str
+    position: int
+    time: int
+    kind: str
+    event: str | None
+    user: str | None
+    checksum: str  # hex
+    example: str | None  # base64
+    body: msgspec.Raw = msgspec.Raw(b"")
+    body_base64: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_read_header = msgspec.json.Decoder(LogHeader).decode
+_read_record = msgspec.json.Decoder(JsonRecord).decode
+
+
+# export
+
+
+def export_sqlite(
+    store: Path, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
+) -> int:
+    """Write all records, as they are at one moment, to ``target``; return how many."""
+    with snapshot_of(store) as db:
+        heads = _chosen(heads_of(db), loop)
+        return _write(target, form, heads, _rows(db, heads), progress)
+
+
+def export_log(
+    log: Log, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
+) -> int:
+    """Do the same through the calls of any log; raise ``ValueError`` if records were removed meanwhile."""
+    heads = _chosen(log.heads(), loop)
+
+    def entries() -> Iterator[Entry]:
+        for name, head in heads.items():
+            after = 0
+            while after < head.last and (found := log.read(name, after, 1_000)):
+                yield from (entry for entry in found if entry.position <= head.last)
+                after = found[-1].position
+            if log.heads()[name].removed != head.removed:
+                raise ValueError(f"records of loop {name!r} were removed meanwhile: export again")
+
+    return _write(target, form, heads, entries(), progress)
+
+
+def _chosen(heads: dict[str, Head], loop: str | None) -> dict[str, Head]:
+    if loop is None:
+        return heads
+    if loop not in heads:
+        raise ValueError(f"loop must be one that the log has ({', '.join(sorted(heads))}), got {loop!r}")
+    return {loop: heads[loop]}
+
+
+def _rows(db: sqlite3.Connection, heads: Iterable[str]) -> Iterator[Entry]:
+    for loop in heads:
+        rows = db.execute(f"SELECT {NAMES}, {BODIES} FROM log WHERE loop = ? ORDER BY position", (loop,))
+        yield from (entry_of(row, with_body=True) for row in rows)
+
+
+def _write(target: Path, form: str, heads: dict[str, Head], entries: Iterator[Entry], progress: Progress) -> int:
+    if form not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {form!r}")
+    n_records = sum(head.last - head.removed for head in heads.values())
+    header = LogHeader(VERSION, platform.machine(), n_records, heads)
+    with replacing(target) as part:
+        batches = _counted(entries, n_records, progress)
+        _write_parquet(part, header, batches) if form == "parquet" else _write_lines(part, header, batches)
+    return n_records
+
+
+def _counted(entries: Iterator[Entry], n_records: int, progress: Progress) -> Iterator[list[Entry]]:
+    done = 0
+    while batch := list(itertools.islice(entries, BATCH)):
+        done += len(batch)
+        yield batch
+        progress(done, n_records)
+    if done != n_records:
+        raise ValueError(f"the log must have {n_records} records, and has {done}: see fedres log verify")
+
+
+def _write_lines(part: Path, header: LogHeader, batches: Iterator[list[Entry]]) -> None:
+    with part.open("wb") as file:
+        file.write(_encode(header) + b"\n")
+        for batch in batches:
+            file.writelines(_encode(_as_json(entry)) + b"\n" for entry in batch)
+
+
+def _as_json(entry: Entry) -> JsonRecord:
+    example = None if entry.example is None else base64.b64encode(entry.example).decode()
+    names = (entry.loop, entry.position, entry.time, entry.kind, entry.event, entry.user)
+    record = JsonRecord(*names, checksum(entry).hex(), example)
+    if _is_line_of_json(entry.body):
+        record.body = msgspec.Raw(entry.body)
+    else:
+        record.body_base64 = base64.b64encode(entry.body).decode()
+    return record
+
+
+def _is_line_of_json(body: bytes) -> bool:
+    """Return whether a body can stand in a line and come out of it byte for byte."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return body == body.strip() and b"\n" not in body and b"\r" not in body
+
+
+# import
+
+
+def import_log(source: Path, store: Path, progress: Progress = ignore_progress) -> int:
+    """Make a store of an exported file, and return its number of records; it is there whole or not at all."""
+    with Lease(store) as lease, contextlib.ExitStack() as undo:
+        for file in with_companions(store):
+            if file.exists():
+                raise ValueError(f"store must not be there yet, got {file}")
+        undo.callback(lease.remove)  # unless there will be a store
+        header, batches = _read(source)
+        if header.fedres_log != VERSION:
+            raise ValueError(f"{source} must have version {VERSION}, got {header.fedres_log}")
+        with replacing(store) as part:
+            db = opened(sqlite_file(part))
+            with contextlib.closing(db):
+                _fill(db, source, header, batches, progress)  # type: ignore[arg-type]
+                list(db.execute("PRAGMA journal_mode=DELETE"))
+            remove_derived(store)
+        undo.pop_all()
+    return header.records
+
+
+def _fill(
+    db: sqlite3.Connection, source: Path, header: LogHeader, batches: Iterator[list[Entry]], progress: Progress
+) -> None:
+    db.execute("PRAGMA synchronous=OFF")  # it is synced as a whole before it gets its name
+    last = dict.fromkeys(header.loops, (0, 0))  # position and time
+    n_records = 0
+    for batch in batches:
+        db.execute("BEGIN")
+        for entry in batch:
+            _check_order(source, entry, header, last)
+        try:
+            db.executemany(INSERT, map(_row, batch))
+        except sqlite3.IntegrityError as error:
+            raise ValueError(f"{source} has an event twice: {error}") from None
+        db.execute("COMMIT")
+        n_records += len(batch)
+        progress(n_records, header.records)
+    if n_records != header.records:
+        raise ValueError(f"{source} must have {header.records} records, and has {n_records}: it is not complete")
+    db.execute("BEGIN")
+    db.executemany(SET_HEAD, [(loop, *head) for loop, head in header.loops.items()])
+    db.execute("COMMIT")
+
+
+def _check_order(source: Path, entry: Entry, header: LogHeader, last: dict[str, tuple[int, int]]) -> None:
+    position, time = last.get(entry.loop, (0, 0))
+    head = header.loops.get(entry.loop, Head(0, 0, 0))
+    if not position < entry.position <= head.last or not time <= entry.time <= head.time:
+        raise ValueError(f"{source} has record {entry.position} of loop {entry.loop!r} out of its order")
+    last[entry.loop] = (entry.position, entry.time)
+
+
+def _row(entry: Entry) -> Sequence[Any]:
+    loop, position, time, kind, event, user, example, body = entry
+    return loop, position, time, kind, event, user, checksum(entry), example, readable(body)
+
+
+def _read(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
+    with source.open("rb") as file:
+        first = file.read(len(PARQUET_MAGIC))
+    return _read_parquet(source) if first == PARQUET_MAGIC else _read_lines(source)
+
+
+def _read_lines(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
+    lines = _lines(source)
+    try:
+        header = _read_header(next(lines, b""))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ValueError(f"{source} must begin with the header of an exported log: {error}") from None
+
+    def entries() -> Iterator[Entry]:
+        for number, line in enumerate(lines, 2):
+            try:
+                yield _entry_of_json(_read_record(line))
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise ValueError(f"{source}, line {number}: {error}") from None
+
+    return header, _in_batches(entries())
+
+
+def _lines(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        yield from file
+
+
+def _in_batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    while batch := list(itertools.islice(entries, BATCH)):
+        yield batch
+
+
+def _entry_of_json(record: JsonRecord) -> Entry:
+    body = bytes(record.body) if record.body_base64 is None else base64.b64decode(record.body_base64, validate=True)
+    example = None if record.example is None else base64.b64decode(record.example, validate=True)
+    names = (record.loop, record.position, record.time, record.kind, record.event, record.user)
+    return _checked(Entry(*names, example, body), bytes.fromhex(record.checksum))
+
+
+def _checked(entry: Entry, found: bytes) -> Entry:
+    if checksum(entry) != found:
+        raise ValueError(f"record {entry.position} of loop {entry.loop!r} does not match its checksum")
+    check_learnable(entry)
+    return entry
+
+
+# Parquet
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError("Parquet needs pyarrow: pip install 'fedres[bench]', or take jsonl") from None
+    return pyarrow
+
+
+def _schema(header: LogHeader) -> Any:
+    arrow = _pyarrow()
+    text, number, binary = arrow.string(), arrow.int64(), arrow.binary()
+    columns = [("loop", text), ("position", number), ("time", number), ("kind", text), ("event", text), ("user", text)]
+    columns += [("checksum", binary), ("example", binary), ("body", text), ("body_binary", binary)]
+    return arrow.schema(columns, metadata={"fedres": _encode(header)})
+
+
+def _write_parquet(part: Path, header: LogHeader, batches: Iterator[list[Entry]]) -> None:
+    arrow = _pyarrow()
+    schema = _schema(header)
+    with arrow.parquet.ParquetWriter(part, schema) as writer:
+        for batch in batches:
+            columns = zip(*map(_parquet_row, batch), strict=True)
+            arrays = [arrow.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+            writer.write_batch(arrow.record_batch(arrays, schema=schema))
+
+
+def _parquet_row(entry: Entry) -> tuple[Any, ...]:
+    body = readable(entry.body)
+    bodies = (body, None) if isinstance(body, str) else (None, body)
+    return (*entry[:6], checksum(entry), entry.example, *bodies)
+
+
+def _read_parquet(source: Path) -> tuple[LogHeader, Iterator[list[Entry]]]:
+    arrow = _pyarrow()
+    try:
+        file = arrow.parquet.ParquetFile(source)
+        header = _read_header((file.schema_arrow.metadata or {}).get(b"fedres", b""))
+    except (arrow.ArrowException, msgspec.MsgspecError, ValueError) as error:
+        raise ValueError(f"{source} must be an exported log: {error}") from None
+
+    def batches() -> Iterator[list[Entry]]:
+        with contextlib.closing(file):
+            for batch in file.iter_batches(BATCH):
+                yield [_entry_of_parquet(row) for row in batch.to_pylist()]
+
+    return header, batches()
+
+
+def _entry_of_parquet(row: dict[str, Any]) -> Entry:
+    body = row["body_binary"] if row["body"] is None else row["body"].encode()
+    names = {name: row[name] for name in ("loop", "position", "time", "kind", "event", "user", "example")}
+    return _checked(Entry(**names, body=body), row["checksum"])

@@ -1,1 +1,0 @@
-"""Rankers: requests in, decisions out."""
