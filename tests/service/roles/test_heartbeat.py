@@ -15,6 +15,39 @@ supervisor.SILENCE = dict.fromkeys(supervisor.SILENCE, 5.0)
 from service.__main__ import main
 main()
 """
+SPINNING = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from service.learn.learner import Learner
+from service.models.published import Models
+
+FOLDER = Path(sys.argv.pop())
+
+
+@njit
+def spin(turns):
+    while turns[0] >= 0:
+        turns[0] = (turns[0] + 1) % 1_000
+
+
+def spins(role, work):
+    def working(*arguments):
+        order = FOLDER / f"spin-{role}"
+        if order.exists():
+            order.unlink()
+            spin(np.zeros(1))
+        return work(*arguments)
+
+    return working
+
+
+spin(np.full(1, -1.0))
+Models.loop, Learner.step_log = spins("ranker", Models.loop), spins("learner", Learner.step_log)
+"""
 RANK = {"actions": [{"id": "tea"}, {"id": "juice"}]}
 
 
@@ -28,6 +61,20 @@ def test_a_process_that_hangs_is_started_again(tmp_path, role):
         until(lambda: service.ask("/readyz").status_code == 200)
         [line] = [line for line in (tmp_path / "stderr").read_text().splitlines() if f"{role} 0 has given no" in line]
         assert "sign of life" in line
+
+
+@pytest.mark.parametrize("role", ["ranker", "learner"])
+def test_a_process_that_spins_in_compiled_code_is_started_again(tmp_path, role):
+    """It holds the interpreter, so that no other thread of it runs, and takes all the time it gets."""
+    with serving(tmp_path, str(tmp_path), command=(sys.executable, "-c", SPINNING + IMPATIENT)) as service:
+        pid = service.pid(role)
+        (tmp_path / f"spin-{role}").touch()
+        service.ask("/v1/rank", "POST", json=RANK)  # tried again where the ranker that takes it ends
+        until(lambda: service.pid(role) != pid)
+        assert not (tmp_path / f"spin-{role}").exists()
+        until(lambda: service.ask("/readyz").status_code == 200)
+        assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
+        assert f"{role} 0 has given no sign of life" in (tmp_path / "stderr").read_text()
 
 
 @pytest.fixture
