@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from service.errors import ApiError
 from service.http.limits import Limits
-from service.http.replies import NO_CONTENT, Error, Reply, json_reply, shaped
+from service.http.replies import JSON_HEADERS, NO_CONTENT, Error, Reply, json_reply, shaped
 from service.http.routes import RANK, Call, Routes
 from service.rank.ranker import Ranker
 from service.rank.requests import Id, RankRequest, RankResult
@@ -63,7 +63,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         request: RankRequest = call.body
         if request.explain or len(request.actions) > limits.actions or len(request.exclude) > limits.actions:
             _check(request, limits, call)
-        return json_reply(_encode(await ranker.rank(call.loop, request)))
+        return Reply(200, _encode(await ranker.rank(call.loop, request)), JSON_HEADERS)
 
     @routes.of_loop(
         "POST",

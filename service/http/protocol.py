@@ -17,7 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError
-from service.http.replies import refusal, safe
+from service.http.replies import NO_FRAMES, NO_SNIFFING, Headers, Reply, Send, refusal, safe
 
 HEAD_BYTES = 65_536
 SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
@@ -222,3 +222,12 @@ def _raw(error: ApiError) -> bytes:
     headers = (*safe(reply.headers), (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close"))
     head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body
+
+
+async def send_reply(send: Send, reply: Reply, more: Headers = ()) -> None:
+    """Send a reply, which sets no policy for frames of its own, with ``more`` headers."""
+    headers = (*reply.headers, NO_FRAMES, NO_SNIFFING, *more)
+    if reply.status != 204:
+        headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

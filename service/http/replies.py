@@ -20,6 +20,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON = (b"content-type", b"application/json")
+JSON_HEADERS = (JSON,)
 NO_FRAMES = (b"content-security-policy", b"frame-ancestors 'none'")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 SOON = (b"retry-after", b"1")  # uploads that are on their way have found their place by then
@@ -61,7 +62,7 @@ class RateLimited(ApiError):  # noqa: N818
 
 
 def json_reply(body: bytes, status: int = 200) -> Reply:
-    return Reply(status, body, (JSON,))
+    return Reply(status, body, JSON_HEADERS)
 
 
 def refusal(error: ApiError, headers: Headers = ()) -> Reply:
@@ -114,12 +115,3 @@ def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     given = tuple(headers)
     policy = () if any(name == NO_FRAMES[0] for name, _ in given) else (NO_FRAMES,)
     return (*given, *policy, NO_SNIFFING)
-
-
-async def send_reply(send: Send, reply: Reply, more: Headers = ()) -> None:
-    """Send a reply, which sets no policy for frames of its own, with ``more`` headers."""
-    headers = (*reply.headers, NO_FRAMES, NO_SNIFFING, *more)
-    if reply.status != 204:
-        headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})

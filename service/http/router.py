@@ -19,6 +19,7 @@ from service.http.body import Disconnected, check_encoding, check_media_type, de
 from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Buckets, Key, Keys
 from service.http.limits import Limits
+from service.http.protocol import send_reply
 from service.http.replies import (
     LONGEST_REQUEST_ID,
     REQUEST_ID,
@@ -32,7 +33,6 @@ from service.http.replies import (
     failure,
     log,
     safe,
-    send_reply,
     wrong_method,
 )
 from service.http.routes import OPEN, Call, Reshape, Route

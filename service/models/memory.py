@@ -67,6 +67,11 @@ def key_of(name: str) -> Key:
     return first >> 1 | 1, second >> 1  # the first is never 0
 
 
+def personal_key(loop: str, user: str) -> Key:
+    """Return the key of a user's model; ``loop`` is the loop's ``id``."""
+    return key_of(f"personal\0{loop}\0{user}")
+
+
 @kernel
 def find_block(words: Array, first: int, second: int) -> Any:
     """Return the offset of a key's block, ``NOT_FOUND`` where there is none."""

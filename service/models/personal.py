@@ -22,24 +22,18 @@ from service.models.kalman_personal import MARK, PersonalKalman, data_words, lea
 from service.models.memory import (
     HEAD,
     NOT_FOUND,
-    Key,
     MemoryReader,
     MemoryWriter,
     TornRead,
     begin_change,
     end_change,
     find_block,
-    key_of,
+    personal_key,
 )
 
 DATA = HEAD + 2  # words of a block before the table
 
 Personal = PersonalModel | PersonalKalman
-
-
-def personal_key(loop: str, user: str) -> Key:
-    """Return the key of a user's block; ``loop`` is the loop's ``id``."""
-    return key_of(f"personal\0{loop}\0{user}")
 
 
 @kernel

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.local_learners.adagrad import kernel
+from fedres.policies import loop_rule
 from fedres.scoring.batch import CHUNK_BITS
 from service.models.catalogue import CatalogueCopy, CatalogueWriter, Pieces
 from service.models.kalman import PublishedKalman, read_published
@@ -27,6 +28,7 @@ from service.models.loop_metadata import CatalogueAction, Clients
 from service.models.memory import (
     HEAD,
     HEARTBEAT_AT,
+    PUBLISHED_AT,
     RETRIES,
     TORN,
     Key,
@@ -43,6 +45,7 @@ from service.models.views import LearnerView, LoopView
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
 LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
+NO_RULE: Array = np.zeros(0)
 CURRENT = "current"  # the file that says which published file is the newest
 
 
@@ -218,16 +221,16 @@ class Loop:
         self.clients = Clients()
         self.weights: Array = np.zeros(0, np.float32)  # or what lies there of ``kalman``
         self.kalman: PublishedKalman | None = None
+        self.shared: Array | PublishedKalman = self.weights
         self.spare: Array = self.weights
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
         self.clients_version = -1
         self.pinned: Pinned | None = None  # what decides for a control group, once a ranker has read it
-
-    @property
-    def shared(self) -> Array | PublishedKalman:
-        """The shared model."""
-        return self.weights if self.kalman is None else self.kalman
+        # What follows from a view, once for all decisions under it:
+        self.id = ""
+        self.policy: tuple[Array, int] = (NO_RULE, 0)  # how it explores: a rule, and the number of rewards learned
+        self.learn_after: int | None = None  # microseconds after which a silent event is learned from
 
     @property
     def n_learned(self) -> int:
@@ -275,12 +278,18 @@ class Models:
 
     def loop(self, name: str) -> Loop | None:
         """Return a loop as it is published, None where there is none."""
-        memory = self._look()
+        memory, generation = self.memory, int.from_bytes(self._current[:8], "little")
+        if memory is None or generation != self._generation or memory.words[PUBLISHED_AT] != self._published:
+            memory = self._look()
         if memory is None:
             raise NotPublished("no models are published yet")
-        loop = self._loops.get(name)
         if name in self._fresh:
-            return loop
+            return self._loops.get(name)
+        return self._read_loop(memory, name)
+
+    def _read_loop(self, memory: MemoryReader, name: str) -> Loop | None:
+        """Read what is new of a loop."""
+        loop = self._loops.get(name)
         try:
             data = memory.read(key_of(f"view\0{name}"))
             if data is None:
@@ -306,7 +315,9 @@ class Models:
             loop.clients_version = view.clients_version
         if view.version != loop.view.version or not loop.weights.size:
             self._refresh_weights(memory, loop, view)
-        loop.view = view
+        loop.view, loop.id, loop.learn_after = view, view.id, view.patience
+        loop.shared = loop.weights if loop.kalman is None else loop.kalman
+        loop.policy = loop_rule(view.settings), 0 if view.knows_successes_only else loop.n_learned
 
     def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
         key = weights_key(view.id)

@@ -14,90 +14,64 @@ from fedres.decisions.kalman_own import BASIS, turn_own
 from fedres.decisions.kalman_state import BASES, Request
 from fedres.decisions.kalman_state import scratch_for as kalman_scratch
 from fedres.local_learners.adagrad import kernel
-from fedres.policies import loop_rule
 from fedres.policies.kernels import explore, pick
-from fedres.scoring.features import Hashed, Prepared
+from fedres.scoring.features import Prepared as Features
 from fedres.scoring.model import MAX_SLOTS, shift_of
 from fedres.scoring.scores import score_in, scratch_for
 from service.models.kalman import PublishedKalman
 from service.models.kalman_personal import DATA, ROOM, size_in
 from service.models.memory import Key, read_block
 from service.models.personal import views, words_for
-from service.settings import Settings
+from service.rank.requests import Prepared
 
 NO_KEY: Key = (0, 0)  # of nobody's model
 NO_MEMORY: Array = np.zeros(8, np.uint64)
 
 
-class Policy(NamedTuple):
-    """How a loop explores."""
-
-    rule: Array
-    n_learned: int  # rewards
-
-
-def policy_of(settings: Settings, n_learned: int) -> Policy:
-    """Return what the settings of a loop come to."""
-    return Policy(loop_rule(settings), n_learned)
-
-
-class Question(NamedTuple):
-    """What is asked of the models for one request."""
-
-    rows: Sequence[Hashed]  # the context's features, then those of each action
-    allowed: Sequence[bool]  # which actions are not excluded; nothing where all are allowed
-    draw: float  # the event's uniform number
-    key: Key  # of the user's model
-
-
-class Choice(NamedTuple):
-    """What came of it."""
-
-    action: int
-    probabilities: list[float]
-    scores: list[float]
+Policy = tuple[Array, int]  # how a loop explores: a rule, and the number of rewards learned
+Choice = tuple[int, list[float], list[float]]  # an action, the probabilities and the scores of all
 
 
 def choose(
-    questions: Sequence[Question], shared: Array | PublishedKalman, memory: Array, policy: Policy, *, crosses: bool
+    prepared: Sequence[Prepared], shared: Array | PublishedKalman, memory: Array, policy: Policy, *, crosses: bool
 ) -> list[Choice]:
-    """Return a choice for each question; ``shared`` are weights or another model, ``memory`` is where users' are."""
-    rows = [row for question in questions for row in question.rows]
-    n_actions = [len(question.rows) - 1 for question in questions]
+    """Return a choice for each request; ``shared`` are weights or another model, ``memory`` is where users' are."""
+    rows = [row for each in prepared for row in each.rows]
+    n_actions = [len(each.rows) - 1 for each in prepared]
     n = sum(n_actions)
     allowed = _all_allowed(n)
-    if any(question.allowed for question in questions):
-        each = zip(questions, n_actions, strict=True)
-        allowed = np.array([one for question, size in each for one in question.allowed or [True] * size], np.bool_)
-    actions, numbers = np.empty(len(questions), np.int64), np.empty((2, n))
-    asked = Asked(
+    if any(each.allowed for each in prepared):
+        flags = [each.allowed or [True] * size for each, size in zip(prepared, n_actions, strict=True)]
+        allowed = np.array([flag for some in flags for flag in some], np.bool_)
+    actions, numbers = np.empty(len(prepared), np.int64), np.empty((2, n))
+    columns = Columns(
         np.array(n_actions, np.int64),
         np.array([row.size for row in rows], np.int64),
         np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32),
         np.frombuffer(b"".join([row.values for row in rows]), np.float32),
-        np.array([word for question in questions for word in question.key], np.int64).reshape(-1, 2),
+        np.array([word for each in prepared for word in each.key], np.int64).reshape(-1, 2),
         allowed,
-        np.array([question.draw for question in questions]),
+        np.array([each.draw for each in prepared]),
     )
     try:
         if isinstance(shared, PublishedKalman):
             fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
-            _choose_kalman(asked, fields, shared, memory, policy, actions, numbers)
+            _choose_kalman(columns, fields, shared, memory, policy, actions, numbers)
         else:
-            _choose_all(asked, shared, shift_of(shared), crosses, memory, policy, actions, numbers)
+            _choose_all(columns, shared, shift_of(shared), crosses, memory, policy, actions, numbers)
     except AttributeError as error:  # what numba makes of a tuple that it finds no memory to look at
         raise MemoryError from error
     probabilities, scores = numbers.tolist()
-    found, first = [], 0
+    choices, first = [], 0
     for action, size in zip(actions.tolist(), n_actions, strict=True):
         last = first + size
-        found.append(Choice(action, probabilities[first:last], scores[first:last]))
+        choices.append((action, probabilities[first:last], scores[first:last]))
         first = last
-    return found
+    return choices
 
 
-class Asked(NamedTuple):
-    """All questions, in arrays."""
+class Columns(NamedTuple):
+    """All requests of a turn, in arrays."""
 
     n_actions: Array  # of each request
     sizes: Array  # features of each row: context, actions, next context, ...
@@ -115,10 +89,10 @@ def _all_allowed(n: int) -> Array:
 
 @kernel
 def _choose_all(
-    asked: Any, weights: Array, shift: int, crosses: bool, memory: Array, policy: Any, actions: Array, numbers: Array
+    columns: Any, weights: Array, shift: int, crosses: bool, memory: Array, policy: Any, actions: Array, numbers: Array
 ) -> None:
     """Fill in the actions drawn, and the probabilities and scores of all."""
-    n_actions, sizes, hashes, values, keys, allowed, draws = asked
+    n_actions, sizes, hashes, values, keys, allowed, draws = columns
     own, most = np.empty(words_for(MAX_SLOTS), np.uint64), max(n_actions)
     scratch, parts = scratch_for(hashes.size, MAX_SLOTS), np.empty((most, 2), np.float32)
     starts, widths, (rule, n_learned) = np.empty(most + 1, np.int64), np.zeros(most), policy
@@ -129,7 +103,7 @@ def _choose_all(
         for a in range(n):
             starts[a + 1] = starts[a] + sizes[row + 1 + a]
         last = first + starts[n]
-        prepared = Prepared(hashes[first:last], values[first:last], starts[: n + 1], crosses)
+        prepared = Features(hashes[first:last], values[first:last], starts[: n + 1], crosses)
         n_slots = _read_own(memory, keys[k, 0], keys[k, 1], own)
         table, own_weights, _ = views(own, 2, n_slots)
         score_in(scratch, prepared, (weights, shift, table, own_weights), parts[:n])
@@ -143,10 +117,10 @@ def _choose_all(
 
 @kernel
 def _choose_kalman(
-    asked: Any, fields: Array, kalman: Any, memory: Array, policy: Any, actions: Array, numbers: Array
+    columns: Any, fields: Array, kalman: Any, memory: Array, policy: Any, actions: Array, numbers: Array
 ) -> None:
     """Do the same by means and widths."""
-    n_actions, sizes, hashes, values, keys, allowed, draws = asked
+    n_actions, sizes, hashes, values, keys, allowed, draws = columns
     shared, settled, _, low, span, installed = kalman
     own, most, n_table = np.empty(ROOM, np.uint64), max(n_actions), 4
     while n_table < 2 * hashes.size:

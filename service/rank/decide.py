@@ -1,4 +1,4 @@
-"""The decision path: requests are prepared, decided together, and become records and answers."""
+"""The story of a decision, top to bottom: requests are prepared, chosen for together, recorded, and answered."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import NamedTuple
 import msgspec
 
 from fedres.checks import Array
-from fedres.draws import event_draw, event_draws
-from fedres.event_ids import new_event_ids
+from fedres.draws import event_draws
+from fedres.event_ids import new_event_id
+from fedres.policies import loop_rule
 from fedres.scoring.features import Hashed, Named, Preparer, check_crosses
 from fedres.scoring.flattening import FeatureError
-from service.control_group import Control
-from service.errors import ApiError
+from service.errors import ApiError, invalid
 from service.log.records import (
+    EMPTY,
     RANK,
     CatalogueReference,
     DecisionExample,
@@ -27,22 +28,131 @@ from service.log.records import (
     encode,
 )
 from service.models.loop_metadata import CatalogueAction
-from service.models.personal import personal_key
+from service.models.memory import personal_key
 from service.models.published import Loop, Models
-from service.rank.choosing import NO_KEY, NO_MEMORY, Choice, Question, choose, policy_of
-from service.rank.requests import Action, Ranked, RankRequest, RankResult, check_request
+from service.rank.choosing import NO_KEY, NO_MEMORY, choose
+from service.rank.requests import (
+    Action,
+    Prepared,
+    Ranked,
+    RankRequest,
+    RankResult,
+    check_actions,
+    check_id,
+    is_plain_id,
+)
 
 NOTHING: Mapping[str, Hashed] = {}
 MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
 
-class Prepared(NamedTuple):
-    """A request with its features hashed."""
+def decide(
+    requests: Sequence[RankRequest],
+    loop: Loop,
+    models: Models,
+    preparer: Preparer,
+    hashed: Mapping[str, Hashed] = NOTHING,
+    most_explained: int = MOST_EXPLAINED,
+) -> list[Decision | ApiError]:
+    """Return a decision on each request, or why it is refused. Rank, batch and slots all come here.
 
-    request: RankRequest
-    event_id: str
-    rows: list[Hashed]  # the context, then each action
+    ``hashed`` are rows of actions that come with features, by id. An explanation may take ``most_explained`` pairs.
+    """
+    prepared = prepare(requests, loop, preparer, hashed, most_explained)
+    good = [each for each in prepared if isinstance(each, Prepared)]
+    if not good:
+        return [each for each in prepared if isinstance(each, ApiError)]
+    view, settings = loop.view, loop.view.settings
+    memory = NO_MEMORY if models.memory is None else models.memory.words
+    choices = choose(good, loop.shared, memory, loop.policy, crosses=settings.crosses)
+    decisions = [
+        Decision(each, action, probabilities, scores, None, view.version, view.settings_version)
+        for each, (action, probabilities, scores) in zip(good, choices, strict=True)
+    ]
+    if settings.apprentice:
+        decisions = [first_action(each)._replace(policy_action=each.action) for each in decisions]
+    elif settings.control.share or settings.control.hold:
+        decisions = in_arms(decisions, loop, memory)
+    if len(good) == len(prepared):
+        return [*decisions]
+    rest = iter(decisions)
+    return [each if isinstance(each, ApiError) else next(rest) for each in prepared]
+
+
+def prepare(
+    requests: Sequence[RankRequest],
+    loop: Loop,
+    preparer: Preparer,
+    hashed: Mapping[str, Hashed] = NOTHING,
+    most_explained: int = MOST_EXPLAINED,
+) -> list[Prepared | ApiError]:
+    """Check requests and hash their features, all by one call; actions of the catalogue are hashed once.
+
+    ``hashed`` and ``most_explained`` are as in ``decide``.
+    """
+    accepted: list[tuple[RankRequest, list[Hashed | None]] | ApiError] = []
+    event_ids: list[str] = []
+    to_hash: list[Named] = []
+    for request in requests:
+        try:
+            check_request(request)
+        except ApiError as error:
+            accepted.append(error)
+            continue
+        rows = [None, *[(hashed if action.features else loop.prepared).get(action.id) for action in request.actions]]
+        accepted.append((request, rows))
+        event_ids.append(request.event_id or new_event_id())
+        to_hash.append(Named("context", None, bytes(request.context) or EMPTY))
+        to_hash += [
+            Named(f"actions[{k}]", action.id, features_of(action, loop.catalogue))
+            for k, action in enumerate(request.actions)
+            if rows[k + 1] is None
+        ]
+    new_rows = iter(preparer.hash_all(to_hash))
+    events = zip(event_ids, event_draws(event_ids), strict=True)
+    return [
+        each if isinstance(each, ApiError) else complete(*each, new_rows, *next(events), loop, preparer, most_explained)
+        for each in accepted
+    ]
+
+
+def complete(
+    request: RankRequest,
+    rows: list[Hashed | None],
+    new_rows: Iterator[Hashed | FeatureError],
+    event_id: str,
+    draw: float,
+    loop: Loop,
+    preparer: Preparer,
+    most_explained: int,
+) -> Prepared | ApiError:
+    """Put in the rows that were just hashed; keep those of the catalogue for the next request."""
+    filled: list[Hashed] = []
+    error: FeatureError | None = None
+    for place, row in enumerate(rows):
+        if row is not None:
+            filled.append(row)
+            continue
+        new_row = next(new_rows)
+        if isinstance(new_row, FeatureError):
+            error = error or new_row
+            continue
+        filled.append(new_row)
+        if place and not (action := request.actions[place - 1]).features and action.id in loop.catalogue:
+            loop.prepared[action.id] = new_row
+    if error is not None:
+        return invalid_features(error)
+    settings, user = loop.view.settings, request.user
+    key = NO_KEY if user is None or not settings.personal else personal_key(loop.id, user)
+    excluded = set(request.exclude)
+    allowed = [action.id not in excluded for action in request.actions] if excluded else []
+    prepared = Prepared(request, event_id, filled, allowed, draw, key)
+    if settings.crosses:
+        n_context, n_features = filled[0].size, sum([row.size for row in filled])
+        if request.explain or n_context * (n_features - n_context) > preparer.limits.crosses:
+            return limited(prepared, preparer, most_explained)
+    return prepared
 
 
 class Decision(NamedTuple):
@@ -57,21 +167,16 @@ class Decision(NamedTuple):
     settings: int
     arm: str | None = None  # control, treatment or held, where the loop has a control group
 
-    def result(self) -> RankResult:
-        """Return the answer."""
-        ids = [action.id for action in self.prepared.request.actions]
-        result = answer(self.prepared.event_id, ids, self.action, self.probabilities, self.scores, self.version)
-        result.arm = self.arm
-        return result
-
     def record(self, loop: Loop) -> Record:
-        """Return what is logged."""
-        request, action = self.prepared.request, self.action
+        """Return what is logged: a body for readers, and an example for the learner."""
+        prepared, request, action = self.prepared, self.prepared.request, self.action
         body = RankBody(
-            msgspec.Raw(context_of(request)),
+            msgspec.Raw(bytes(request.context) or EMPTY),
             [
-                InlineAction(offered.id, offered.features) if offered.features else _reference(offered.id, loop)
-                for offered in request.actions
+                InlineAction(each.id, each.features)
+                if each.features
+                else loop.references.get(each.id) or CatalogueReference(each.id, 0)  # 0: not in the catalogue
+                for each in request.actions
             ],
             action,
             self.probabilities,
@@ -83,162 +188,50 @@ class Decision(NamedTuple):
             self.policy_action,
             self.arm,
         )
-        example = self._example(loop.view.patience)
-        return Record(loop.view.name, RANK, self.prepared.event_id, request.user, example, encode(body))
-
-    def _example(self, patience: int | None) -> bytes:
-        request, rows, action = self.prepared.request, self.prepared.rows, self.action
-        context, taken = rows[0], rows[1 + action]
-        features = Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields)
-        baseline = _allowed(request).index(True) if request.exclude else 0
-        weight = 1 / self.probabilities[action] if action == baseline else 0.0
-        agreed = None if self.policy_action is None else self.policy_action == action
+        context, taken = prepared.rows[0], prepared.rows[1 + action]
+        baseline = prepared.allowed.index(True) if prepared.allowed else 0  # the first action that is allowed
         is_control = self.arm in (CONTROL, HELD)
-        if request.defer or is_control:
-            patience = None
-        return DecisionExample(features, self.settings, weight, request.defer, agreed, is_control, patience).encode()
+        example = DecisionExample(
+            Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields),
+            self.settings,
+            1 / self.probabilities[action] if action == baseline else 0.0,
+            request.defer,
+            None if self.policy_action is None else self.policy_action == action,
+            is_control,
+            None if request.defer or is_control else loop.learn_after,
+        )
+        return Record(loop.view.name, RANK, prepared.event_id, request.user, example.encode(), encode(body))
+
+    def result(self) -> RankResult:
+        """Return the answer, the best score first."""
+        prepared, probabilities, scores = self.prepared, self.probabilities, self.scores
+        ids = [action.id for action in prepared.request.actions]
+        order = sorted(range(len(ids)), key=scores.__getitem__, reverse=True)  # equal scores stay in their order
+        ranking = [Ranked(ids[k], probabilities[k], scores[k]) for k in order]
+        action = self.action
+        return RankResult(prepared.event_id, ids[action], probabilities[action], ranking, self.version, self.arm)
 
 
-def prepare_all(
-    requests: Sequence[RankRequest], loop: Loop, preparer: Preparer, hashed: Mapping[str, Hashed] = NOTHING
-) -> list[Prepared | ApiError]:
-    """Hash all features that come with requests by one call; those of the catalogue are hashed once.
-
-    A request that comes alone may have actions that are ``hashed`` already, by id.
-    """
-    found: list[Prepared | ApiError] = []
-    named: list[Named] = []
-    known = loop.prepared
-    for request, event_id in zip(requests, new_event_ids(len(requests)), strict=True):
-        try:
-            check_request(request)
-            rows = [None, *[(hashed if action.features else known).get(action.id) for action in request.actions]]
-            new = [
-                Named(f"actions[{k}]", action.id, features_of(action, loop.catalogue))
-                for k, action in enumerate(request.actions)
-                if rows[k + 1] is None
-            ]
-        except ApiError as error:
-            found.append(error)
-            continue
-        named.append(Named("context", None, context_of(request)))
-        named += new
-        found.append(Prepared(request, request.event_id or event_id, rows))  # type: ignore[arg-type]
-    new_rows = iter(preparer.hash_all(named))
-    return [one if isinstance(one, ApiError) else _fill(one, new_rows, loop) for one in found]
+# Checks
 
 
-def _fill(prepared: Prepared, hashed: Iterator[Hashed | FeatureError], loop: Loop) -> Prepared | ApiError:
-    """Put in the rows that were just hashed, and keep those of the catalogue."""
-    error: FeatureError | None = None
-    for k, known in enumerate(prepared.rows):
-        if known is None:
-            row = next(hashed)
-            if isinstance(row, FeatureError):
-                error = error or row
-                continue
-            prepared.rows[k] = row
-            if k and not (action := prepared.request.actions[k - 1]).features and action.id in loop.catalogue:
-                loop.prepared[action.id] = row
-    return prepared if error is None else invalid_features(error)
+def check_request(request: RankRequest) -> None:
+    """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
+    ids = [action.id for action in request.actions]
+    if not ids or len({*ids}) < len(ids) or not all(map(is_plain_id, ids)):
+        check_actions(request.actions)
+    if request.user is not None and not is_plain_id(request.user):
+        check_id("user", request.user)
+    if request.event_id is not None and not is_plain_id(request.event_id):
+        check_id("event_id", request.event_id)
+    if request.exclude and {*ids} <= {*request.exclude}:
+        raise invalid(f"exclude must leave at least one action, got all {len(ids)} of them", "exclude")
 
 
-def decide(
-    requests: Sequence[RankRequest],
-    loop: Loop,
-    models: Models,
-    preparer: Preparer,
-    hashed: Mapping[str, Hashed] = NOTHING,
-    most_explained: int = MOST_EXPLAINED,
-) -> list[Decision | ApiError]:
-    """Return a decision on each request, or why it was refused. Rank, batch and slots all come here.
-
-    ``hashed`` is as in ``prepare_all``. To explain a decision may take a look at ``most_explained`` pairs of features.
-    """
-    prepared = prepare_all(requests, loop, preparer, hashed)
-    view, settings = loop.view, loop.view.settings
-    if settings.crosses:
-        prepared = [_checked(one, preparer, most_explained) for one in prepared]
-    good = [one for one in prepared if isinstance(one, Prepared)]
-    if not good:
-        return [one for one in prepared if isinstance(one, ApiError)]
-    questions = [
-        Question(one.rows, _allowed(one.request), u, _personal_key(one.request, loop))
-        for one, u in zip(good, event_draws([one.event_id for one in good]), strict=True)
-    ]
-    memory = NO_MEMORY if models.memory is None else models.memory.words
-    policy = policy_of(settings, 0 if view.knows_successes_only else loop.n_learned)
-    choices = iter(choose(questions, loop.shared, memory, policy, crosses=settings.crosses))
-    pinned = iter(_by_pinned(good, questions, loop, memory))
-    decisions: list[Decision | ApiError] = []
-    for one in prepared:
-        if isinstance(one, ApiError):
-            decisions.append(one)
-            continue
-        action, probabilities, scores = next(choices)
-        decision = Decision(one, action, probabilities, scores, None, view.version, view.settings_version)
-        if settings.apprentice:
-            decision = _with_first(decision)._replace(policy_action=action)
-        elif settings.control.share or settings.control.hold:
-            decision = _in_its_arm(decision, settings.control, pinned)
-        decisions.append(decision)
-    return decisions
-
-
-def _in_its_arm(decision: Decision, control: Control, pinned: Iterator[tuple[int, Choice]]) -> Decision:
-    """Return what the baseline decides where the user is in the control group."""
-    if not _is_in_control(decision.prepared, control):
-        return decision._replace(arm=TREATMENT)
-    if control.baseline == "pinned":
-        version, (action, probabilities, scores) = next(pinned)
-        decided = decision._replace(action=action, probabilities=probabilities, scores=scores, version=version)
-    else:
-        decided = _with_first(decision) if control.baseline == "first" else _with_any(decision)
-    return decided._replace(arm=HELD if control.hold else CONTROL)
-
-
-def _is_in_control(prepared: Prepared, control: Control) -> bool:
-    request = prepared.request
-    return bool(control.hold) or control.has(prepared.event_id if request.user is None else request.user)
-
-
-def _by_pinned(
-    good: Sequence[Prepared], questions: Sequence[Question], loop: Loop, memory: Array
-) -> Iterator[tuple[int, Choice]]:
-    """Yield the pinned model's version and choice for each of the control group, without users' own models."""
-    settings, pinned = loop.view.settings, loop.pinned
-    if settings.control.baseline != "pinned" or settings.apprentice:
-        return
-    each = zip(good, questions, strict=True)
-    some = [asked._replace(key=NO_KEY) for one, asked in each if _is_in_control(one, settings.control)]
-    if not some:
-        return
-    if pinned is None:
-        raise ApiError(503, "starting", "the pinned model is not read yet; try again")
-    policy = policy_of(settings, pinned.n_learned)
-    for choice in choose(some, pinned.shared, memory, policy, crosses=settings.crosses):
-        yield pinned.version, choice
-
-
-def _with_first(decision: Decision) -> Decision:
-    allowed = _allowed(decision.prepared.request)
-    action = allowed.index(True) if allowed else 0
-    return decision._replace(action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
-
-
-def _with_any(decision: Decision) -> Decision:
-    """Return a draw from all allowed actions, by the event's number."""
-    allowed = _allowed(decision.prepared.request) or [True] * len(decision.scores)
-    chosen = [k for k, one in enumerate(allowed) if one]
-    action = chosen[int(event_draw(decision.prepared.event_id) * len(chosen))]
-    return decision._replace(action=action, probabilities=[one / len(chosen) for one in allowed])
-
-
-def _checked(prepared: Prepared | ApiError, preparer: Preparer, most_explained: int) -> Prepared | ApiError:
-    if isinstance(prepared, ApiError):
-        return prepared
+def limited(prepared: Prepared, preparer: Preparer, most_explained: int) -> Prepared | ApiError:
+    """Return the request, or its refusal where it has too many pairs of features, or too many to explain."""
+    n_context = prepared.rows[0].size
     try:
-        n_context = prepared.rows[0].size
         check_crosses(n_context, sum([row.size for row in prepared.rows]) - n_context, preparer.limits)
     except FeatureError as error:
         return invalid_features(error)
@@ -254,59 +247,80 @@ def n_explained_pairs(prepared: Prepared) -> int:
     return context * sum(actions)
 
 
-def _personal_key(request: RankRequest, loop: Loop) -> tuple[int, int]:
-    if request.user is None or not loop.view.settings.personal:
-        return NO_KEY
-    return personal_key(loop.view.id, request.user)
-
-
-def context_of(request: RankRequest) -> bytes:
-    return bytes(request.context) or b"{}"
-
-
-def _allowed(request: RankRequest) -> list[bool]:
-    """Return which actions are not excluded; nothing where all are allowed."""
-    if not request.exclude:
-        return []
-    excluded = set(request.exclude)
-    return [action.id not in excluded for action in request.actions]
+def invalid_features(error: FeatureError) -> ApiError:
+    return ApiError(422, "invalid_features", str(error), str(error).split(":", 1)[0])
 
 
 def features_of(action: Action, catalogue: Mapping[str, CatalogueAction]) -> bytes:
     """Return the features of an action as JSON: its own, those of the catalogue, or none, as its id is a feature."""
     if action.features:
         return bytes(action.features)
-    known = catalogue.get(action.id)
-    return b"{}" if known is None else known.features
+    listed = catalogue.get(action.id)
+    return EMPTY if listed is None else listed.features
 
 
-def _reference(action_id: str, loop: Loop) -> CatalogueReference:
-    """Return what is logged of an action named by its id; position 0 is none: it is not in the catalogue."""
-    return loop.references.get(action_id) or CatalogueReference(action_id, 0)
+# Control groups and apprentices: a baseline decides
 
 
-def invalid_features(error: FeatureError) -> ApiError:
-    return ApiError(422, "invalid_features", str(error), str(error).split(":", 1)[0])
+def in_arms(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
+    """Return the decisions with their arm; in the control group, those of the baseline."""
+    control = loop.view.settings.control
+    in_control = [
+        bool(control.hold) or control.has(each.prepared.event_id if user is None else user)
+        for each in decisions
+        for user in (each.prepared.request.user,)
+    ]
+    of_control = [each for each, is_in in zip(decisions, in_control, strict=True) if is_in]
+    if control.baseline == "pinned":
+        of_control = by_pinned_model(of_control, loop, memory)
+    else:
+        of_control = [*map(first_action if control.baseline == "first" else any_action, of_control)]
+    arm, baseline = HELD if control.hold else CONTROL, iter(of_control)
+    return [
+        next(baseline)._replace(arm=arm) if is_in else each._replace(arm=TREATMENT)
+        for each, is_in in zip(decisions, in_control, strict=True)
+    ]
 
 
-def answer(
-    event_id: str,
-    ids: Sequence[str],
-    action: int,
-    probabilities: Sequence[float],
-    scores: Sequence[float],
-    version: int,
-) -> RankResult:
-    order = sorted(range(len(ids)), key=scores.__getitem__, reverse=True)  # equal scores stay in their order
-    ranking = [Ranked(ids[k], probabilities[k], scores[k]) for k in order]
-    return RankResult(event_id, ids[action], probabilities[action], ranking, version)
+def by_pinned_model(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[Decision]:
+    """Return what the pinned model decides, without users' own models."""
+    settings, pinned = loop.view.settings, loop.pinned
+    if not decisions:
+        return []
+    if pinned is None:
+        raise ApiError(503, "starting", "the pinned model is not read yet; try again")
+    nobodies = [each.prepared._replace(key=NO_KEY) for each in decisions]
+    policy = loop_rule(settings), pinned.n_learned
+    choices = choose(nobodies, pinned.shared, memory, policy, crosses=settings.crosses)
+    return [
+        each._replace(action=action, probabilities=probabilities, scores=scores, version=pinned.version)
+        for each, (action, probabilities, scores) in zip(decisions, choices, strict=True)
+    ]
+
+
+def first_action(decision: Decision) -> Decision:
+    """Return the decision for the first action that is not excluded."""
+    allowed = decision.prepared.allowed
+    action = allowed.index(True) if allowed else 0
+    return decision._replace(action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
+
+
+def any_action(decision: Decision) -> Decision:
+    """Return a draw from all allowed actions, by the event's number."""
+    allowed = decision.prepared.allowed or [True] * len(decision.scores)
+    places = [k for k, is_allowed in enumerate(allowed) if is_allowed]
+    action = places[int(decision.prepared.draw * len(places))]
+    return decision._replace(action=action, probabilities=[is_allowed / len(places) for is_allowed in allowed])
+
+
+# A repeat of an event id
 
 
 def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResult:
     """Return the logged answer to a request that is the same as the one it was given for."""
     same = (
         entry.user == request.user
-        and bytes(logged.context) == context_of(request)
+        and bytes(logged.context) == (bytes(request.context) or EMPTY)
         and logged.deferred == request.defer
         and logged.exclude == request.exclude
         and [(action.id, bytes(action.features)) for action in logged.actions]
@@ -315,8 +329,11 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
     if not same:
         message = f"event_id must be new or come with the same request, got {entry.event!r} with another"
         raise ApiError(409, "event_exists", message, "event_id")
-    assert entry.event is not None
-    ids = [action.id for action in logged.actions]
-    result = answer(entry.event, ids, logged.action, logged.probabilities, logged.scores, logged.version)
-    result.arm = logged.arm
-    return result
+    return logged_decision(entry, logged, request).result()
+
+
+def logged_decision(entry: Entry, logged: LoggedRank, request: RankRequest) -> Decision:
+    """Return a decision as it was logged, without its features; its settings are not looked at."""
+    prepared = Prepared(request, str(entry.event), [], [], 0.0, NO_KEY)
+    choice = logged.action, logged.probabilities, logged.scores
+    return Decision(prepared, *choice, logged.policy_action, logged.version, logged.settings, logged.arm)

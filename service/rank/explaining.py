@@ -16,12 +16,13 @@ from fedres.scoring import features
 from fedres.scoring.explaining import Contribution, explain
 from fedres.scoring.flattening import Limits, action_features, flatten
 from fedres.scoring.model import PersonalModel, score
+from service.log.records import EMPTY
 from service.models.kalman import PublishedKalman
 from service.models.kalman_personal import PersonalKalman
 from service.models.personal import Personal, read_entry
 from service.models.published import Loop, Models
-from service.rank.decide import Prepared, context_of, features_of
-from service.rank.requests import Explained, Strongest
+from service.rank.decide import features_of
+from service.rank.requests import Explained, Prepared, Strongest
 
 
 async def explain_all(prepared: Prepared, loop: Loop, models: Models) -> list[Explained]:
@@ -94,7 +95,7 @@ def _by_adagrad(prepared: Prepared, k: int, loop: Loop, personal: Personal | Non
     request, own = prepared.request, personal if isinstance(personal, PersonalModel) else None
     action = request.actions[k]
     named = action.id, features_of(action, loop.catalogue)
-    why = explain(context_of(request), named, loop.weights, own, crosses=loop.view.settings.crosses)
+    why = explain(bytes(request.context) or EMPTY, named, loop.weights, own, crosses=loop.view.settings.crosses)
     return Explained(action.id, why.shared, why.personal, _strongest(why.strongest, 1.0))
 
 
@@ -106,7 +107,7 @@ def _by_kalman(prepared: Prepared, k: int, loop: Loop, kalman: PublishedKalman, 
     own = _own_words(prepared, loop, personal)
     if own is not None:
         own = in_present_basis(kalman.shared, own)
-    names = flatten(context_of(request), Limits()), action_features(
+    names = flatten(bytes(request.context) or EMPTY, Limits()), action_features(
         action.id, features_of(action, loop.catalogue), Limits()
     )  # fmt: skip
     why = kalman_explaining.explain(kalman.shared, own, (prepared.rows[0], prepared.rows[1 + k]), names)

@@ -1,36 +1,37 @@
 """A ranker: requests in, decisions out. Stateless: it reads the published models and appends to the log.
 
-Requests that arrive in one turn of the event loop are decided together, which halves what each costs. A caller is
-answered once its record is durable.
+Requests that arrive in one turn of the event loop are decided together, which halves what each costs, and all records
+of a turn, rewards too, leave in one frame. A caller is answered once its record is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from fedres.event_ids import new_event_id
-from fedres.scoring.features import Hashed, Preparer
+from fedres.scoring.features import Hashed, Named, Preparer
 from fedres.scoring.flattening import Limits
 from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
-from service.log.records import ACTIVATE, Entry, LoggedRank, Record, ranks_in
+from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward, ranks_in
 from service.log.workers import LogWorker, WorkerThread
-from service.models.memory import find_block
-from service.models.personal import personal_key
+from service.models.memory import find_block, personal_key
 from service.models.published import Loop, Models, NotPublished
 from service.models.views import LoopView
-from service.rank.asked import Asked, fail, hash_in_pieces, pieces
-from service.rank.decide import MOST_EXPLAINED, NOTHING, decide, repeated
+from service.rank.decide import MOST_EXPLAINED, Decision, decide, repeated
 from service.rank.explaining import explain_all
 from service.rank.pinned import ensure_pinned, wants_pinned
 from service.rank.quotas import Quotas, exceeded
-from service.rank.requests import RankRequest, RankResult, check_id
-from service.rank.rewards import reward_records
+from service.rank.requests import Action, RankRequest, RankResult, check_id, is_plain_id
 from service.rank.slots import SlotsRequest, SlotsResult, check_slots, events_of, fill, filled_before
+from service.settings import LARGEST_REWARD, Settings
 
 MOST_TOGETHER = 16  # requests decided at once; more would keep the log writer idle, and all callers in step
+ACTIONS_TOGETHER = 200  # of the requests that are decided with another one; they take a millisecond or two
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
@@ -182,185 +183,88 @@ class Machine:
             self._archive.close()
 
 
+class Waiting(msgspec.Struct):
+    """A request that waits for its decision, and in the future, for its record to be stored."""
+
+    loop: str
+    request: RankRequest
+    most_explained: int
+    stored: asyncio.Future[Outcome]
+    decision: Decision | None = None
+
+
 class Ranker:
     """Decides, and takes rewards."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._turn: list[Asked] = []
+        self._waiting: list[Waiting] = []  # for the next turn
+        self._groups: list[Group] = []  # records that leave with it
+        self._futures: list[asyncio.Future[Outcome]] = []  # their outcomes
         self._reading: set[asyncio.Task[None]] = set()  # tasks are kept by nobody else
 
-    async def rank(self, loop: str, request: RankRequest) -> RankResult:
+    async def rank(self, loop: str, request: RankRequest, most_explained: int = MOST_EXPLAINED) -> RankResult:
         """Return an action for a user in a context, once the decision is durable."""
-        asked = Asked(loop, request)
-        if not self._turn:
-            asyncio.get_running_loop().call_soon(self._decide_turn)
-        self._turn.append(asked)
-        return await self._answered(asked)
-
-    async def rank_large(self, loop: str, request: RankRequest) -> RankResult:
-        """Return the same for a request that would take long at once; other callers are served meanwhile."""
-        [result] = await self.rank_many(loop, [request])
-        if isinstance(result, ApiError):
-            raise result
-        return result
-
-    async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
-        """Return the same for each of many requests, or why that one was refused.
-
-        Other callers are served between pieces of a large batch, or of a large request.
-        """
-        n_explained = sum(request.explain for request in requests)
-        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
-        asked = [Asked(loop, request) for request in requests]
-        async for piece in pieces(asked):
-            alone = piece[0].request.actions if len(piece) == 1 else ()
-            self._decide(piece, await hash_in_pieces(alone, self._machine.preparer), most)
-        results: list[RankResult | ApiError] = []
-        async for piece in pieces(asked):
-            results += [await self._answered_or_refused(one) for one in piece]
-        return results
-
-    async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
-        """Return an action for each slot of a page, none of them twice; all are stored together or none is."""
-        check_slots(request)
-        event_id = request.event_id or new_event_id()
-        if request.event_id is not None:
-            known = await self._ranks_of(loop, request)
-            if known:
-                return await filled_before(request, event_id, known)
+        event_loop = asyncio.get_running_loop()
+        if not self._waiting and not self._groups:
+            event_loop.call_soon(self._decide_turn)
+        waiting = Waiting(loop, request, most_explained, event_loop.create_future())
+        self._waiting.append(waiting)
         try:
-            return await self._fill(loop, request, event_id)
-        except Duplicate:
-            return await filled_before(request, event_id, await self._ranks_of(loop, request))
-
-    async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
-        machine = self._machine
-        await ensure_pinned(machine, name)
-        hashed = await hash_in_pieces(request.actions, machine.preparer)
-        loop = machine.loop(name)
-        machine.quotas.check_pending(loop.view)
-        machine.check_user(loop, request.user)
-        records: dict[str, Record] = {}
-
-        def decided(asked: RankRequest) -> RankResult:
-            [decision] = decide([asked], loop, machine.models, machine.preparer, hashed)
-            if isinstance(decision, ApiError):
-                raise decision
-            records[str(asked.event_id)] = decision.record(loop)
-            return decision.result()
-
-        filled = await fill(request, event_id, decided)
-        await machine.append(*records.values())
-        return filled
-
-    async def _ranks_of(self, loop: str, request: SlotsRequest) -> dict[str, tuple[Entry, LoggedRank]]:
-        events = events_of(request.event_id or "", len(request.slots))
-        return await self._known_ranks(loop, events)
-
-    async def _known_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
-        """Return the decisions of events; refuse those of a loop that was deleted."""
-        since = self._machine.loop(loop).view.since
-        known = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
-        for event, (entry, _) in known.items():
-            if entry.position <= since:
-                message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
-                raise ApiError(409, "event_exists", message, "event_id")
-        return known
-
-    def _decide_turn(self) -> None:
-        asked, self._turn = self._turn[:MOST_TOGETHER], self._turn[MOST_TOGETHER:]
-        if self._turn:
-            asyncio.get_running_loop().call_soon(self._decide_turn)
-        self._decide(asked)
-
-    def _decide(
-        self, asked: Sequence[Asked], hashed: Mapping[str, Hashed] = NOTHING, most_explained: int = MOST_EXPLAINED
-    ) -> None:
-        """Decide requests together, and hand their records to the log; what goes wrong is in the futures."""
-        by_loop: dict[str, list[Asked]] = {}
-        for one in asked:
-            by_loop.setdefault(one.loop, []).append(one)
-        machine = self._machine
-        for name, some in by_loop.items():
-            try:
-                loop = machine.loop(name)
-                machine.quotas.check_pending(loop.view)
-                if wants_pinned(loop):
-                    self._decide_later(name, some, most_explained)
-                    continue
-                if loop.view.n_users >= machine.quotas.users:
-                    some = self._without_new_users(some, loop)
-                requests = [one.request for one in some]
-                decisions = decide(requests, loop, machine.models, machine.preparer, hashed, most_explained)
-                groups: list[Group] = []
-                futures = []
-                for one, decision in zip(some, decisions, strict=True):
-                    if isinstance(decision, ApiError):
-                        one.future.set_exception(decision)
-                        continue
-                    one.decision = decision
-                    groups.append([decision.record(loop)])
-                    futures.append(one.future)
-                if groups:
-                    machine.log.append(groups, futures)
-            except Exception as error:
-                fail(some, error)
-
-    def _decide_later(self, name: str, asked: Sequence[Asked], most_explained: int) -> None:
-        """Decide once the pinned model is read, which happens once for each ranker and experiment."""
-
-        async def read_and_decide() -> None:
-            try:
-                await ensure_pinned(self._machine, name)
-            except Exception as error:
-                fail(asked, error)
-            else:
-                self._decide(asked, most_explained=most_explained)
-
-        task = asyncio.ensure_future(read_and_decide())
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
-
-    def _without_new_users(self, asked: Sequence[Asked], loop: Loop) -> list[Asked]:
-        """Refuse requests of users who would need a model of their own; return the others."""
-        known = []
-        for one in asked:
-            try:
-                self._machine.check_user(loop, one.request.user)
-                known.append(one)
-            except ApiError as error:
-                one.future.set_exception(error)
-        return known
-
-    async def _answered(self, asked: Asked) -> RankResult:
-        try:
-            outcome = await asked.future
+            outcome = await waiting.stored
         except StoreUnavailable as error:
             raise unavailable(error) from error
-        decision, machine = asked.decision, self._machine
+        decision = waiting.decision
         assert decision is not None
         if isinstance(outcome, Duplicate):
-            return await self._repeated(asked.loop, asked.request, decision.prepared.event_id)
+            return await self._repeated(loop, request, decision.prepared.event_id)
         if isinstance(outcome, Refused):
             raise invalid(str(outcome))
         result = decision.result()
-        if asked.request.explain:
-            loop = machine.loop(asked.loop)
-            result.explanations = await explain_all(decision.prepared, loop, machine.models)
+        if request.explain:
+            result.explanations = await explain_all(decision.prepared, self._machine.loop(loop), self._machine.models)
         return result
 
-    async def _answered_or_refused(self, asked: Asked) -> RankResult | ApiError:
-        try:
-            return await self._answered(asked)
-        except ApiError as error:
-            return error
-
-    async def _repeated(self, loop: str, request: RankRequest, event_id: str) -> RankResult:
-        known = await self._known_ranks(loop, [event_id])
-        if event_id not in known:
-            raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
-        return repeated(request, *known[event_id])
+    def _decide_turn(self) -> None:
+        """Decide what waits, and send all records of this turn in one frame; failures are in the futures."""
+        groups, futures, self._groups, self._futures = self._groups, self._futures, [], []
+        turn, self._waiting = self._waiting, []
+        if len(turn) > 1:
+            turn, self._waiting = within_a_turn(turn)
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._decide_turn)
+        by_loop: dict[tuple[str, int], list[Waiting]] = {}
+        for waiting in turn:
+            by_loop.setdefault((waiting.loop, waiting.most_explained), []).append(waiting)
+        machine, quotas = self._machine, self._machine.quotas
+        fewest_bytes = min(quotas.pending_bytes, quotas.all_pending_bytes)
+        for (name, most_explained), some in by_loop.items():
+            try:
+                loop = machine.loop(name)
+                view, pinned = loop.view, loop.view.settings.control.pinned
+                if view.n_waiting >= quotas.pending_events or view.all_waiting_bytes >= fewest_bytes:
+                    quotas.check_pending(view)
+                if pinned is not None and wants_pinned(loop):
+                    self._decide_later(name, some)
+                    continue
+                if view.n_users >= quotas.users:
+                    some = self._without_new_users(some, loop)
+                requests = [waiting.request for waiting in some]
+                decisions = decide(requests, loop, machine.models, machine.preparer, most_explained=most_explained)
+                for waiting, decision in zip(some, decisions, strict=True):
+                    if isinstance(decision, ApiError):
+                        fail([waiting.stored], decision)
+                        continue
+                    waiting.decision = decision
+                    groups.append([decision.record(loop)])
+                    futures.append(waiting.stored)
+            except Exception as error:
+                fail([waiting.stored for waiting in some], error)
+        if groups:
+            try:
+                machine.log.append(groups, futures)
+            except StoreUnavailable as error:
+                fail(futures, error)
 
     async def reward(
         self,
@@ -371,29 +275,219 @@ class Ranker:
         outcomes: Mapping[str, float] | None = None,
     ) -> None:
         """Store a reward, or named outcomes; they may come before their event, and repeats count once."""
-        view = self._machine.loop(loop).view
-        check_id("event_id", event_id)
+        machine, quotas = self._machine, self._machine.quotas
+        view = machine.loop(loop).view
+        if not is_plain_id(event_id):
+            check_id("event_id", event_id)
         records = reward_records(view, event_id, value, reward_id, outcomes)
-        self._machine.quotas.check_reward(view)
-        await self._check_early(view, event_id)
-        await self._machine.append(*records)
+        if view.all_waiting_bytes >= min(quotas.pending_bytes, quotas.all_pending_bytes):
+            quotas.check_reward(view)
+        if view.n_early >= quotas.early_events or view.n_early_rewards >= quotas.early_rewards:
+            await self._check_early(view, event_id)
+        event_loop = asyncio.get_running_loop()
+        if not self._waiting and not self._groups:
+            event_loop.call_soon(self._decide_turn)
+        stored: asyncio.Future[Outcome] = event_loop.create_future()
+        self._groups.append(records)
+        self._futures.append(stored)
+        try:
+            outcome = await stored
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        if isinstance(outcome, Refused):
+            raise invalid(str(outcome))
+
+    async def activate(self, loop: str, event_id: str) -> None:
+        """Let a deferred event wait for its reward from now on."""
+        view, quotas = self._machine.loop(loop).view, self._machine.quotas
+        check_id("event_id", event_id)
+        if view.n_early >= quotas.early_events or view.n_early_rewards >= quotas.early_rewards:
+            await self._check_early(view, event_id)
+        await self._machine.append(Record(loop, ACTIVATE, event_id))
+
+    # What is rare
+
+    async def rank_many(self, loop: str, requests: Sequence[RankRequest]) -> list[RankResult | ApiError]:
+        """Return the same as ``rank`` for each of many requests, or why that one was refused.
+
+        Requests of other callers are decided between those of a large batch.
+        """
+        n_explained = sum(request.explain for request in requests)
+        most = MOST_EXPLAINED // max(1, n_explained)  # so that a batch takes no longer than one request
+        tasks, n_actions = [], 0
+        for request in requests:
+            tasks.append(asyncio.ensure_future(self.rank(loop, request, most)))
+            n_actions += len(request.actions)
+            if n_actions >= ACTIONS_TOGETHER:
+                await asyncio.sleep(0)
+                n_actions = 0
+        results = []
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, ApiError):
+                raise result
+            results.append(result)
+        return results
+
+    async def rank_slots(self, loop: str, request: SlotsRequest) -> SlotsResult:
+        """Return an action for each slot of a page, none of them twice; all are stored together or none is."""
+        check_slots(request)
+        event_id = request.event_id or new_event_id()
+        events = events_of(event_id, len(request.slots))
+        if request.event_id is not None:
+            logged = await self._logged_ranks(loop, events)
+            if logged:
+                return filled_before(request, event_id, logged)
+        try:
+            return await self._fill(loop, request, event_id)
+        except Duplicate:
+            return filled_before(request, event_id, await self._logged_ranks(loop, events))
+
+    async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
+        machine = self._machine
+        await ensure_pinned(machine, name)
+        loop = machine.loop(name)
+        machine.quotas.check_pending(loop.view)
+        machine.check_user(loop, request.user)
+        hashed = hashed_actions(request.actions, machine.preparer)
+        records: list[Record] = []
+
+        def decided(slot_request: RankRequest) -> RankResult:
+            [decision] = decide([slot_request], loop, machine.models, machine.preparer, hashed)
+            if isinstance(decision, ApiError):
+                raise decision
+            records.append(decision.record(loop))
+            return decision.result()
+
+        filled = fill(request, event_id, decided)
+        await machine.append(*records)
+        return filled
+
+    async def _logged_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
+        """Return the decisions of events; refuse those of a loop that was deleted."""
+        since = self._machine.loop(loop).view.since
+        logged = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
+        for event, (entry, _) in logged.items():
+            if entry.position <= since:
+                message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
+                raise ApiError(409, "event_exists", message, "event_id")
+        return logged
+
+    async def _repeated(self, loop: str, request: RankRequest, event_id: str) -> RankResult:
+        logged = await self._logged_ranks(loop, [event_id])
+        if event_id not in logged:
+            raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
+        return repeated(request, *logged[event_id])
+
+    def _decide_later(self, name: str, some: Sequence[Waiting]) -> None:
+        """Decide once the pinned model is read, which happens once for each ranker and experiment."""
+
+        async def read_and_decide() -> None:
+            try:
+                await ensure_pinned(self._machine, name)
+            except Exception as error:
+                fail([waiting.stored for waiting in some], error)
+                return
+            if not self._waiting and not self._groups:
+                asyncio.get_running_loop().call_soon(self._decide_turn)
+            self._waiting += some
+
+        task = asyncio.ensure_future(read_and_decide())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    def _without_new_users(self, some: Sequence[Waiting], loop: Loop) -> list[Waiting]:
+        """Refuse requests of users who would need a model of their own; return the others."""
+        others = []
+        for waiting in some:
+            try:
+                self._machine.check_user(loop, waiting.request.user)
+                others.append(waiting)
+            except ApiError as error:
+                fail([waiting.stored], error)
+        return others
 
     async def _check_early(self, view: LoopView, event_id: str) -> None:
         """Where too many rewards came before their event, take only those of events that there are."""
         quotas = self._machine.quotas
-        if view.n_early < quotas.early_events and view.n_early_rewards < quotas.early_rewards:
-            return
-        known = await self._machine.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
-        if event_id in known:
+        logged = await self._machine.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
+        if event_id in logged:
             return
         if view.n_early >= quotas.early_events:
             what = "events with a reward that are not decided"
             raise exceeded("early_events", quotas.early_events, what, view.name)
         raise exceeded("early_rewards", quotas.early_rewards, "rewards of events that are not decided", view.name)
 
-    async def activate(self, loop: str, event_id: str) -> None:
-        """Let a deferred event wait for its reward from now on."""
-        view = self._machine.loop(loop).view
-        check_id("event_id", event_id)
-        await self._check_early(view, event_id)
-        await self._machine.append(Record(loop, ACTIVATE, event_id))
+
+def within_a_turn(waiting: Sequence[Waiting]) -> tuple[list[Waiting], list[Waiting]]:
+    """Return those that are decided now, and the others: the first, and few enough of those behind it.
+
+    Small requests pass large ones, so that they wait for one of them at most.
+    """
+    turn, rest, n_actions = [waiting[0]], [], 0
+    for each in waiting[1:]:
+        if len(turn) < MOST_TOGETHER and n_actions + len(each.request.actions) <= ACTIONS_TOGETHER:
+            turn.append(each)
+            n_actions += len(each.request.actions)
+        else:
+            rest.append(each)
+    return turn, rest
+
+
+def fail(futures: Iterable[asyncio.Future[Outcome]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(unavailable(error) if isinstance(error, StoreUnavailable) else error)
+
+
+def hashed_actions(actions: Sequence[Action], preparer: Preparer) -> dict[str, Hashed]:
+    """Return the features that come with actions, hashed, by id: once for all slots.
+
+    What cannot be hashed is left out: deciding says what is wrong with it.
+    """
+    inline = [action for action in actions if action.features]
+    rows = preparer.hash_all([Named("", action.id, bytes(action.features)) for action in inline])
+    return {action.id: row for action, row in zip(inline, rows, strict=True) if isinstance(row, Hashed)}
+
+
+def reward_records(
+    view: LoopView, event_id: str, value: float | None, reward_id: str | None, outcomes: Mapping[str, float] | None
+) -> list[Record]:
+    """Return what is logged of a reward, or of each outcome; refuse what does not suit the loop."""
+    settings = view.settings
+    if reward_id is not None and not is_plain_id(reward_id):
+        check_id("id", reward_id)
+    named: list[tuple[float, str | None]] = []
+    if settings.formula is not None:
+        named = named_outcomes(settings, value, outcomes)
+    else:
+        low, high = settings.reward_range
+        if value is None or outcomes is not None:
+            raise invalid("a reward must be a value: the loop's settings have no outcomes", "value")
+        if not low <= value <= high:
+            raise invalid(f"value must be in [{low:g}, {high:g}], got {value}", "value")
+        named.append((float(value), None))
+    return [
+        Record(
+            view.name,
+            REWARD,
+            event_id,
+            None,
+            encode_reward(number, reward_id, name),
+            encode(RewardBody(number, reward_id, name)),
+        )
+        for number, name in named
+    ]
+
+
+def named_outcomes(
+    settings: Settings, value: float | None, outcomes: Mapping[str, float] | None
+) -> list[tuple[float, str | None]]:
+    """Return the values and names of outcomes, where the loop's reward is a formula over them."""
+    if value is not None or not outcomes:
+        raise invalid("a reward must be outcomes and no value: the loop's reward is a formula", "outcomes")
+    for name, number in outcomes.items():
+        if name not in settings.outcomes:
+            raise invalid(f"outcomes must be of {', '.join(settings.outcomes)}, got {name[:100]!r}", "outcomes")
+        if not abs(number) <= LARGEST_REWARD:
+            raise invalid(f"outcomes must be within ±{LARGEST_REWARD:g}, got {number} for {name!r}", "outcomes")
+    return [(float(number), name) for name, number in outcomes.items()]

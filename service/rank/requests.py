@@ -1,17 +1,21 @@
-"""What a decision is asked with and answered with: one type each, read and written by msgspec."""
+"""What a decision is asked with, what is made of it before it is decided, and what it is answered with."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Raw, Struct, field
 
 from fedres.event_ids import LONGEST_ID
+from fedres.scoring.features import Hashed
 from service.errors import invalid
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+
+is_plain_id = re.compile(f"[\x01-\x7f]{{1,{LONGEST_ID}}}").fullmatch  # of ids that need no closer look
 
 
 class Action(Struct, forbid_unknown_fields=True, gc=False):
@@ -31,6 +35,17 @@ class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     event_id: Id | None = None
     defer: bool = False
     explain: bool = False
+
+
+class Prepared(NamedTuple):
+    """A request that is checked, with its features hashed."""
+
+    request: RankRequest
+    event_id: str
+    rows: list[Hashed]  # the context, then each action
+    allowed: list[bool]  # which actions are not excluded; nothing where all are allowed
+    draw: float  # the event's uniform number
+    key: tuple[int, int]  # of the user's model in shared memory
 
 
 class Ranked(Struct, gc=False):
@@ -68,18 +83,6 @@ class RankResult(Struct, omit_defaults=True, gc=False):
     model_version: int
     arm: str | None = None  # control, treatment or held, where the loop has a control group
     explanations: list[Explained] | None = None
-
-
-def check_request(request: RankRequest) -> None:
-    """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
-    check_actions(request.actions)
-    if request.user is not None:
-        check_id("user", request.user)
-    if request.event_id is not None:
-        check_id("event_id", request.event_id)
-    if request.exclude and {action.id for action in request.actions} <= set(request.exclude):
-        n = len(request.actions)
-        raise invalid(f"exclude must leave at least one action, got all {n} of them", "exclude")
 
 
 def check_actions(actions: Sequence[Action]) -> None:

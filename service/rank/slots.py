@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -149,26 +148,13 @@ class Reserve:
         return False
 
 
-async def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
-    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded.
-
-    Other callers are served between two slots. If another model is published meanwhile, all are filled again, at once.
-    """
-    versions, result = await _filled(request, event_id, answer, gives_way=True)
-    if len(versions) > 1:
-        _, result = await _filled(request, event_id, answer, gives_way=False)
-    return result
-
-
-async def _filled(
-    request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult], *, gives_way: bool
-) -> tuple[set[int], SlotsResult]:
-    """Return the versions of the model that filled the slots, and what is in them."""
-    versions, version, reserve = set(), 0, Reserve(request)
+def fill(request: SlotsRequest, event_id: str, answer: Callable[[RankRequest], RankResult]) -> SlotsResult:
+    """Return what ``answer`` gives for each slot in turn, the actions of those before it excluded."""
+    version, reserve = 0, Reserve(request)
     taken: list[str] = []
     filled: list[FilledSlot] = []
     for place, (slot, event) in enumerate(zip(request.slots, events_of(event_id, len(request.slots)), strict=True)):
-        asked = RankRequest(
+        slot_request = RankRequest(
             actions=_baseline_first(request.actions, slot.baseline),
             context=slot_context(request, place),
             user=request.user,
@@ -176,15 +162,12 @@ async def _filled(
             event_id=event,
             defer=request.defer,
         )
-        given = _answered(place, answer, asked)
-        taken.append(given.action_id)
-        reserve.take(given.action_id)
-        filled.append(FilledSlot(slot.id, event, given.action_id, given.probability, given.ranking))
-        version = given.model_version
-        versions.add(version)
-        if gives_way:
-            await asyncio.sleep(0)
-    return versions, SlotsResult(event_id, version, filled)
+        result = _answered(place, answer, slot_request)
+        taken.append(result.action_id)
+        reserve.take(result.action_id)
+        filled.append(FilledSlot(slot.id, event, result.action_id, result.probability, result.ranking))
+        version = result.model_version
+    return SlotsResult(event_id, version, filled)
 
 
 def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]:
@@ -193,9 +176,7 @@ def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]
     return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
 
 
-async def filled_before(
-    request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]
-) -> SlotsResult:
+def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
     """Return the stored answer to a request that is the same as the one it was given for."""
 
     def stored(asked: RankRequest) -> RankResult:
@@ -205,7 +186,7 @@ async def filled_before(
             raise ApiError(409, "event_exists", message, "event_id")
         return repeated(asked, *found)
 
-    return await fill(request, event_id, stored)
+    return fill(request, event_id, stored)
 
 
 def _answered(place: int, answer: Callable[[RankRequest], RankResult], asked: RankRequest) -> RankResult:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from service.errors import ApiError
-from service.http.replies import SOON, Receive, Reply, Scope, Send, json_reply, refusal, send_reply
+from service.http.protocol import send_reply
+from service.http.replies import SOON, Receive, Reply, Scope, Send, json_reply, refusal
 from service.http.server import Server
 from service.roles.config import Config
 

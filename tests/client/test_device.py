@@ -14,10 +14,12 @@ from fedres.client.adagrad_device import AdaGradDevice
 from fedres.client.choosing import Round, choose, probabilities
 from fedres.draws import event_draw
 from fedres.lease import LeaseHeld
+from fedres.policies import loop_rule
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.model import SharedModel, learn, score
-from service.rank.choosing import NO_KEY, NO_MEMORY, Question, policy_of
+from service.rank.choosing import NO_KEY, NO_MEMORY
 from service.rank.choosing import choose as service_choose
+from service.rank.requests import Prepared
 from service.settings import Settings
 
 from network import MENU, Driven, payload  # isort: skip
@@ -74,9 +76,9 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         allowed = rng.random(4) < 0.7
         allowed[k % 4] = True
         rows = Preparer().hash_all([Named("", None, context), *(Named("", *action) for action in actions)])
-        asked = Question(rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
-        policy = policy_of(settings, n_learned=40)
-        [(action, chances, _)] = service_choose([asked], shared.weights, NO_MEMORY, policy, crosses=True)
+        hashed = Prepared(None, f"e{k}", rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
+        rule = loop_rule(settings), 40
+        [(action, chances, _)] = service_choose([hashed], shared.weights, NO_MEMORY, rule, crosses=True)
         means = score(prepared, shared.weights)[0].astype(np.float64)
         own = probabilities(means, np.zeros(4), allowed, mine, 40)
         assert own.tolist() == chances

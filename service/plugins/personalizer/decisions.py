@@ -106,7 +106,7 @@ class Decisions:
         except ApiError as error:
             if error.code != "event_exists":
                 raise
-            result = await self._filled_only(loop, request)
+            result = self._filled_only(loop, request)
         by_native_id = {native_id(action.id): action.id for action in asked.actions}
         answers = [
             SlotAnswer(slot.id, by_native_id[filled.action_id])
@@ -142,9 +142,9 @@ class Decisions:
             raise decision
         return decision.result()
 
-    async def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
+    def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
         check_slots(request)
-        return await fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+        return fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
 
 
 @contextmanager

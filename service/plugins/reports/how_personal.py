@@ -10,7 +10,7 @@ import msgspec
 
 from service.errors import ApiError
 from service.plugins.reports.series import Taken
-from service.rank.decide import prepare_all
+from service.rank.decide import prepare
 from service.rank.explaining import personal_model, personal_variances, score_parts
 from service.rank.ranker import Machine
 from service.rank.requests import Action, RankRequest
@@ -37,7 +37,7 @@ async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPe
         await asyncio.sleep(0)
         loop = machine.loop(name)
         request = RankRequest(actions=[Action(one.action, one.features)], context=one.context, user=one.user)
-        [prepared] = prepare_all([request], loop, machine.preparer)
+        [prepared] = prepare([request], loop, machine.preparer)
         if isinstance(prepared, ApiError):  # logged under other limits
             continue
         model = personal_model(one.user, loop, machine.models)

@@ -9,8 +9,8 @@ import msgspec
 from service.admin.exporting import Exporter, time_of
 from service.errors import ApiError
 from service.log.protocol import Log
-from service.log.records import RANK, REWARD, Entry, LoggedRank, decode_rank, decode_reward
-from service.rank.decide import answer, n_explained_pairs, prepare_all
+from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
+from service.rank.decide import logged_decision, n_explained_pairs, prepare
 from service.rank.explaining import explain_all
 from service.rank.ranker import Machine
 from service.rank.requests import Action, Explained, Ranked, RankRequest
@@ -62,9 +62,10 @@ async def stories(machine: Machine, loop: str, events: list[str]) -> list[Story]
 async def _story(machine: Machine, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
     rank = next(entry for entry in about if entry.kind == RANK)
     body = decode_rank(rank.body)
-    ids = [action.id for action in body.actions]
-    ranked = answer("", ids, body.action, body.probabilities, body.scores, body.version)
-    return Story(event, ranked.ranking, [*map(_record, about)], await _explained(machine, loop, rank, body))
+    actions = [Action(action.id, action.features) for action in body.actions]
+    request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
+    ranking = logged_decision(rank, body, request).result().ranking
+    return Story(event, ranking, [*map(_record, about)], await _explained(machine, loop, request))
 
 
 def _record(entry: Entry) -> StoryRecord:
@@ -74,11 +75,9 @@ def _record(entry: Entry) -> StoryRecord:
     return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
 
 
-async def _explained(machine: Machine, name: str, rank: Entry, body: LoggedRank) -> list[Explained]:
+async def _explained(machine: Machine, name: str, request: RankRequest) -> list[Explained]:
     loop = machine.loop(name)
-    actions = [Action(action.id, action.features) for action in body.actions]
-    request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
-    [prepared] = prepare_all([request], loop, machine.preparer)
+    [prepared] = prepare([request], loop, machine.preparer)
     if isinstance(prepared, ApiError):
         return []
     if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:

@@ -23,7 +23,7 @@ from service.log.records import DELETED, LOOP, RANK, REWARD, SETTINGS, Record, R
 from service.models.published import Loop
 from service.plugins.personalizer.configuration import azure_settings
 from service.plugins.tools.dsjson import Logged, event_ids, read_line
-from service.rank.decide import Decision, prepare_all
+from service.rank.decide import Decision, prepare
 from service.settings import Settings
 
 BATCH = 1_000  # lines that are stored together
@@ -98,7 +98,7 @@ class _Importer:
     def __init__(self, log: Log, name: str, settings: Settings, report: Callable[[str], None] | None) -> None:
         self._log, self._name, self._report = log, name, report
         self._settings, self._position = _settings_in(log, name, settings)
-        self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings, patience=None)))
+        self._loop = Loop(cast(Any, SimpleNamespace(name=name, settings=self._settings)))
         self._preparer = Preparer()
         self.stored = self.known = self.wrong = 0
 
@@ -116,7 +116,7 @@ class _Importer:
                 continue
             logged += found
             places += [place] * len(found)
-        prepared = prepare_all([one.request for one in logged], self._loop, self._preparer)
+        prepared = prepare([one.request for one in logged], self._loop, self._preparer)
         wrong = {place: made for place, made in zip(places, prepared, strict=True) if isinstance(made, ApiError)}
         for place, reason in sorted(wrong.items()):
             ended = self._refuse(path, file.unit, rows[place][0], str(reason)) or ended

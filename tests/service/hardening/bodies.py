@@ -26,7 +26,7 @@ from service.errors import ApiError
 from service.http.body import decompressed
 from service.http.hot import Batch, Reward
 from service.http.strict import decode
-from service.rank.decide import context_of, prepare_all
+from service.rank.decide import prepare
 from service.rank.requests import RankRequest
 from service.rank.slots import SlotsRequest
 
@@ -75,7 +75,7 @@ class Reader:
     def _rank(self, body):
         """Read a rank request; what is taken, Python's own parser must take too, and read the same."""
         request = decode(RANK, body)
-        [prepared] = prepare_all([request], self._loop, self._preparer)
+        [prepared] = prepare([request], self._loop, self._preparer)
         plain_error = self._features_error(request)
         if isinstance(prepared, ApiError):
             if prepared.status == 422 and prepared.code.startswith("invalid_feature") and plain_error is None:
@@ -95,7 +95,7 @@ class Reader:
     @staticmethod
     def _features_error(request):
         try:
-            flatten(context_of(request), Limits())
+            flatten(bytes(request.context) or b"{}", Limits())
             for action in request.actions:
                 action_features(action.id, bytes(action.features), Limits())
         except FeatureError as error:

@@ -17,7 +17,7 @@ from service.plugins.reports.how_personal import HowPersonal, Remembered, how_pe
 from service.plugins.reports.loop_report import LoopReport
 from service.plugins.reports.series import Finished, Taken
 from service.plugins.reports.what_if import WhatIf, changed, what_if
-from service.rank.decide import prepare_all
+from service.rank.decide import prepare
 from service.rank.explaining import explanations, personal_model, score_parts
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
@@ -159,7 +159,7 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
             await engine.settle()
             machine, loop = engine.machine, engine.machine.loop("default")
             for user in ("user-1", "nobody has seen me", None):
-                [prepared] = prepare_all([request(user, {"hour": 2})], loop, machine.preparer)
+                [prepared] = prepare([request(user, {"hour": 2})], loop, machine.preparer)
                 explained = [*explanations(prepared, loop, machine.models)]
                 own = personal_model(user, loop, machine.models)
                 assert (own is not None) == (user == "user-1")

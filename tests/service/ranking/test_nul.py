@@ -50,6 +50,7 @@ def old_store(engine, monkeypatch):
     """Let a store take ids as it did before they were refused."""
     monkeypatch.setattr(checking, "_refuse_nul", lambda record: None)
     monkeypatch.setattr("service.rank.requests.check_id", lambda *_: None)
+    monkeypatch.setattr("service.rank.decide.check_id", lambda *_: None)
     monkeypatch.setattr("service.rank.ranker.check_id", lambda *_: None)
 
 

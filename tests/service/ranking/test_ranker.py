@@ -12,10 +12,8 @@ from playing import Disk, gauges, logged, play, raw, rebuilt, refused, refused_f
 from fedres.draws import event_draw
 from fedres.event_ids import new_event_id
 from service.errors import ApiError
-from service.rank.asked import hash_in_pieces
 from service.rank.decide import decide
 from service.rank.requests import Action, RankRequest
-from service.rank.slots import Slot, SlotsRequest
 
 
 def test_a_decision_is_stored_before_it_is_answered_and_can_be_replayed_from_its_event_id(tmp_path):
@@ -261,16 +259,6 @@ def large_request(n_actions=200, n_features=40, **more):
     return RankRequest(user="u", context=raw({"hour": 3}), actions=actions, **more)
 
 
-def test_others_are_served_in_the_middle_of_a_large_request(tmp_path):
-    async def story():
-        async with running(tmp_path) as engine:
-            large, n_served = await served_meanwhile(engine, engine.rank_large("default", large_request()))
-            assert len(large.ranking) == 200
-            assert n_served >= 3
-
-    asyncio.run(story())
-
-
 def test_others_are_served_between_two_explanations(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
@@ -282,41 +270,13 @@ def test_others_are_served_between_two_explanations(tmp_path):
     asyncio.run(story())
 
 
-def test_others_are_served_between_two_slots(tmp_path):
-    asked = SlotsRequest(actions=request(n_actions=9).actions, slots=[Slot(id=f"s{k}") for k in range(9)])
-
-    async def story():
-        async with running(tmp_path) as engine:
-            filled, n_served = await served_meanwhile(engine, engine.rank_slots("default", asked))
-            assert len(filled.slots) == 9
-            assert n_served >= 5
-
-    asyncio.run(story())
-
-
 def test_a_decision_that_would_take_too_long_to_explain_is_refused_and_not_logged(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             asked = large_request(400, explain=True)
             before = len(engine.logged())
-            assert await refused_for(engine.rank_large("default", asked)) == (422, "too_much_to_explain", "explain")
+            assert await refused_for(engine.rank("default", asked)) == (422, "too_much_to_explain", "explain")
             assert len(engine.logged()) == before
-
-    asyncio.run(story())
-
-
-def test_what_is_hashed_in_pieces_is_decided_and_logged_as_if_at_once(tmp_path):
-    async def story():
-        async with running(tmp_path) as engine:
-            await play(engine, 40)
-            await engine.settle()
-            loop, machine = engine.machine.loop("default"), engine.machine
-            asked = large_request(event_id="e", exclude=["a3"])
-            hashed = await hash_in_pieces(asked.actions, machine.preparer)
-            assert len(hashed) == 200
-            ways = [decide([asked], loop, machine.models, machine.preparer, rows)[0] for rows in ({}, hashed)]
-            assert ways[0].record(loop) == ways[1].record(loop)
-            assert ways[0].result() == ways[1].result()
 
     asyncio.run(story())
 
@@ -327,7 +287,7 @@ def test_what_is_wrong_with_a_large_request_is_named(tmp_path):
 
     async def story():
         async with running(tmp_path) as engine:
-            error = await refused_for(engine.rank_large("default", asked))
+            error = await refused_for(engine.rank("default", asked))
             assert error == (422, "invalid_features", "actions[150]")
 
     asyncio.run(story())
