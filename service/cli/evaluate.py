@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,43 +18,49 @@ if TYPE_CHECKING:
 
     from bandits.evaluation import Columns, Evaluation
 
-TABLES = "Tables (.csv, .tsv, .parquet)"
-ActionColumn = Annotated[
-    str | None, typer.Option("--action", help="Column of the action taken.", rich_help_panel=TABLES)
-]
-RewardColumn = Annotated[str | None, typer.Option("--reward", help="Column of the reward.", rich_help_panel=TABLES)]
-ProbabilityColumn = Annotated[
-    str | None,
-    typer.Option("--probability", help="Column of the probability it was taken with.", rich_help_panel=TABLES),
-]
-UserColumn = Annotated[str | None, typer.Option("--user", help="Column of the user.", rich_help_panel=TABLES)]
-ContextColumns = Annotated[
-    list[str] | None,
-    typer.Option("--context", help="Columns of features, separated by commas. Repeatable.", rich_help_panel=TABLES),
-]
-ActionIds = Annotated[
-    str | None,
-    typer.Option(
-        "--actions",
-        help="Ids that could be taken, separated by commas, or the column that lists them. [default: those taken]",
-        rich_help_panel=TABLES,
-    ),
-]
-ProbabilitiesColumn = Annotated[
-    str | None,
-    typer.Option("--probabilities", help="Column that lists those of all actions.", rich_help_panel=TABLES),
-]
-TimeColumn = Annotated[
-    str | None, typer.Option("--time", help="Column by which rows are sorted.", rich_help_panel=TABLES)
-]
-EventColumn = Annotated[
-    str | None, typer.Option("--event-id", help="Column of the decision's id.", rich_help_panel=TABLES)
-]
+OF_COLUMNS = {  # the options that say which column of a table is what
+    "action": "Column of the action taken.",
+    "reward": "Column of the reward.",
+    "probability": "Column of the probability it was taken with.",
+    "user": "Column of the user.",
+    "context": "Columns of features, separated by commas. Repeatable.",
+    "actions": "Ids that could be taken, separated by commas, or the column that lists them. [default: those taken]",
+    "probabilities": "Column that lists those of all actions.",
+    "time": "Column by which rows are sorted.",
+    "event_id": "Column of the decision's id.",
+}
+
+
+def with_columns(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which column of a table is what; it gets them as ``columns``."""
+
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> None:
+        from bandits.evaluation import Columns
+
+        named = {name: options.pop(name) for name in OF_COLUMNS}
+        context = [name.strip() for word in named.pop("context") or () for name in word.split(",")]
+        command(**options, columns=Columns(**named, context=tuple(context)))
+
+    signature = inspect.signature(command, eval_str=True, locals={"Columns": object})
+    own = [parameter for name, parameter in signature.parameters.items() if name != "columns"]
+    parameters = [*own, *(_option(name, text) for name, text in OF_COLUMNS.items())]
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def _option(name: str, text: str) -> inspect.Parameter:
+    kind = list[str] | None if name == "context" else str | None
+    about = typer.Option(f"--{name.replace('_', '-')}", help=text, rich_help_panel="Tables (.csv, .tsv, .parquet)")
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, about])
 
 
 @app.command()
 @one_line_errors
+@with_columns
 def evaluate(
+    *,
     log: Annotated[
         Path, typer.Argument(help="Logged decisions: JSON lines (also .gz), ours or VW's dsjson; .csv, .tsv, .parquet.")
     ],
@@ -63,15 +72,7 @@ def evaluate(
             " one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging."
         ),
     ] = None,
-    action: ActionColumn = None,
-    reward: RewardColumn = None,
-    probability: ProbabilityColumn = None,
-    user: UserColumn = None,
-    context: ContextColumns = None,
-    actions: ActionIds = None,
-    probabilities: ProbabilitiesColumn = None,
-    time: TimeColumn = None,
-    event_id: EventColumn = None,
+    columns: Columns,
     estimator: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,21 +102,9 @@ def evaluate(
 
     Columns named action, reward, probability, propensity, click, user, time and the like are found by themselves.
     """
-    from bandits.evaluation import Columns
     from bandits.evaluation import evaluate as value
 
     check_writable("json", json_file)
-    columns = Columns(
-        action=action,
-        reward=reward,
-        probability=probability,
-        user=user,
-        context=column_names(context),
-        actions=actions,
-        probabilities=probabilities,
-        time=time,
-        event_id=event_id,
-    )
     read_as(log, columns)
     with progress_bar(f"reading {log.name}") as progress:
         result = value(
@@ -138,11 +127,6 @@ def evaluate(
         figure = result.plot().figure
         figure.tight_layout()
         figure.savefig(plot, dpi=120)
-
-
-def column_names(words: list[str] | None) -> tuple[str, ...]:
-    """Return the names of an option that is repeated, or has several names separated by commas."""
-    return tuple([name.strip() for word in words or () for name in word.split(",")])
 
 
 def read_as(log: Path, columns: Columns) -> None:

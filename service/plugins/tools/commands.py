@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.evaluate import (
-    ActionColumn,
-    ActionIds,
-    ContextColumns,
-    EventColumn,
-    ProbabilitiesColumn,
-    ProbabilityColumn,
-    RewardColumn,
-    TimeColumn,
-    UserColumn,
-    column_names,
-    read_as,
-)
+from service.cli.evaluate import read_as, with_columns
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
 from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
 
@@ -183,7 +171,9 @@ def export(
 
 @log.command("import")
 @one_line_errors
+@with_columns
 def import_(
+    *,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -193,15 +183,7 @@ def import_(
     ],
     loop: Annotated[str, typer.Option(help="Decisions: the loop they go to, made if it is not there.")] = "default",
     skip_wrong: Annotated[bool, typer.Option(help="Decisions: name wrong lines and pass over them.")] = False,
-    action: ActionColumn = None,
-    reward: RewardColumn = None,
-    probability: ProbabilityColumn = None,
-    user: UserColumn = None,
-    context: ContextColumns = None,
-    actions: ActionIds = None,
-    probabilities: ProbabilitiesColumn = None,
-    time: TimeColumn = None,
-    event_id: EventColumn = None,
+    columns: Columns,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -214,20 +196,8 @@ def import_(
     Azure Personalizer, rlclientlib or Vowpal Wabbit; tables (.csv, .tsv, .parquet) with the columns that you name. A
     wrong line ends the import unless --skip-wrong is given. Run the command again to go on after an interruption.
     """
-    from bandits.evaluation import Columns
     from service.plugins.tools import decision_files, transfer
 
-    columns = Columns(
-        action=action,
-        reward=reward,
-        probability=probability,
-        user=user,
-        context=column_names(context),
-        actions=actions,
-        probabilities=probabilities,
-        time=time,
-        event_id=event_id,
-    )
     for file in files:
         if not file.exists():
             raise ValueError(f"FILE must exist, got {file}")
