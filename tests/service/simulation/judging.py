@@ -8,7 +8,7 @@ from world import LOOP_NAME, WAIT, World, patched_batches
 
 from service.learn.learner import replay
 from service.log.protocol import StoreUnavailable
-from service.log.records import ERASED, RANK, REWARD, DamagedRecord, decode_rank, read_reward
+from service.log.records import ERASED, RANK, REWARD, DamagedRecord, decode_erased, decode_rank, read_reward
 
 STEPS = 80
 MICROSECONDS = 1_000_000
@@ -38,7 +38,8 @@ def judge(world):
         *_decisions(world, entries),
         *_rewards(world, entries),
         *_erasures(world, entries),
-        *_statistics(world, entries),
+        *_prunings(world, entries),
+        *_statistics(world),
         *_models(world),
     ]
 
@@ -69,13 +70,17 @@ def _decisions(world, entries):
 
 def _rewards(world, entries):
     found = {(entry.event, read_reward(entry.example)[1]) for entry in entries if entry.kind == REWARD}
+    decided, cut = {entry.event for entry in world.seen.values() if entry.kind == RANK}, _cut(entries)
+    for position, entry in world.seen.items():  # what came for no event, and is old, was removed
+        if entry.kind == REWARD and position <= cut and entry.event not in decided:
+            found.add((entry.event, read_reward(entry.example)[1]))
     for event, reward in world.rewarded:
         if (event, reward) not in found and event in world.owner:
             yield f"reward {reward} of {event} was acknowledged and is lost"
 
 
 def _erasures(world, entries):
-    live = {world.owner[event] for event in world.owner}
+    live = {*world.owner.values(), *world.left}
     for user in world.erased - live:
         if any(entry.user == user for entry in entries):
             yield f"{user} was erased and is in the log"
@@ -87,9 +92,33 @@ def _erasures(world, entries):
             yield f"{user} was erased and is in the snapshot"
 
 
-def _statistics(world, entries):
+def _prunings(world, entries):
+    """What was removed is gone, and nothing else is; events that are left have all rewards that may count for them."""
+    cut = _cut(entries)
+    there = {entry.position for entry in entries}
+    needed = {entry.event: entry.time - round(WAIT * MICROSECONDS) for entry in entries if entry.kind == RANK}
+    for position, entry in world.seen.items():
+        if entry.kind == RANK and position <= cut and position in there:
+            yield f"{entry.event} was to be removed and is there"
+        if entry.kind == RANK and position > cut and position not in there and not world.erasures:
+            yield f"{entry.event} is not old and was removed"
+        is_needed = entry.kind == REWARD and entry.time > needed.get(entry.event, entry.time)
+        if is_needed and position not in there and not world.erasures:
+            yield f"a reward of {entry.event} was removed, which is there"
+
+
+def _cut(entries):
+    return max([0, *(body.cut for body in _completed(entries))])
+
+
+def _completed(entries):
+    return [decode_erased(entry.body) for entry in entries if entry.kind == ERASED]
+
+
+def _statistics(world):
     """Every event counts once: with its first reward in time, else by its default."""
-    if any(entry.kind == ERASED for entry in entries):  # also one that nobody was told of
+    entries = [entry for _, entry in sorted(world.seen.items())]
+    if any(not body.cut for body in _completed(entries)):  # also one that nobody was told of
         return  # what was learned from erased events stays in the statistics
     statistics = world.learner.loops[LOOP_NAME].head.statistics
     settled, rewarded = expected(entries)

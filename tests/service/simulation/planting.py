@@ -1,9 +1,9 @@
-"""Six bugs, planted into the product one at a time: the simulation must find each."""
+"""Eight bugs, planted into the product one at a time: the simulation must find each."""
 
 import contextlib
 
 from service.learn import learner as learner_module
-from service.learn import publishing, restoring
+from service.learn import pruning, publishing, restoring
 from service.learn.join import Join
 from service.log import sqlite, sqlite_schema
 
@@ -79,6 +79,24 @@ def double_tick():
         yield {"erasures": False}
 
 
+@contextlib.contextmanager
+def remove_what_waits():
+    """Remove all old events, also those that still wait for a reward."""
+
+    def all_old(log, state, before):
+        return pruning.last_before(log, state.head.name, before, max(state.head.since, state.head.pruned.cut))
+
+    with replaced(pruning, "old_events", all_old):
+        yield {"prunings": True, "erasures": False}
+
+
+@contextlib.contextmanager
+def remove_without_a_base():
+    """Remove old events without storing first what was learned from them."""
+    with replaced(pruning, "log_base", lambda learner, state, epoch: None):
+        yield {"prunings": True, "erasures": False}
+
+
 BUGS = [
     acknowledge_before_sync,
     no_dedup,
@@ -86,4 +104,6 @@ BUGS = [
     skip_a_record_on_restart,
     erase_only_the_newest_copy,
     double_tick,
+    remove_what_waits,
+    remove_without_a_base,
 ]

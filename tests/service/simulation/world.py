@@ -23,7 +23,9 @@ from service.learn import learner as learner_module
 from service.learn import restoring
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
-from service.log.records import ERASE, LOOP, Record, encode
+from service.log import sqlite
+from service.log.direct import is_pruned
+from service.log.records import ERASE, LOOP, RANK, EraseBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.models.published import Models, Publisher, make_current, new_generation
 from service.rank.ranker import Machine, Ranker
@@ -57,20 +59,26 @@ class SimulatedMachine(Machine):
 class World:
     """A machine and its clients. ``told`` is the ledger: what clients know for sure."""
 
-    def __init__(self, seed, *, synchronous="EXTRA", erasures=None):
+    def __init__(self, seed, *, synchronous="EXTRA", erasures=None, prunings=None):
         self.rng = random.Random(f"simulation {seed}")
         self.folder = Path(tempfile.mkdtemp(prefix="fedres-sim-", dir="/dev/shm"))
         self.loop = asyncio.new_event_loop()
         self.clock, self.synchronous = Clock(), synchronous
         self.erasures = self.rng.random() < 0.5 if erasures is None else erasures
+        about_age = random.Random(f"prunings {seed}")
+        self.prunings = about_age.random() < 0.5 if prunings is None else prunings
+        self.retention = about_age.choice([None, 3 * WAIT]) if self.prunings else None
+        self.n_prunings, self.seen = 0, {}  # all records that ever were in the log, by position
         self.trace, self.wrong = [], []
         self.ranked, self.rewarded, self.erased = {}, {}, set()  # by event; by event and id; users
         self.owner = {}  # event: user
+        self.left = set()  # users of whom old events may be in the log, and models
         self.messages, self.n_events = [], 0
         self.disk = Disk()
         self.log = None
         self.start()
-        settings = self.rng.choice([Settings(wait_time=WAIT), Settings(wait_time=WAIT, **ADAGRAD)])
+        usual = {"wait_time": WAIT, "retention": self.retention}
+        settings = self.rng.choice([Settings(**usual), Settings(**usual, **ADAGRAD)])
         self.log.append([[Record(LOOP_NAME, LOOP, "loop after 0", body=encode(settings))]])
         self.learner.step()
 
@@ -113,16 +121,18 @@ class World:
 
     def play(self, n_steps):
         moves = [self.send] * 6 + [self.deliver] * 10 + [self.learn] * 6 + [self.pass_time] * 2
-        moves += [self.save, self.kill_learner, self.cut_power]
+        moves += [self.save, self.kill_learner, self.cut_power] + [self.prune] * self.prunings
         for _ in range(n_steps):
             move = self.rng.choice(moves)
             self.trace.append(move.__name__)
             move()
+            self.see()
             self.check_published()
             if self.wrong:
                 return
         self.messages.clear()
         self.clock.pass_seconds(2 * WAIT)
+        self.see()
         self.settle()
 
     def settle(self):
@@ -132,9 +142,37 @@ class World:
             if LOOP_NAME not in heads:
                 self.wrong.append("the log is gone")
                 return
-            if self.learner.positions.get(LOOP_NAME) == heads[LOOP_NAME].last:
+            if self.learner.positions.get(LOOP_NAME) == heads[LOOP_NAME].last and not self.is_pruning():
+                self.see()
                 return
-        self.wrong.append("the learner does not reach the end of the log")
+        self.wrong.append("the learner does not reach the end of the log, or does not remove what is old")
+
+    def is_pruning(self):
+        """Return whether old events are to be removed that are still there."""
+        head = self.learner.loops[LOOP_NAME].head
+        return bool(head.to_prune) or (head.pruned.begun > 0 and not is_pruned(self.log, LOOP_NAME, head.pruned.begun))
+
+    def see(self):
+        """Note what is in the log, before any of it is removed; who is too old is not asked for any more."""
+        last = self.log.heads()[LOOP_NAME].last if LOOP_NAME in self.log.heads() else 0
+        entries = {entry.position: entry for entry in self.log.read(LOOP_NAME, 0, 100_000)} if last else {}
+        self.seen = {position: entry for position, entry in self.seen.items() if position <= last} | entries
+        if self.retention is not None:
+            self.forget_old(self.log.now() - round(self.retention * 1e6))
+
+    def prune(self):
+        """Ask that old events go, as ``fedres log prune`` does."""
+        before = self.log.now() - round(self.rng.choice([0.0, WAIT / 2, 2 * WAIT]) * 1e6)
+        self.n_prunings += 1
+        body = encode(EraseBody(f"pruning {self.n_prunings}", before))
+        self.log.append([[Record(LOOP_NAME, ERASE, body=body)]])
+        self.forget_old(before)
+
+    def forget_old(self, before):
+        """Forget what clients know of events that may go; nothing is sent about them from now on."""
+        old = {e.event for e in self.seen.values() if e.kind == RANK and e.time < before} & self.owner.keys()
+        self.left |= {self.owner[event] for event in old}
+        self.forget_events(old)
 
     def send(self):
         """Let a client begin something."""
@@ -207,7 +245,11 @@ class World:
 
     def forget(self, user):
         """Forget what clients know of a user who is erased; what they send from now on is new."""
-        for event in [event for event, owner in self.owner.items() if owner == user]:
+        self.forget_events({event for event, owner in self.owner.items() if owner == user})
+        self.left.discard(user)
+
+    def forget_events(self, events):
+        for event in events:
             self.ranked.pop(event, None)
             del self.owner[event]
             self.rewarded = {key: value for key, value in self.rewarded.items() if key[0] != event}
@@ -235,6 +277,9 @@ class World:
             if kind == "erase":  # it may be complete, to be completed, or never have arrived
                 self.forget(about[0])
                 self.erased.discard(about[0])  # an erasure before says nothing of what came since
+        if self.prunings:
+            self.see()
+            self.learner.step()
         files = self.disk.cut(self.rng.randint(before, len(self.disk.trace)), self.rng)
         self.stop_learner()
         self.log.close()
@@ -254,9 +299,11 @@ class World:
 
 
 def patched_batches():
-    """Let the learner take few records at once, so that it is often behind."""
+    """Let the learner take and remove few records at once, so that it is often behind."""
     stack = contextlib.ExitStack()
-    for module in (learner_module, restoring):
-        stack.callback(setattr, module, "BATCH", module.BATCH)
-        module.BATCH = BATCH
+    fewer = [(learner_module, "BATCH", BATCH), (restoring, "BATCH", BATCH)]
+    fewer += [(sqlite, "PRUNED_AT_ONCE", 3), (sqlite, "BASES_AT_ONCE", 2), (sqlite, "PAGES_AT_ONCE", 2)]
+    for module, name, number in fewer:
+        stack.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, number)
     return stack
