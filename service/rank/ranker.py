@@ -217,10 +217,11 @@ class Ranker:
         decision = waiting.decision
         assert decision is not None
         if isinstance(outcome, Duplicate):
-            return await self._repeated(loop, request, decision.prepared.event_id)
-        if isinstance(outcome, Refused):
+            result = await self._repeated(loop, request, decision.prepared.event_id)
+        elif isinstance(outcome, Refused):
             raise invalid(str(outcome))
-        result = decision.result()
+        else:
+            result = decision.result()
         if request.explain:
             result.explanations = await explain_all(decision.prepared, self._machine.loop(loop), self._machine.models)
         return result

@@ -175,6 +175,22 @@ def test_scores_are_explained_by_part_and_feature(tmp_path):
     asyncio.run(story())
 
 
+def test_a_repeated_request_is_explained_too(tmp_path):
+    """The reply to the first one may be lost on its way."""
+
+    async def story():
+        async with running(tmp_path) as engine:
+            await play(engine, 60)
+            asked = request("user-1", {"hour": 1}, event_id="asked twice", explain=True)
+            first = await engine.rank("default", asked)
+            assert first.explanations
+            assert await engine.rank("default", asked) == first
+            [in_batch] = await engine.rank_many("default", [asked])
+            assert in_batch == first
+
+    asyncio.run(story())
+
+
 def test_decisions_are_drawn_with_the_probabilities_that_are_logged(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
