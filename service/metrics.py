@@ -37,10 +37,7 @@ class _Tally:
         self.seconds, self.buckets = 0.0, [0] * (len(BUCKETS) + 1)
 
     def flush(self) -> None:
-        n = sum(self.buckets)
-        if not n:
-            return
-        self._counter.inc(n)
+        self._counter.inc(sum(self.buckets))
         self._histogram._sum.inc(self.seconds)  # `observe` takes one value at a time
         for bucket, count in zip(self._histogram._buckets, self.buckets, strict=True):
             if count:
@@ -69,7 +66,8 @@ def count_request(path: str, method: str, status: int, seconds: float) -> None:
 def flush_requests() -> None:
     """Let all processes see what was counted."""
     for tally in _tallies.values():
-        tally.flush()
+        if any(tally.buckets):
+            tally.flush()
 
 
 LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grows, help)

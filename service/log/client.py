@@ -1,4 +1,7 @@
-"""How rankers and the learner reach the log writer: over its Unix socket, one acknowledgement for each record."""
+"""How rankers and the learner reach the log writer: over its Unix socket, one acknowledgement for each record.
+
+A message is a length, then msgpack. A ranker sends the records of an event-loop turn in one.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,15 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
-from service.log.frames import (
-    Append,
-    Erase,
-    Failed,
-    Frames,
-    Ping,
-    Prune,
-    Reply,
-    Request,
-    Scrub,
-    as_outcome,
-    framed,
-    read_reply,
-)
-from service.log.protocol import NO_EPOCHS, Group, Outcome, Pruning, Refused, StoreUnavailable
+import msgspec
+
+from service.log.protocol import NO_EPOCHS, Duplicate, Group, Outcome, Pruning, Refused, StoreUnavailable
+from service.log.records import Record
 
 MOST_WAITING = 10_000  # records
 RETRY_SECONDS = 0.05  # between two attempts to connect
@@ -31,6 +25,120 @@ REPLY_SECONDS = 60.0  # the learner waits for a reply
 DEADLINE_SECONDS = 10.0  # a ranker waits for a reply; SQLite itself waits 5 s for a lock
 LOOK_SECONDS = 1.0  # between two looks at the writer
 TRY_SECONDS = 10.0  # without a commit, before the store is tried by a write
+
+LENGTH = struct.Struct("<I")
+LARGEST_FRAME = 1 << 30  # bytes
+
+T = TypeVar("T")
+
+
+class Append(msgspec.Struct, tag=0, array_like=True, gc=False):
+    """Groups of records to be stored, each whole or not at all."""
+
+    id: int
+    groups: list[list[Record]]
+    epochs: dict[str, int] = {}  # of loops that the sender holds
+
+
+class Erase(msgspec.Struct, tag=1, array_like=True):
+    """A user to be erased, and what the ``erased`` record names: the position of the base, and a token."""
+
+    id: int
+    loop: str
+    user: str
+    base: int
+    token: str
+    epoch: int | None = None
+
+
+class Ping(msgspec.Struct, tag=2, array_like=True):
+    """Asks whether the store can be written: with ``write``, by a write that is synced."""
+
+    id: int
+    write: bool = False
+
+
+class Scrub(msgspec.Struct, tag=3, array_like=True):
+    """Asks that nothing of deleted records is left in any file, and whether that is done: 1, or 0 for not yet."""
+
+    id: int
+    ticket: int  # the same until it is done
+
+
+class Prune(msgspec.Struct, tag=4, array_like=True):
+    """Asks to delete some old events; the reply has what comes next as ``after``, and nothing once all is done."""
+
+    id: int
+    loop: str
+    old: Pruning
+    after: int
+    epoch: int | None = None
+
+
+class Done(msgspec.Struct, tag=0, array_like=True, gc=False):
+    id: int
+    outcomes: list[int | tuple[str, int]]  # a position, or why not and that of the first (-1: no duplicate)
+
+
+class Failed(msgspec.Struct, tag=1, array_like=True):
+    """Nothing of a request was stored."""
+
+    id: int
+    code: str
+    message: str
+
+
+Request = Append | Erase | Ping | Scrub | Prune
+Reply = Done | Failed
+
+read_request = msgspec.msgpack.Decoder(Request).decode
+read_reply = msgspec.msgpack.Decoder(Reply).decode
+_encode_into = msgspec.msgpack.Encoder().encode_into
+
+
+def framed(message: Any) -> bytearray:
+    """Return the message as it travels."""
+    frame = bytearray(LENGTH.size)
+    _encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+    return frame
+
+
+def as_reply(outcome: Outcome) -> int | tuple[str, int]:
+    if isinstance(outcome, Refused):
+        return str(outcome), outcome.position if isinstance(outcome, Duplicate) else -1
+    return outcome
+
+
+def as_outcome(reply: int | tuple[str, int]) -> Outcome:
+    if isinstance(reply, int):
+        return reply
+    message, first = reply
+    return Duplicate(message, first) if first >= 0 else Refused(message)
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that end in ``data``."""
+        if self._rest:
+            data = self._rest + data
+        at, found = 0, []
+        while len(data) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data, at)
+            if length > LARGEST_FRAME:
+                raise ConnectionError(f"a message must have at most {LARGEST_FRAME} bytes, got {length}")
+            end = at + LENGTH.size + length
+            if end > len(data):
+                break
+            found.append(data[at + LENGTH.size : end])
+            at = end
+        self._rest = data[at:]
+        return found
 
 
 def _gone() -> StoreUnavailable:
@@ -42,20 +150,22 @@ def _silence() -> StoreUnavailable:
     return StoreUnavailable("timeout", f"{silent}, and it is not known what it stored: try again")
 
 
+Waiting = tuple[Sequence[asyncio.Future[Outcome]], int, float]  # for a reply: how many records, sent when
+NOT_WAITING: Waiting = ((), 0, 0.0)
+
+
 class WriterClient(asyncio.Protocol):
     """The connection of a ranker; it reconnects by itself.
 
-    Records of one turn of the event loop are sent together. While there is no writer, requests fail at once, and while
+    While there is no writer, requests fail at once, and while
     it is silent for longer than ``DEADLINE_SECONDS`` too. One timer for each connection looks after that.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ids = itertools.count(1)
-        self._waiting: dict[int, tuple[list[asyncio.Future[Outcome]], int, float]] = {}  # records; sent when
+        self._waiting: dict[int, Waiting] = {}  # by request
         self._n_waiting = 0
-        self._groups: list[Group] = []
-        self._futures: list[asyncio.Future[Outcome]] = []
         self._transport: asyncio.Transport | None = None
         self._frames = Frames()
         self._connecting: asyncio.Task[None] | None = None
@@ -116,12 +226,26 @@ class WriterClient(asyncio.Protocol):
             raise StoreUnavailable("overloaded", f"{MOST_WAITING} records are waiting for the log")
         if futures is None:
             futures = [loop.create_future() for _ in groups]
-        if not self._groups:
-            loop.call_soon(self._send)
-        self._groups += groups
-        self._futures += futures
+        request = Append(next(self._ids), groups)  # type: ignore[arg-type]
+        try:
+            frame = framed(request)
+        except UnicodeEncodeError as error:
+            self._append_separately(groups, futures, error)
+            return futures
         self._n_waiting += n_records
+        self._waiting[request.id] = (futures, n_records, loop.time())
+        self._transport.write(frame)
         return futures
+
+    def _append_separately(
+        self, groups: Sequence[Group], futures: Sequence[asyncio.Future[Outcome]], error: UnicodeEncodeError
+    ) -> None:
+        """Refuse the group that no frame can hold, and send the others."""
+        if len(groups) == 1 and not futures[0].done():
+            futures[0].set_result(Refused(f"a record must be valid Unicode: {error}"))
+        if len(groups) > 1:
+            for group, future in zip(groups, futures, strict=True):
+                self.append([group], [future])
 
     async def ping(self) -> None:
         """Return if the store can be written, else raise ``StoreUnavailable``."""
@@ -155,47 +279,13 @@ class WriterClient(asyncio.Protocol):
     def _fail_waiting(self, error: StoreUnavailable) -> None:
         lost, self._waiting = list(self._waiting.values()), {}
         for futures, n_records, _ in lost:
-            self._settle(futures, n_records, [error] * len(futures))
+            self._fail(futures, n_records, error)
 
-    def _send(self) -> None:
-        groups, futures, self._groups, self._futures = self._groups, self._futures, [], []
-        if not groups:
-            return
-        n_records = sum(map(len, groups))
-        if self._transport is None:
-            self._settle(futures, n_records, [_gone() for _ in futures])
-            return
-        request = Append(next(self._ids), groups)  # type: ignore[arg-type]
-        try:
-            frame = framed(request)
-        except UnicodeEncodeError as error:
-            self._send_separately(groups, futures, error)
-            return
-        self._waiting[request.id] = (futures, n_records, asyncio.get_running_loop().time())
-        self._transport.write(frame)
-
-    def _send_separately(
-        self, groups: list[Group], futures: list[asyncio.Future[Outcome]], error: UnicodeEncodeError
-    ) -> None:
-        """Refuse the group that no frame can hold, and send the others."""
-        if len(groups) == 1:
-            self._settle(futures, len(groups[0]), [Refused(f"a record must be valid Unicode: {error}")])
-            return
-        for group, future in zip(groups, futures, strict=True):
-            self._groups, self._futures = [group], [future]
-            self._send()
-
-    def _settle(
-        self, futures: Sequence[asyncio.Future[Outcome]], n_records: int, outcomes: Sequence[Outcome | StoreUnavailable]
-    ) -> None:
+    def _fail(self, futures: Sequence[asyncio.Future[Outcome]], n_records: int, error: StoreUnavailable) -> None:
         self._n_waiting -= n_records
-        for future, outcome in zip(futures, outcomes, strict=True):
-            if future.done():  # nobody waits any more
-                continue
-            if isinstance(outcome, StoreUnavailable):
-                future.set_exception(StoreUnavailable(outcome.code, outcome.message))
-            else:
-                future.set_result(outcome)
+        for future in futures:
+            if not future.done():
+                future.set_exception(StoreUnavailable(error.code, error.message))
 
     # asyncio's side
 
@@ -206,22 +296,23 @@ class WriterClient(asyncio.Protocol):
             self._look()
 
     def data_received(self, data: bytes) -> None:
+        """Settle what the writer has stored or refused."""
         for frame in self._frames.feed(data):
-            self._replied(read_reply(frame))
-
-    def _replied(self, reply: Reply) -> None:
-        self._silent = False
-        futures, n_records, sent = self._waiting.pop(reply.id, ([], 0, 0.0))  # too late: nobody waits any more
-        if isinstance(reply, Failed):
-            error = StoreUnavailable(reply.code, reply.message)
-            self._failure = str(error)
-            self._settle(futures, n_records, [error] * len(futures))
-            return
-        outcomes = [as_outcome(outcome) for outcome in reply.outcomes]
-        if outcomes:  # a ping that writes nothing has none
-            self._failure, self._tried_at = None, sent
-        if futures:
-            self._settle(futures, n_records, outcomes or [0])
+            reply = read_reply(frame)
+            self._silent = False
+            futures, n_records, sent = self._waiting.pop(reply.id, NOT_WAITING)  # too late: nobody waits any more
+            if isinstance(reply, Failed):
+                error = StoreUnavailable(reply.code, reply.message)
+                self._failure = str(error)
+                self._fail(futures, n_records, error)
+                continue
+            self._n_waiting -= n_records
+            if reply.outcomes:  # a ping that writes nothing has none
+                self._failure, self._tried_at = None, sent
+            outcomes = (reply.outcomes or [0]) if futures else ()
+            for future, outcome in zip(futures, outcomes, strict=True):
+                if not future.done():  # else nobody waits any more
+                    future.set_result(outcome if isinstance(outcome, int) else as_outcome(outcome))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -232,7 +323,6 @@ class WriterClient(asyncio.Protocol):
     async def close(self) -> None:
         """Take no more, wait for what is on its way as long as callers do, and close."""
         self._closed = True
-        self._send()
         futures = [future for futures, _, _ in self._waiting.values() for future in futures]
         if futures:
             await asyncio.wait(futures, timeout=DEADLINE_SECONDS)

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from service.log.direct import erase, prune
-from service.log.frames import (
+from service.log.client import (
     Append,
     Done,
     Erase,
@@ -32,6 +31,7 @@ from service.log.frames import (
     framed,
     read_request,
 )
+from service.log.direct import erase, prune
 from service.log.protocol import Log, StoreUnavailable
 
 READ_BYTES = 1 << 18

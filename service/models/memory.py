@@ -245,11 +245,6 @@ class MemoryReader:
         if int(self.words[MAGIC_AT]) != MAGIC:
             raise ValueError(f"{path} must hold published models, got something else")
 
-    @property
-    def published(self) -> int:
-        """How many publications there were."""
-        return int(self.words[PUBLISHED_AT])
-
     def read(self, key: Key) -> bytes | None:
         """Return a block's data, None where there is no such block; raise ``TornRead`` where it stays half written."""
         out: Array = np.empty(SMALLEST_READ, np.uint64)

@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from service.models.memory import (
     key_of,
 )
 from service.models.views import LearnerView, LoopView
+from service.settings import Settings
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
 LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
@@ -50,14 +52,26 @@ CURRENT = "current"  # the file that says which published file is the newest
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack_view = msgspec.msgpack.Decoder(LoopView).decode
+
+
+class _UnreadView(LoopView):
+    """A view whose settings are not read yet: they seldom change, and to check them takes longer than all the rest."""
+
+    settings: msgspec.Raw  # type: ignore[assignment]
+
+
+_unpack_view = msgspec.msgpack.Decoder(_UnreadView).decode
+_unpack_settings = msgspec.msgpack.Decoder(Settings).decode
 _unpack_clients = msgspec.msgpack.Decoder(Clients).decode
 _unpack_learner = msgspec.msgpack.Decoder(LearnerView).decode
 _unpack_names = msgspec.msgpack.Decoder(list[str]).decode
 
 
+loop_key = lru_cache(maxsize=1_000)(key_of)  # of what there is once for each loop
+
+
 def weights_key(loop: str) -> Key:
-    return key_of(f"weights\0{loop}")
+    return loop_key(f"weights\0{loop}")
 
 
 # The data of a block of weights: how many there are, a word for each chunk that says when it changed, the weights.
@@ -263,8 +277,8 @@ class Models:
             with contextlib.suppress(OSError):  # just being replaced: the old one is good enough for now
                 self.memory = MemoryReader(self._folder / f"models-{generation}")
                 self._generation, self._published, self._loops = generation, -1, {}
-        if self.memory is not None and self.memory.published != self._published:
-            self._published = self.memory.published
+        if self.memory is not None and (published := int(self.memory.words[PUBLISHED_AT])) != self._published:
+            self._published = published
             self._fresh.clear()
         return self.memory
 
@@ -291,14 +305,18 @@ class Models:
         """Read what is new of a loop."""
         loop = self._loops.get(name)
         try:
-            data = memory.read(key_of(f"view\0{name}"))
+            data = memory.read(loop_key(f"view\0{name}"))
             if data is None:
                 self._loops.pop(name, None)
                 return None
-            view = _unpack_view(data)
-            if loop is None or loop.view.since != view.since:
+            unread = _unpack_view(data)
+            if loop is not None and loop.view.since == unread.since:
+                self._refresh(memory, loop, _read_view(unread, loop.view))
+            else:
+                view = _read_view(unread)
                 loop = Loop(view)
-            self._refresh(memory, loop, view)
+                loop.id = view.id
+                self._refresh(memory, loop, view)
         except TornRead as torn:  # what was read before is good enough until the learner is back
             if name not in self._loops:
                 raise NotPublished(str(torn)) from None
@@ -309,18 +327,18 @@ class Models:
 
     def _refresh(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
         """Copy what is new."""
-        loop.copied.refresh(memory, view.id, view.catalogue_pieces)
+        loop.copied.refresh(memory, loop.id, view.catalogue_pieces)
         if view.clients_version != loop.clients_version:
-            loop.clients = _unpack_clients(_found(memory, f"clients\0{view.id}"))
+            loop.clients = _unpack_clients(_found(memory, f"clients\0{loop.id}"))
             loop.clients_version = view.clients_version
         if view.version != loop.view.version or not loop.weights.size:
             self._refresh_weights(memory, loop, view)
-        loop.view, loop.id, loop.learn_after = view, view.id, view.patience
+        loop.view, loop.learn_after = view, view.patience
         loop.shared = loop.weights if loop.kalman is None else loop.kalman
         loop.policy = loop_rule(view.settings), 0 if view.knows_successes_only else loop.n_learned
 
     def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
-        key = weights_key(view.id)
+        key = weights_key(loop.id)
         offset = find_block(memory.words, *key)
         if offset < 0:
             raise TornRead(f"the weights of loop {view.name!r} are not published yet")
@@ -347,6 +365,14 @@ class Models:
         if memory is None:
             return math.inf
         return max(0.0, (time.monotonic_ns() - int(memory.words[HEARTBEAT_AT])) / 1e9)
+
+
+def _read_view(unread: _UnreadView, before: LoopView | None = None) -> LoopView:
+    """Return a view with its settings: those of the view before it where they are the same."""
+    is_same = before is not None and before.settings_version == unread.settings_version
+    settings = before.settings if before is not None and is_same else _unpack_settings(unread.settings)
+    msgspec.structs.force_setattr(unread, "settings", settings)
+    return unread
 
 
 def _found(memory: MemoryReader, name: str) -> bytes:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedres.scoring.features import Preparer
+from fedres.scoring.features import MOST_KEYS, Plain, Preparer
 from fedres.scoring.flattening import FeatureError, Limits, feature_hash, flatten
-from fedres.scoring.plain import MOST_KEYS, Plain
 
 SMALL = Limits(features=5, depth=3, name=8)
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"\\_'), min_size=1, max_size=6)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.log.frames import (
+from service.log.client import (
     LARGEST_FRAME,
     LENGTH,
     Append,
@@ -16,7 +16,7 @@ from service.log.frames import (
     framed,
     read_request,
 )
-from service.log.frames import read_reply as read_a_reply
+from service.log.client import read_reply as read_a_reply
 from service.log.protocol import Duplicate, Refused
 from service.log.records import Record
 
