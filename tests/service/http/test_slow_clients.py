@@ -11,6 +11,7 @@ from service.http.limits import Limits
 from service.http.protocol import HEAD_BYTES
 
 PATIENCE = 0.5
+LONGER = 3.0  # where a test must be in time itself, also on a busy machine
 
 RANK = b'{"actions": [{"id": "a", "features": {}}]}'
 HEAD = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -38,7 +39,7 @@ def parsed(received):
 
 def connected(live):
     connection = socket.create_connection(live.address)
-    connection.settimeout(20)
+    connection.settimeout(60)
     return connection
 
 
@@ -114,16 +115,21 @@ def test_what_is_no_http_is_refused_in_the_same_shape(live, nonsense):
 
 
 @pytest.fixture(scope="module")
-def large(impatient):
-    """The service with an export and a model that no system's buffers hold."""
+def large(tmp_path_factory, live_service):
+    """A service with an export and a model that no system's buffers hold."""
+    with live_service(tmp_path_factory.mktemp("large"), limits=Limits(request_seconds=LONGER)) as running:
+        fill(running)
+        yield running
+
+
+def fill(live):
     numbers = [k / 7 for k in range(900)]
     requests = [{"context": {"x": numbers}, "actions": [{"id": "a", "features": {}}]}] * 40
-    with impatient.client() as client:
+    with live.client() as client:
         for _ in range(15):
             assert client.post("/v1/rank/batch", json={"requests": requests}).status_code == 200
         made = client.post("/v1/loops", json={"name": "large", "settings": {"model": "adagrad", "bits": 22}})
         assert made.status_code == 201
-    return impatient
 
 
 def asking(live, path):
@@ -139,7 +145,7 @@ def test_a_client_that_does_not_read_its_reply_is_cut_off(large, path):
     with asking(large, path) as connection:
         closed = select.poll()
         closed.register(connection, select.POLLRDHUP)
-        assert closed.poll(20_000)
+        assert closed.poll(60_000)
         with pytest.raises(ConnectionResetError):
             all_of(connection)
 
@@ -150,6 +156,6 @@ def test_a_client_that_reads_slowly_gets_all_of_its_reply(large):
         while chunk:
             chunk = connection.recv(250_000, socket.MSG_WAITALL)
             received += chunk
-            time.sleep(PATIENCE / 10)
+            time.sleep(LONGER / 60)
         assert received.endswith(b"\r\n0\r\n\r\n")
         assert received.count(b'"event_id"') >= 600
