@@ -4,7 +4,7 @@
 const f = Math.fround;
 const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
-const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005;
+const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005, LEAST_CONSTANT = 0.5;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
 const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0];
 export const OWN = 0;
@@ -51,7 +51,7 @@ const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value)
 
 /**
  * A field: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given; `reuse` is the
- * share of its learned features that were learned before.
+ * share of its learned features that are learned more than once.
  */
 export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: 0 });
 
@@ -71,7 +71,7 @@ export class Regression {
 
   addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
     this.#places.set(key, this.blocks.length);
-    this.blocks.push({ key, used: 0, logTau, mean, covariance });
+    this.blocks.push({ key, used: 0, times: 0, logTau, mean, covariance });
   }
 
   setTail(place, b, h) {
@@ -94,7 +94,7 @@ export class Regression {
   /** z over the core, the places where it is not 0, and the tail. */
   inputs({ hashes, values }, n, isNew) {
     const z = new Float64Array(this.size), tail = [];
-    z[0] = 1 / this.length;
+    z[0] = Math.max(1 / this.length, LEAST_CONSTANT);
     for (let j = 0; j < n; j++) {
       if (values[j] === 0) continue;
       const key = keyOf(hashes[j]), scale = this.scaleOf(key, values[j], isNew);
@@ -203,7 +203,7 @@ export class Regression {
     let mean = 0, variance = 0;
     for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
       const field = this.fieldOf(name, true);
-      countReuse(field, this.#places.has(key));
+      countReuse(field, this.blocks[this.#places.get(key)]?.times ?? 0);
       const block = this.#touch(key, field.logTau[CORE]);
       if (!block) continue;
       const core = this.#corePart(block, inputs, 1), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
@@ -253,9 +253,10 @@ export class Regression {
       if (block.used === this.learned) return undefined;
       this.#places.set(key, this.#places.get(block.key));
       this.#places.delete(block.key);
-      Object.assign(block, { key, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
+      Object.assign(block, { key, times: 0, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
     } else if (Math.abs(block.logTau - logTau) > REBASE) rebase(block, logTau, this.size);
     block.used = this.learned;
+    block.times++;
     return block;
   }
 
@@ -266,9 +267,11 @@ export class Regression {
   }
 }
 
-function countReuse(field, known) {
+/** Count a feature that was learned so many times before: 0, 2 or 1. */
+function countReuse(field, times) {
   field.counted++;
-  field.reuse += Math.max(1 / (field.counted + 4), LEAST_REUSE_RATE) * (Number(known) - field.reuse);
+  const rate = Math.max(1 / (field.counted + 4), LEAST_REUSE_RATE);
+  field.reuse = Math.min(field.reuse + rate * (([0, 2][times] ?? 1) - field.reuse), 1);
 }
 
 function stepPrior(field, side, slope) {

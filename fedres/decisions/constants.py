@@ -9,6 +9,7 @@ MOST_KEPT = 1 << 17  # features of events that are kept for that: large events a
 CHOICE_FIELDS = 8  # that are tried, the first to come up
 FIRST_VALUES = 16  # of a number, which settle its scale
 CORE_COUNT, CORE_SIZE = 2, 64  # core: not 0 in at least 2 contexts of the start; at most 64 with the constant
+LEAST_CONSTANT = 0.5  # of the input of a context's constant: a quarter of the prior, however long contexts are
 OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core
 OWN_DENSE = 7  # of them, the first: their weights are correlated, all others count as independent
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1

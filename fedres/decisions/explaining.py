@@ -9,7 +9,16 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import BIAS_WORDS, FIRST_LOG_TAU
-from fedres.decisions.kalman_inputs import action_value, field_place, find_block, find_scale, key_of, scaled, tail_place
+from fedres.decisions.kalman_inputs import (
+    action_value,
+    constant_input,
+    field_place,
+    find_block,
+    find_scale,
+    key_of,
+    scaled,
+    tail_place,
+)
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, weights_of
 from fedres.decisions.kalman_state import BASES, LENGTH, OWN, OWN_BIAS, TAIL, Request, Shared
@@ -75,7 +84,10 @@ def _contributions(
     shared: Shared, own: Array | None, names: tuple[Sequence[Feature], Sequence[Feature]]
 ) -> Iterator[Contribution]:
     context, action = names
-    coordinates = [_Coordinate("", 0, 0, 1 / shared.numbers[LENGTH]), *(_coordinate(shared, one) for one in context)]
+    coordinates = [
+        _Coordinate("", 0, 0, constant_input(shared.numbers[LENGTH])),
+        *(_coordinate(shared, one) for one in context),
+    ]
     yield from _of_block(shared, own, coordinates, "", 0, 0, 1.0)
     for one in action:
         word, field = np.uint32(feature_hash(one.name)), np.uint32(feature_hash(one.field))

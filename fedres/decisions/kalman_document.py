@@ -137,6 +137,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
     return shared._replace(
         block_keys=np.array(arrays["block_keys"]),
         block_used=np.zeros(n_blocks, np.int64),
+        block_times=np.ones(n_blocks, np.int64),
         block_log_tau=np.array(arrays["block_log_tau"]),
         means=arrays["means"].astype(np.float64),
         covariances=covariances,

@@ -16,6 +16,7 @@ from fedres.decisions.constants import (
     CONTEXT_UNIT,
     FIRST_VALUES,
     JACOBI_SWEEPS,
+    LEAST_CONSTANT,
     MAX_FIELDS,
     MAX_SCALES,
     NUMBER_LIMIT,
@@ -133,13 +134,19 @@ def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
 
 
 @bare_kernel
+def constant_input(length: float) -> float:
+    """Return z of the constant: an action's usual reward is not one coordinate among many."""
+    return max(1.0 / length, LEAST_CONSTANT)
+
+
+@bare_kernel
 def context_inputs(
     shared: Any, hashes: Array, values: Array, new: bool, z: Array, places: Array, t_keys: Array, t: Array
 ) -> Any:
     """Fill in z, the places where it is not 0, and keys and values of the tail; return how many of both."""
     length, n_tail, n_places = shared.numbers[LENGTH], 0, 0
     z[:] = 0.0
-    z[0] = 1.0 / length
+    z[0] = constant_input(length)
     for j in range(hashes.size):
         value = np.float64(values[j])
         if value == 0:
@@ -269,12 +276,13 @@ def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
     elif abs(shared.block_log_tau[place] - log_tau) > REBASE:
         rebase(shared, place, log_tau, squares[0], squares[1])
     shared.block_used[place] = now
+    shared.block_times[place] += 1
     return place
 
 
 @bare_kernel
 def _renew(shared: Any, place: int, key: Key, log_tau: float) -> None:
-    shared.block_keys[place], shared.block_log_tau[place] = key, log_tau
+    shared.block_keys[place], shared.block_log_tau[place], shared.block_times[place] = key, log_tau, 0
     shared.means[place], shared.covariances[place], shared.mean_slopes[place] = 0.0, 0.0, 0.0
     for i in range(shared.means.shape[1]):
         shared.covariances[place, i, i] = math.exp(log_tau)

@@ -49,6 +49,7 @@ from fedres.decisions.kalman_own import (
     own_part,
     own_slope,
     tau_of,
+    times_met,
     touch_bias,
     touch_slot,
     turn_own,
@@ -199,11 +200,12 @@ def reuse_of(shared: Any, field: int, side: int) -> Any:
 
 
 @bare_kernel
-def count_reuse(shared: Any, field: int, side: int, known: float) -> None:
-    """ρ is a running mean of the share that was known before; it starts at 1 and keeps a least rate."""
+def count_reuse(shared: Any, field: int, side: int, times: int) -> None:
+    """Count a feature that was learned so many times before: 0, 2 or 1, as ρ is the share learned more than once."""
     shared.reuse_counts[field, side] += 1
     rate = max(1 / (shared.reuse_counts[field, side] + 4), LEAST_REUSE_RATE)
-    shared.reuse[field, side] += rate * (known - shared.reuse[field, side])
+    value = 0.0 if times == 0 else 2.0 if times == 1 else 1.0
+    shared.reuse[field, side] = min(shared.reuse[field, side] + rate * (value - shared.reuse[field, side]), 1.0)
 
 
 @bare_kernel
@@ -331,14 +333,15 @@ def learn_in(
         mean, variance, m = 0.0, 0.0, 0
         for f in range(n_blocks):
             field = field_place(shared, names[f], True)
-            known = user >= 0 and find_bias(own, keys[f]) >= 0
-            count_reuse(shared, field, ANYBODY, 1.0 if find_block(shared, keys[f]) >= 0 else 0.0)
+            place, known = find_block(shared, keys[f]), 0
+            count_reuse(shared, field, ANYBODY, shared.block_times[place] if place >= 0 else 0)
             if user >= 0:
-                count_reuse(shared, field, USER, 1.0 if known else 0.0)
+                known = times_met(own, keys[f])
+                count_reuse(shared, field, USER, known)
             block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
             if block < 0:
                 continue
-            slot = touch_slot(own, keys[f], field, k, workspace.limit, known) if user >= 0 else -1
+            slot = touch_slot(own, keys[f], field, k, workspace.limit, known > 0) if user >= 0 else -1
             bias = touch_bias(own, keys[f], workspace.most_biases) if user >= 0 else -1
             part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
             slopes[m, OWN], slopes[m, TAIL], slopes[m, OWN_BIAS] = 0.0, 0.0, 0.0

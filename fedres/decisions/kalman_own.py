@@ -29,6 +29,7 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
 BIAS_KEY, BIAS_USED, BIAS_NUMBERS = range(3)  # of a bias's
+AGAIN = 1 << 31  # is added to the event that learned a bias last, if it was not the first to do so
 
 
 @bare_kernel
@@ -184,10 +185,26 @@ def find_bias(words: Array, key: Key) -> Any:
 
 
 @bare_kernel
+def bias_used(words: Array, place: int) -> Any:
+    """Return the event that learned a bias last."""
+    return np.int64(words[place + BIAS_USED]) & (AGAIN - 1)
+
+
+@bare_kernel
+def times_met(words: Array, key: Key) -> Any:
+    """Return how often a user has learned a feature: 0, 1, or 2 for more."""
+    place = find_bias(words, key)
+    if place < 0:
+        return 0
+    return 2 if words[place + BIAS_USED] >= AGAIN else 1
+
+
+@bare_kernel
 def touch_bias(words: Array, key: Key, limit: int) -> Any:
     """Return the first word of a block's bias, of a new one if need be; −1 if all are in use by this event."""
-    place, n = find_bias(words, key), np.int64(words[BIASES])
+    place, n, used = find_bias(words, key), np.int64(words[BIASES]), np.int64(words[CLOCK]) + AGAIN
     if place < 0:
+        used -= AGAIN
         first = words.size - BIAS_WORDS
         if n < limit:
             place = first - BIAS_WORDS * n
@@ -196,13 +213,13 @@ def touch_bias(words: Array, key: Key, limit: int) -> Any:
             place = first
             for j in range(1, n):
                 other = first - BIAS_WORDS * j
-                if place == first or words[other + BIAS_USED] < words[place + BIAS_USED]:
+                if place == first or bias_used(words, other) < bias_used(words, place):
                     place = other
-            if words[place + BIAS_USED] == words[CLOCK]:
+            if bias_used(words, place) == words[CLOCK]:
                 return -1
         words[place : place + BIAS_WORDS] = 0
         words[place + BIAS_KEY] = key
-    words[place + BIAS_USED] = words[CLOCK]
+    words[place + BIAS_USED] = used
     return place
 
 

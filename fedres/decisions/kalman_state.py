@@ -4,7 +4,7 @@ The words (uint32) of a personal model: how many slots it has, the number of its
 it has; then for each slot the key of its block, the place of its field, the event that learned it last, and its numbers
 (float32): b and the diagonal of the precision H for each of the leading coordinates, then H below the diagonal, row by
 row, for the first ``OWN_DENSE`` of them. Biases are at the end, the first one last: the key of a block, the event that
-learned it last, and b and h (float32). Slot 0 and bias 0 are block 0's.
+learned it last, plus ``AGAIN`` if it was not the first one, and b and h (float32). Slot 0 and bias 0 are block 0's.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ class Shared(NamedTuple):
     field_keys: Array  # uint32
     log_tau: Array  # float64, of personal, tail and shared core weights, and of personal biases
     slope_squares: Array  # float64, the sums of squared slopes by log τ
-    reuse: Array  # float64, ρ: the share of learned features that were learned before, by anybody and by the user
+    reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
+    block_times: Array  # int64, how many events have learned it
     block_log_tau: Array  # float64, of the prior that is in its covariance
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
@@ -140,7 +141,8 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
 
 # Predicting does without these.
 LEARNING_ONLY = (
-    "drift", "scale_seen", "scale_first", "slope_squares", "reuse_counts", "block_used", "mean_slopes", "moment",
+    "drift", "scale_seen", "scale_first", "slope_squares", "reuse_counts", "block_used", "block_times", "mean_slopes",
+    "moment",
 )  # fmt: skip
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
@@ -150,6 +152,7 @@ ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "reuse_counts": FIELDS,
     "block_keys": BLOCKS,
     "block_used": BLOCKS,
+    "block_times": BLOCKS,
     "block_log_tau": BLOCKS,
     "means": BLOCKS,
     "covariances": BLOCKS,
@@ -180,6 +183,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),
+        block_times=np.zeros(1, np.int64),
         block_log_tau=np.zeros(1),
         means=np.zeros((1, d)),
         covariances=np.zeros((1, d, d)),
@@ -193,7 +197,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
 def with_room(shared: Shared, n_blocks: int) -> Shared:
     """Return the model with room for this many blocks."""
     rows: dict[str, Array] = {}
-    for name in ("block_keys", "block_used", "block_log_tau", "means", "covariances", "mean_slopes"):
+    for name in ("block_keys", "block_used", "block_times", "block_log_tau", "means", "covariances", "mean_slopes"):
         old = getattr(shared, name)
         rows[name] = np.zeros((n_blocks, *old.shape[1:]), old.dtype)
         rows[name][: len(old)] = old

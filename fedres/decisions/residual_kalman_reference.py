@@ -11,7 +11,7 @@ learned from the stream, once for each field (the JSON key that an action featur
               v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
 
-ρ is the share of a field's learned features that anybody, and ρ_u that the same user, had learned before: exploring
+ρ is the share of a field's learned features that anybody, and ρ_u that the same user, learns more than once: exploring
 pays only where the answer is used again. It concerns predictions only; q has all of v.
 
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
@@ -99,14 +99,19 @@ class Drift(Prior):
 
 
 class Reuse:
-    """Share ρ of a field's learned features that were known before: a running mean that starts at 1."""
+    """Share ρ = 1 − (features learned once)/(all that were learned): a running mean that starts at 1 (Good and Turing).
+
+    What is learned for the first time counts 0, for the second time 2, as the first one has been of use by then.
+    """
 
     def __init__(self) -> None:
         self.share, self.count = 1.0, 0
 
-    def add(self, known: float) -> None:
+    def add(self, times: int) -> None:
+        """Count a feature that was learned so many times before."""
         self.count += 1
-        self.share += max(1 / (self.count + 4), the.LEAST_REUSE_RATE) * (known - self.share)
+        value, rate = (0, 2, 1)[min(times, 2)], max(1 / (self.count + 4), the.LEAST_REUSE_RATE)
+        self.share = min(self.share + rate * (value - self.share), 1.0)
 
 
 class Field:
@@ -212,6 +217,7 @@ class Block:
     field: int
     used: int
     weights: Any
+    times: int = 1  # learned
 
 
 @dataclass
@@ -228,13 +234,17 @@ def weights_by_key(blocks: list[Block]) -> dict[int, Any]:
     return {block.key: block.weights for block in blocks}
 
 
+def times_learned(blocks: list[Block], key: int) -> int:
+    return sum(block.times for block in blocks if block.key == key)
+
+
 def touch(
     blocks: list[Block], key: int, now: int, limit: int, make: Callable[[], Block], *, replaces: bool = True
 ) -> Block | None:
     """Return the block of a key, or a new one, if need be where the least recently used was; None if all are in use."""
     for block in blocks:
         if block.key == key:
-            block.used = now
+            block.used, block.times = now, block.times + 1
             return block
     if len(blocks) < limit:
         blocks.append(make())
@@ -367,7 +377,7 @@ class ResidualKalman:
         z, t = np.zeros(len(self.core)), []
         for key, x in [(0, 1.0), *self._inputs_scaled(context, new=new)]:
             if key in self.core:
-                z[self.core[key]] += x / self.length
+                z[self.core[key]] += x / self.length if key else max(1 / self.length, the.LEAST_CONSTANT)
             else:
                 t.append((key, x / self.length))
         return z, t, self.bases[-1].T @ z
@@ -426,8 +436,8 @@ class ResidualKalman:
         used = []
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
             of = self._field(name, new=True)
-            of.reuse.add(key in weights_by_key(self.blocks))
-            known = own is not None and key in weights_by_key(own.biases)
+            of.reuse.add(times_learned(self.blocks, key))
+            known = times_learned(own.biases, key) if own else 0
             if own:
                 of.own_reuse.add(known)
             fresh = Dense(d, of.core.log_tau)
@@ -437,7 +447,7 @@ class ResidualKalman:
             shared.weights.rebase(of.core.log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
                                  lambda: Block(key, name, own.clock, Personal(len(r))),  # noqa: B023
-                                 replaces=known)  # fmt: skip
+                                 replaces=known > 0)  # fmt: skip
             bias = own and touch(own.biases, key, own.clock, the.own_biases(self.own_bytes),
                                  lambda: Block(key, name, own.clock, Diagonal()))  # fmt: skip # noqa: B023
             parts = self._part(key, of, inputs, shared.weights, mine and mine.weights, bias and bias.weights)

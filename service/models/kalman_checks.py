@@ -126,6 +126,7 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("reuse_counts", arrays["reuse_counts"], 0, 2**48)
     _bounded("block_log_tau", arrays["block_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("block_used", arrays["block_used"], 0, counts[LEARNED])
+    _bounded("block_times", arrays["block_times"], 1, 1 + counts[LEARNED])
     for name in ("block_keys", "field_keys"):
         keys = arrays[name]
         _require(keys[0] == 0, name, "must begin with 0", keys[0])

@@ -15,7 +15,7 @@ from service.models.kalman import KalmanPublication
 from service.models.kalman_checks import check_arrays
 
 _HEADER = struct.Struct("<4sdd")  # format, least and greatest reward
-MARK = b"FRK5"
+MARK = b"FRK6"
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(dict[str, tuple[str, list[int], bytes]]).decode

@@ -430,13 +430,38 @@ def test_what_does_not_come_again_is_hardly_explored():
     learn_all(model, {}, rounds, [300])
     anybody, user = model.shared.reuse[1:4].T.copy()
     assert anybody == pytest.approx([0, 1, 1], abs=0.1)
-    assert user == pytest.approx([0, 0.1, 0], abs=0.1)
+    assert user == pytest.approx([0, 0.2, 0], abs=0.1)
     fields = model.shared.field_keys[1:4].tolist()
     assert fields == [1, 2, 3]
     unknown = request_of(([5], [1.0]), [([7000 + field], [1.0], [field]) for field in fields])
     widths = model.predict(unknown).widths
     model.shared.reuse[:] = 1.0
     assert widths == pytest.approx(np.sqrt(anybody) * model.predict(unknown).widths)
+
+
+def test_a_closed_set_is_explored_in_full_as_soon_as_each_of_it_has_come_twice():
+    """Of ten ids, each counts as new once. By the end of the start that must not have cost half of the widths."""
+    rounds = [(t % 2, ([5], [1.0]), [([100 + t // 2 % 10], [1.0], [1])], 0, 1.0) for t in range(80)]
+    model = ResidualKalman(choice_events=0)
+    learn_all(model, {}, rounds[:19], [19])
+    assert model.shared.reuse[1] == pytest.approx([1 - 1 / 23, 0.5], abs=0.2)
+    learn_all(model, {}, rounds[19:], [61])
+    assert model.shared.reuse[1, 0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("n_words", [3, 63, 300])
+def test_the_usual_reward_of_an_action_is_learned_soon_however_long_contexts_are(n_words):
+    """Contexts say nothing, and one action earns more: sixteen rewards more must tell them apart."""
+    rng, actions = np.random.default_rng(22), [([100 + a], [1.0], [9]) for a in range(2)]
+    rounds = [
+        (None, (rng.choice(2_000, n_words, replace=False) + 1, np.ones(n_words)), actions, k % 2, 0.8 * (k % 2))
+        for k in range(2 * START_EVENTS)
+    ]
+    model = ResidualKalman(choice_events=0)
+    learn_all(model, {}, rounds, [2 * START_EVENTS])
+    words = rng.choice(2_000, n_words, replace=False) + 1
+    means = model.predict(request_of((words, np.ones(n_words)), actions)).means
+    assert means[1] - means[0] > 0.4
 
 
 def test_a_user_keeps_what_hundreds_of_features_have_earned():
