@@ -116,8 +116,13 @@ export function readDocument(told, part) {
     shared.scales.set(key, Object.assign(new Scale(stats.subarray(4 * k, 4 * k + 4)), { core: core[k] }));
   });
   const reuse = part("reuse");
-  shared.fields = Array.from(part("field_keys"), (key, k) => newField(key, [...logTau.subarray(4 * k, 4 * k + 3)], 0, reuse[k]));
+  shared.fields = Array.from(part("field_keys"), (key, k) => {
+    const [own, tails, blocks, , lights] = logTau.subarray(5 * k, 5 * k + 5);
+    return newField(key, [own, tails, blocks, lights], 0, reuse[k]);
+  });
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));
+  const light = part("light");
+  part("light_keys").forEach((key, k) => shared.setLight(key, light[2 * k], light[2 * k + 1]));
   const priors = part("block_log_tau");
   blockKeys.forEach((key, b) => {
     const covariance = new Float64Array(d * d);

@@ -6,9 +6,9 @@ const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
 const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
 const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005, LEAST_CONSTANT = 0.5;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
-const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0];
+const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, -14];
 export const OWN = 0;
-const TAIL = 1, CORE = 2; // of a field's log τ: of devices' own, tail and core weights
+const TAIL = 1, CORE = 2, LIGHT = 3; // of a field's log τ: of devices' own, tail and core weights, light entries
 const ACTION = 0x9e3779b9; // sets the numbers of actions apart from those of contexts
 export const keyOf = (word) => word || 1; // 0 is block 0
 export const actionScaleKey = (hash) => keyOf((keyOf(hash) ^ ACTION) >>> 0);
@@ -50,7 +50,7 @@ export class Scale {
 const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
 /**
- * A field: log τ of the devices', tail and core weights; `squares` of slopes are infinite where τ is given; `reuse` is the
+ * A field: log τ of the devices', tail and core weights and of light entries; `squares` of slopes are infinite where τ is given; `reuse` is the
  * share of its learned features that are learned more than once.
  */
 export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: 0 });
@@ -64,6 +64,7 @@ export class Regression {
   blocks = [];
   #places = new Map(); // of blocks, by key
   #tail = new Map();
+  #light = new Map(); // of features without a block: b and h of one weight for all contexts
 
   constructor(size, length, noise, maxBlocks, tailBits) {
     Object.assign(this, { size, length, noise, maxBlocks, tailMask: 2 ** tailBits - 1 });
@@ -72,6 +73,10 @@ export class Regression {
   addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
     this.#places.set(key, this.blocks.length);
     this.blocks.push({ key, used: 0, times: 0, logTau, mean, covariance });
+  }
+
+  setLight(key, b, h) {
+    this.#light.set(key, Float32Array.of(b, h));
   }
 
   setTail(place, b, h) {
@@ -145,11 +150,10 @@ export class Regression {
   #tailPart(key, { tail }, tau) {
     let mean = 0, variance = 0, slope = 0;
     for (const [coordinate, t] of tail) {
-      const [b, h] = this.#tail.get(this.#tailPlace(key, coordinate)) ?? [0, 0];
-      const c = 1 / (1 / tau + h), term = b * c * t;
-      mean += term;
-      variance += c * t * t;
-      slope += (term * c) / tau;
+      const part = diagonalPart(this.#tail.get(this.#tailPlace(key, coordinate)) ?? [0, 0], t, tau);
+      mean += part.mean;
+      variance += part.variance;
+      slope += part.slope;
     }
     return { mean, variance, slope };
   }
@@ -163,7 +167,8 @@ export class Regression {
   /** Mean, variance and slope of a block; nothing is learned. */
   blockPart({ key, name }, inputs) {
     const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
-    const core = this.#corePart(this.blocks[this.#places.get(key)], inputs, Math.exp(logTau[CORE]));
+    const block = this.blocks[this.#places.get(key)], light = block ? undefined : this.#light.get(key);
+    const core = light ? diagonalPart(light, 1, Math.exp(logTau[LIGHT])) : this.#corePart(block, inputs, Math.exp(logTau[CORE]));
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
     const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
     return { mean, variance, slope, reuse: field?.reuse ?? 1 };
@@ -265,6 +270,12 @@ export class Regression {
     for (let i = 0; i < this.size; i++) covariance[i * this.size + i] = Math.exp(logTau);
     return covariance;
   }
+}
+
+/** Mean, variance and slope by log τ of a weight that is independent of all others, at the input `value`. */
+function diagonalPart([b, h], value, tau) {
+  const c = 1 / (1 / tau + h), mean = b * c * value;
+  return { mean, variance: c * value * value, slope: (mean * c) / tau };
 }
 
 /** Count a feature that was learned so many times before: 0, 2 or 1. */

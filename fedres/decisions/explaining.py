@@ -8,20 +8,21 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import BIAS_WORDS, FIRST_LOG_TAU
+from fedres.decisions.constants import BIAS_WORDS
 from fedres.decisions.kalman_inputs import (
     action_value,
     constant_input,
     field_place,
     find_block,
+    find_light,
     find_scale,
     key_of,
     scaled,
     tail_place,
 )
 from fedres.decisions.kalman_kernels import predict
-from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, weights_of
-from fedres.decisions.kalman_state import BASES, LENGTH, OWN, OWN_BIAS, TAIL, Request, Shared
+from fedres.decisions.kalman_own import BIAS_NUMBERS, find_bias, find_slot, tau_of, weights_of
+from fedres.decisions.kalman_state import BASES, LENGTH, LIGHT, OWN, OWN_BIAS, TAIL, Request, Shared
 from fedres.decisions.residual_kalman import NO_MODEL
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
@@ -108,16 +109,20 @@ def _of_block(
 ) -> Iterator[Contribution]:
     """Yield what each coordinate adds through the block of an action's feature, or through block 0."""
     block = int(find_block(shared, np.uint32(key)))
+    row = -1 if block >= 0 else int(find_light(shared, np.uint32(key)))
     place = int(field_place(shared, np.uint32(field), False))
     personal = _personal_weights(shared, own, key, place)
     for one in coordinates:
         if one.place >= 0:
-            weight, own_part = shared.means[block, one.place] if block >= 0 else 0.0, one.value * personal[one.place]
-            own_part += 0.0 if one.place else _personal_bias(shared, own, key, place)  # beside the constant
-            yield Contribution(one.name, name, float(x * one.value * weight), float(x * own_part))
+            part = one.value * shared.means[block, one.place] if block >= 0 else 0.0
+            own_part = one.value * personal[one.place]
+            if one.place == 0:  # what holds in any context goes with the constant
+                own_part += _personal_bias(shared, own, key, place)
+                part += _diagonal_weight(shared.light[row], _tau(shared, place, LIGHT)) if row >= 0 else 0.0
+            yield Contribution(one.name, name, float(x * part), float(x * own_part))
         else:
-            b, h = shared.tail[tail_place(np.uint32(key), np.uint32(one.key), len(shared.tail))].astype(float)
-            weight = b / (1 / _tau(shared, place, TAIL) + h)
+            numbers = shared.tail[tail_place(np.uint32(key), np.uint32(one.key), len(shared.tail))]
+            weight = _diagonal_weight(numbers, _tau(shared, place, TAIL))
             yield Contribution(one.name, name, float(x * one.value * weight), 0.0)
 
 
@@ -135,9 +140,14 @@ def _personal_bias(shared: Shared, own: Array | None, key: int, field: int) -> f
     bias = -1 if own is None else int(find_bias(own, np.uint32(key)))
     if own is None or bias < 0:
         return 0.0
-    b, h = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32).astype(float)
-    return float(b / (1 / _tau(shared, field, OWN_BIAS) + h))
+    numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+    return _diagonal_weight(numbers, _tau(shared, field, OWN_BIAS))
+
+
+def _diagonal_weight(numbers: Array, tau: float) -> float:
+    b, h = numbers.astype(float)
+    return float(b / (1 / tau + h))
 
 
 def _tau(shared: Shared, field: int, side: int) -> float:
-    return float(np.exp(shared.log_tau[field, side] if field >= 0 else FIRST_LOG_TAU))
+    return float(tau_of(shared, field, side))

@@ -42,7 +42,7 @@ class Fixed(Prior):
 
 def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     """Return what a model predicts without anybody's personal weights."""
-    inputs, blocks = model._inputs(context), {block.key: block.weights for block in model.blocks}
+    inputs, blocks = model._inputs(context), model.shared_weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
@@ -75,7 +75,7 @@ class Device:
 
     def __init__(self, server: ResidualKalman, examples: Sequence[Example]) -> None:
         self.server = server
-        self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS)
+        self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0)
         own.low, own.span, own.length = server.low, server.span, server.length
         own.drift = Fixed(-np.inf)  # its examples are few
         for name, of in server.fields.items():

@@ -17,6 +17,8 @@ from fedres.decisions.constants import (
     FIRST_VALUES,
     JACOBI_SWEEPS,
     LEAST_CONSTANT,
+    LIGHT_TIMES,
+    LIGHT_WINDOW,
     MAX_FIELDS,
     MAX_SCALES,
     NUMBER_LIMIT,
@@ -28,12 +30,13 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LENGTH,
+    LIGHTS,
     MEAN,
     RMS,
     SCALES,
     UNIT,
 )
-from fedres.local_learners.adagrad import at, bare_kernel
+from fedres.local_learners.adagrad import at, bare_kernel, kernel
 
 Key = Any  # uint32 inside the kernels
 
@@ -229,17 +232,28 @@ def field_place(shared: Any, field: Key, new: bool) -> Any:
 
 
 @bare_kernel
-def find_block(shared: Any, key: Key) -> Any:
-    """Return the place of a block, −1 if there is none."""
-    table = shared.block_table
+def find_key(table: Array, keys: Array, key: Key) -> Any:
+    """Return the place of a key, −1 if there is none."""
     slot = _first_slot(key, table.size)
     for _ in range(table.size):
         if table[at(slot)] == 0:
             return -1
-        if shared.block_keys[at(table[at(slot)] - 1)] == key:
+        if keys[at(table[at(slot)] - 1)] == key:
             return np.int64(table[at(slot)] - 1)
         slot = (slot + 1) & (table.size - 1)
     return -1
+
+
+@bare_kernel
+def find_block(shared: Any, key: Key) -> Any:
+    """Return the place of a block, −1 if there is none."""
+    return find_key(shared.block_table, shared.block_keys, key)
+
+
+@bare_kernel
+def find_light(shared: Any, key: Key) -> Any:
+    """Return the row of a light entry, −1 if there is none."""
+    return find_key(shared.light_table, shared.light_keys, key)
 
 
 @bare_kernel
@@ -253,9 +267,110 @@ def put_block(table: Array, key: Key, place: int) -> None:
         slot = (slot + 1) & (table.size - 1)
 
 
+@kernel
+def put_all(table: Array, keys: Array, n: int) -> None:
+    for place in range(n):
+        put_block(table, keys[place], place)
+
+
+@bare_kernel
+def drop_key(table: Array, keys: Array, key: Key) -> None:
+    """Take a key that is there out of a table; those after it that would not be found any more move up."""
+    mask, slot = table.size - 1, _first_slot(key, table.size)
+    for _ in range(table.size):
+        if keys[at(table[at(slot)] - 1)] == key:
+            break
+        slot = (slot + 1) & mask
+    other = slot
+    for _ in range(table.size):
+        other = (other + 1) & mask
+        if table[at(other)] == 0:
+            break
+        if (other - _first_slot(keys[at(table[at(other)] - 1)], table.size)) & mask >= (other - slot) & mask:
+            table[slot] = table[other]
+            slot = other
+    table[slot] = 0
+
+
+@bare_kernel
+def times_learned(shared: Any, key: Key) -> Any:
+    """Return how many events have learned a feature that is still known."""
+    place = find_block(shared, key)
+    if place >= 0:
+        return shared.block_times[place]
+    row = find_light(shared, key)
+    return shared.light_times[row] if row >= 0 else 0
+
+
+@bare_kernel
+def touch_light(shared: Any, key: Key) -> Any:
+    """Return the row of a light entry, of a new one if need be; −1 if there is no room."""
+    now, n, row = shared.counts[LEARNED], shared.counts[LIGHTS], find_light(shared, key)
+    if row < 0:
+        if n < shared.light_keys.size:
+            row = n
+            shared.counts[LIGHTS] += 1
+        elif n == 0:
+            return -1
+        else:
+            row = np.int64(key) % n
+            for k in range(1, min(n, LIGHT_WINDOW)):
+                other = (np.int64(key) + k) % n
+                if shared.light_used[other] < shared.light_used[row]:
+                    row = other
+            if shared.light_used[row] == now:
+                return -1
+            drop_key(shared.light_table, shared.light_keys, shared.light_keys[row])
+        shared.light_keys[row], shared.light_times[row] = key, 0
+        shared.light[row, 0] = 0.0
+        shared.light[row, 1] = 0.0
+        put_block(shared.light_table, key, row)
+    shared.light_used[row] = now
+    shared.light_times[row] += 1
+    return row
+
+
+@bare_kernel
+def _to_light(shared: Any, place: int) -> None:
+    """Make a light entry of a block: what it says of a usual context, the mean of z."""
+    row, mean, v, square = touch_light(shared, shared.block_keys[place]), 0.0, 0.0, 0.0
+    if row < 0:
+        return
+    scale, P = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0], shared.covariances[place]
+    for i in range(len(P)):
+        z, gain = shared.moment[0, i] * scale, 0.0
+        for j in range(len(P)):
+            gain += P[i, j] * (shared.moment[0, j] * scale)
+        mean += shared.means[place, i] * z
+        v += gain * z
+        square += z * z
+    shared.light[row, 0] = mean / v
+    shared.light[row, 1] = max(1 / v - 1 / (math.exp(shared.block_log_tau[place]) * square), 0.0)
+    shared.light_used[row], shared.light_times[row] = shared.block_used[place], shared.block_times[place]
+
+
+@bare_kernel
+def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None:
+    """Let a new block learn what its light entry says: at a usual context the value b/h, with the noise 1/h."""
+    scale, tau = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0], math.exp(shared.block_log_tau[place])
+    square, P = 0.0, shared.covariances[place]
+    for i in range(len(P)):
+        square += (shared.moment[0, i] * scale) * (shared.moment[0, i] * scale)
+    factor = tau / (1 + h * tau * square)
+    for i in range(len(P)):
+        z = shared.moment[0, i] * scale
+        shared.means[place, i] = factor * b * z
+        for j in range(len(P)):
+            P[i, j] -= factor * tau * h * (z * (shared.moment[0, j] * scale))
+    shared.block_times[place] = times
+
+
 @bare_kernel
 def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
-    """Return the place of a block, of a new one if need be, with a prior near log τ; −1 if all are in use."""
+    """Return the place of a block, of a new one if need be, with a prior near log τ; −1 if there is no room.
+
+    Where there are light entries, only a feature that was learned often takes the place of another.
+    """
     now, n, place = shared.counts[LEARNED], shared.counts[BLOCKS], find_block(shared, key)
     if place < 0 and n < shared.block_keys.size:
         place = n
@@ -263,16 +378,23 @@ def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
         _renew(shared, place, key, log_tau)
         put_block(shared.block_table, key, place)
     elif place < 0:
-        place = 0
+        row, place, b, h, times = find_light(shared, key), 0, 0.0, 0.0, 0
+        if row >= 0:
+            b, h, times = np.float64(shared.light[row, 0]), np.float64(shared.light[row, 1]), shared.light_times[row]
+        if shared.light_keys.size and times < LIGHT_TIMES:
+            return -1
         for k in range(1, n):
             if place == 0 or shared.block_used[k] < shared.block_used[place]:
                 place = k
         if shared.block_used[place] == now:
             return -1
+        if shared.light_keys.size:
+            _to_light(shared, place)
+        drop_key(shared.block_table, shared.block_keys, shared.block_keys[place])
         _renew(shared, place, key, log_tau)
-        shared.block_table[:] = 0
-        for k in range(n):
-            put_block(shared.block_table, shared.block_keys[k], k)
+        put_block(shared.block_table, key, place)
+        if row >= 0:
+            _from_light(shared, b, h, times, place)
     elif abs(shared.block_log_tau[place] - log_tau) > REBASE:
         rebase(shared, place, log_tau, squares[0], squares[1])
     shared.block_used[place] = now

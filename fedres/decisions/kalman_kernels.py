@@ -34,8 +34,11 @@ from fedres.decisions.kalman_inputs import (
     eigenvectors,
     field_place,
     find_block,
+    find_light,
     tail_place,
+    times_learned,
     touch_block,
+    touch_light,
     turn_inputs,
 )
 from fedres.decisions.kalman_own import (
@@ -60,6 +63,7 @@ from fedres.decisions.kalman_state import (
     CORE,
     DRIFT_SQUARES,
     LEARNED,
+    LIGHT,
     LOG_DRIFT,
     NOISE,
     OWN,
@@ -99,6 +103,16 @@ def diagonal_part(weight: Array, value: float, tau: float) -> Any:
     c = 1 / (1 / tau + np.float64(weight[1]))
     mean = np.float64(weight[0]) * c * value
     return mean, c * value * value, mean * c / tau
+
+
+@bare_kernel
+def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain: Array) -> Any:
+    """Return mean, variance and slope by log τ of a feature's block, or of its light entry."""
+    block = find_block(shared, key)
+    row = find_light(shared, key) if block < 0 else -1
+    if row >= 0:
+        return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))
+    return core_part(shared, block, z, places, tau_of(shared, field, CORE), gain)
 
 
 @bare_kernel
@@ -173,7 +187,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     """Return shared mean, personal mean and variance of a block: what will hardly come again is not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
-    mean, variance, _ = core_part(shared, find_block(shared, key), z, places, tau_of(shared, field, CORE), gain)
+    mean, variance, _ = shared_part(shared, key, field, z, places, gain)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
@@ -333,18 +347,25 @@ def learn_in(
         mean, variance, m = 0.0, 0.0, 0
         for f in range(n_blocks):
             field = field_place(shared, names[f], True)
-            place, known = find_block(shared, keys[f]), 0
-            count_reuse(shared, field, ANYBODY, shared.block_times[place] if place >= 0 else 0)
+            known = 0
+            count_reuse(shared, field, ANYBODY, times_learned(shared, keys[f]))
             if user >= 0:
                 known = times_met(own, keys[f])
                 count_reuse(shared, field, USER, known)
             block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
-            if block < 0:
+            row = touch_light(shared, keys[f]) if block < 0 else -1
+            if block < 0 and row < 0:
                 continue
             slot = touch_slot(own, keys[f], field, k, workspace.limit, known > 0) if user >= 0 else -1
             bias = touch_bias(own, keys[f], workspace.most_biases) if user >= 0 else -1
-            part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
-            slopes[m, OWN], slopes[m, TAIL], slopes[m, OWN_BIAS] = 0.0, 0.0, 0.0
+            for side in range(slopes.shape[1]):
+                slopes[m, side] = 0.0
+            if block >= 0:
+                part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
+            else:
+                tau = tau_of(shared, field, LIGHT)
+                part_mean, part_variance, slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, tau)
+                block = -1 - row
             if n_tail:
                 tail_mean, tail_variance, slopes[m, TAIL] = tail_part(
                     shared, keys[f], t_keys, t, tau_of(shared, field, TAIL)
@@ -375,11 +396,14 @@ def learn_in(
         beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, m)
         q, ahead, phi = noise + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
         for f in range(m):
-            for j in range(places.size):
+            for j in range(places.size if where[f, 0] >= 0 else 0):
                 ahead += xs[f] * shared.mean_slopes[where[f, 0], places[j]] * z[places[j]]
         for f in range(m):
             block, field, slot, x = where[f, 0], where[f, 1], where[f, 2], xs[f]
-            learn_core(shared, block, z, x, gains[f], error, q, ahead, phi)
+            if block >= 0:
+                learn_core(shared, block, z, x, gains[f], error, q, ahead, phi)
+            else:
+                learn_diagonal(shared.light[-1 - block], x, tau_of(shared, field, LIGHT), error, q)
             tau = tau_of(shared, field, TAIL)
             for j in range(n_tail):
                 learn_diagonal(
@@ -395,6 +419,7 @@ def learn_in(
             step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
             step_prior(shared, where[f, 1], OWN_BIAS, error * xs[f] * slopes[f, OWN_BIAS])
+            step_prior(shared, where[f, 1], LIGHT, error * xs[f] * slopes[f, LIGHT])
             if shared.counts[LEARNED] >= CORE_TAU_START:
                 step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
         step_drift(shared, error * ahead)

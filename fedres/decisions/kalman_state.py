@@ -9,6 +9,7 @@ learned it last, plus ``AGAIN`` if it was not the first one, and b and h (float3
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     BIAS_WORDS,
+    FIRST_LIGHT_LOG_TAU,
     FIRST_LOG_TAU,
     FIRST_NOISE,
     FIRST_SHARED_LOG_TAU,
@@ -31,11 +33,12 @@ from fedres.decisions.constants import (
 )
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
-LEARNED, BLOCKS, BASES, FIELDS, SCALES = range(5)  # of ``counts``
+LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
 LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
-OWN, TAIL, CORE, OWN_BIAS = range(4)  # columns of ``log_tau``: personal, tail, shared core weights, personal biases
+# Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, and light entries.
+OWN, TAIL, CORE, OWN_BIAS, LIGHT = range(5)
 ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
@@ -43,7 +46,7 @@ SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 class Shared(NamedTuple):
     """The shared model; d coordinates in the core, k of them in personal blocks."""
 
-    counts: Array  # int64: events learned, blocks, bases, fields, scales
+    counts: Array  # int64: events learned, blocks, bases, fields, scales, light entries
     numbers: Array  # float64: noise, length of a context
     drift: Array  # float64: log φ, the sum of squared slopes by it
     scale_keys: Array  # uint32, a table with empty slots: 0
@@ -52,7 +55,7 @@ class Shared(NamedTuple):
     scale_first: Array  # float32, the first values, until there are enough to settle the scale
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
-    log_tau: Array  # float64, of personal, tail and shared core weights, and of personal biases
+    log_tau: Array  # float64, of personal, tail and shared core weights, personal biases, and light entries
     slope_squares: Array  # float64, the sums of squared slopes by log τ
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
@@ -64,6 +67,11 @@ class Shared(NamedTuple):
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
     mean_slopes: Array  # float64, of W by φ: blocks × d
+    light_table: Array  # int32, 1 + the row of a light entry, 0 where empty
+    light_keys: Array  # uint32; none where there are no light entries
+    light_used: Array  # int64, the event that learned it last
+    light_times: Array  # int64, how many events have learned it
+    light: Array  # float32, (b, h): of a feature that has a block, as they were before
     tail: Array  # float32, (b, h) by hash
     moment: Array  # float64, the sum of zz'
     bases: Array  # float64, U: bases × d × k
@@ -110,8 +118,9 @@ class Scratch(NamedTuple):
     keys: Array  # uint32, 1 + m: blocks
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
-    where: Array  # int64, (1 + m) × 4: place of a block, of its field, personal slot, first word of a personal bias
-    slopes: Array  # float64, (1 + m) × 4
+    where: Array  # int64, (1 + m) × 4: place of a block, or −1 − the row of a light entry; place of its field, personal
+    # slot, first word of a personal bias
+    slopes: Array  # float64, (1 + m) × 5
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
     own_gains: Array  # float64, (1 + m) × k
@@ -131,7 +140,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m),
         np.empty(m, np.uint32),
         np.empty((m, 4), np.int64),
-        np.empty((m, 4)),
+        np.empty((m, 5)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),
         np.empty((n_gains, k)),
@@ -142,7 +151,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
 # Predicting does without these.
 LEARNING_ONLY = (
     "drift", "scale_seen", "scale_first", "slope_squares", "reuse_counts", "block_used", "block_times", "mean_slopes",
-    "moment",
+    "light_used", "light_times", "moment",
 )  # fmt: skip
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
@@ -157,6 +166,10 @@ ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "means": BLOCKS,
     "covariances": BLOCKS,
     "mean_slopes": BLOCKS,
+    "light_keys": LIGHTS,
+    "light_used": LIGHTS,
+    "light_times": LIGHTS,
+    "light": LIGHTS,
     "bases": BASES,
 }
 
@@ -167,7 +180,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     bases = np.zeros((MAX_BASES, d, k))
     bases[0] = np.eye(d)[:, :k]
     return Shared(
-        counts=np.array([0, 0, 1, 1, 0], np.int64),
+        counts=np.array([0, 0, 1, 1, 0, 0], np.int64),
         numbers=np.array([FIRST_NOISE, length]),
         drift=np.array([LEAST_LOG_DRIFT, 0.0]),
         scale_keys=np.zeros(SCALE_SLOTS, np.uint32),
@@ -176,8 +189,10 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         scale_first=np.zeros((SCALE_SLOTS, FIRST_VALUES), np.float32),
         scale_stats=np.zeros((SCALE_SLOTS, 4)),
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
-        log_tau=np.tile([FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, FIRST_LOG_TAU], (MAX_FIELDS, 1)),
-        slope_squares=np.zeros((MAX_FIELDS, 4)),
+        log_tau=np.tile(
+            [FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, FIRST_LOG_TAU, FIRST_LIGHT_LOG_TAU], (MAX_FIELDS, 1)
+        ),
+        slope_squares=np.zeros((MAX_FIELDS, 5)),
         reuse=np.ones((MAX_FIELDS, 2)),
         reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),
@@ -188,6 +203,11 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         means=np.zeros((1, d)),
         covariances=np.zeros((1, d, d)),
         mean_slopes=np.zeros((1, d)),
+        light_table=np.zeros(0, np.int32),
+        light_keys=np.zeros(0, np.uint32),
+        light_used=np.zeros(0, np.int64),
+        light_times=np.zeros(0, np.int64),
+        light=np.zeros((0, 2), np.float32),
         tail=np.zeros((1 << tail_bits, 2), np.float32),
         moment=np.zeros((d, d)),
         bases=bases,
@@ -196,10 +216,21 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
 
 def with_room(shared: Shared, n_blocks: int) -> Shared:
     """Return the model with room for this many blocks."""
+    names = ("block_keys", "block_used", "block_times", "block_log_tau", "means", "covariances", "mean_slopes")
+    return _with_rows(shared, names, n_blocks)
+
+
+def with_light_room(shared: Shared, n: int) -> Shared:
+    """Return the model with room for this many light entries; its table is empty."""
+    room = _with_rows(shared, ("light_keys", "light_used", "light_times", "light"), n)
+    return room._replace(light_table=np.zeros(1 << (2 * n - 1).bit_length(), np.int32))
+
+
+def _with_rows(shared: Shared, names: Sequence[str], n: int) -> Shared:
     rows: dict[str, Array] = {}
-    for name in ("block_keys", "block_used", "block_times", "block_log_tau", "means", "covariances", "mean_slopes"):
+    for name in names:
         old = getattr(shared, name)
-        rows[name] = np.zeros((n_blocks, *old.shape[1:]), old.dtype)
+        rows[name] = np.zeros((n, *old.shape[1:]), old.dtype)
         rows[name][: len(old)] = old
     return shared._replace(**rows)
 

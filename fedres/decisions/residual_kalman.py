@@ -24,6 +24,7 @@ from fedres.decisions.constants import (
     FIRST_VALUES,
     HEAD,
     MAX_BLOCKS,
+    MAX_LIGHT,
     MOST_KEPT,
     OWN_BYTES,
     START_EVENTS,
@@ -31,7 +32,7 @@ from fedres.decisions.constants import (
     own_biases,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_block, scale_of
+from fedres.decisions.kalman_inputs import action_value, find_scale, key_of, put_all, scale_of
 from fedres.decisions.kalman_kernels import learn_all, predict
 from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
@@ -39,6 +40,7 @@ from fedres.decisions.kalman_state import (
     CORE,
     FIELDS,
     LEARNED,
+    LIGHTS,
     ROWS_BY_COUNT,
     USER,
     Events,
@@ -47,6 +49,7 @@ from fedres.decisions.kalman_state import (
     new_shared,
     packed_owns,
     scratch_for,
+    with_light_room,
     with_room,
     workspace_for,
 )
@@ -89,6 +92,7 @@ class ResidualKalman:
         reward_range: tuple[float, float] = (0.0, 1.0),
         *,
         max_blocks: int = MAX_BLOCKS,
+        max_light: int = MAX_LIGHT,
         tail_bits: int = TAIL_BITS,
         own_bytes: int = OWN_BYTES,
         choice_events: int = CHOICE_EVENTS,
@@ -97,11 +101,12 @@ class ResidualKalman:
         if not -np.inf < low < high < np.inf:
             raise ValueError(f"reward_range must be two finite rising numbers, got {reward_range}")
         checks.whole("max_blocks", max_blocks, least=2)
+        checks.whole("max_light", max_light, least=0)
         checks.whole("tail_bits", tail_bits)
         checks.whole("own_bytes", own_bytes)
         checks.whole("choice_events", choice_events, least=0)
         self.low, self.span = float(low), float(high) - float(low)
-        self.max_blocks, self.tail_bits, self.own_bytes = max_blocks, tail_bits, own_bytes
+        self.max_blocks, self.max_light, self.tail_bits, self.own_bytes = max_blocks, max_light, tail_bits, own_bytes
         self.choice_events = choice_events
         self.first: list[Events] | None = []  # all events so far, until they were learned again
         self.shared: Shared | None = None
@@ -224,6 +229,12 @@ class ResidualKalman:
         room = min(self.max_blocks, 1 << (n_blocks - 1).bit_length())
         if room > shared.block_keys.size:
             shared = with_room(shared, room)
+        if n_blocks > self.max_blocks:
+            n_light = n_blocks + int(shared.counts[LIGHTS])
+            light_room = min(self.max_light, 1 << (n_light - 1).bit_length())
+            if light_room > shared.light_keys.size:
+                shared = with_light_room(shared, light_room)
+                put_all(shared.light_table, shared.light_keys, shared.counts[LIGHTS])
         k = shared.bases.shape[2]
         workspace = workspace_for(events, *owns, own_slots(k, self.own_bytes), own_biases(self.own_bytes), k)
         beside = np.zeros((events.users.size, 2)) if beside is None else beside
@@ -255,7 +266,7 @@ class ResidualKalman:
             shared = shared._replace(scale_first=shared.scale_first.copy(), scale_seen=shared.scale_seen.copy())
             _forget_values(shared)
         found = shared._asdict()
-        del found["block_table"]
+        del found["block_table"], found["light_table"]
         for name, count in ROWS_BY_COUNT.items():
             found[name] = found[name][: shared.counts[count]]
         return {name: np.array(array) for name, array in found.items()} | kept
@@ -270,12 +281,14 @@ class ResidualKalman:
             return
         shared = new_shared(arrays["moment"].shape[0], 1.0, self.max_blocks, self.tail_bits)
         for name, old in shared._asdict().items():
-            if name in arrays and name.startswith(("block", "mean", "covariances")):
+            if name in arrays and name.startswith(("block", "mean", "covariances", "light")):
                 shared = shared._replace(**{name: np.array(arrays[name])})
             elif name in arrays:
                 old[: len(arrays[name])] = arrays[name]
-        for place, key in enumerate(shared.block_keys):
-            put_block(shared.block_table, key, place)
+        put_all(shared.block_table, shared.block_keys, shared.block_keys.size)
+        if shared.light_keys.size:
+            shared = with_light_room(shared, shared.light_keys.size)
+            put_all(shared.light_table, shared.light_keys, shared.light_keys.size)
         self.shared = shared
 
 

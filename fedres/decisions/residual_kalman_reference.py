@@ -14,6 +14,9 @@ learned from the stream, once for each field (the JSON key that an action featur
 ρ is the share of a field's learned features that anybody, and ρ_u that the same user, learns more than once: exploring
 pays only where the answer is used again. It concerns predictions only; q has all of v.
 
+A feature has a dense block while there is room. Later ones have a *light* entry instead, one weight for all contexts,
+until they are learned often: then the block that was not learned for the longest time becomes a light entry.
+
 Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
 its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
 not learned for the longest time make room, in the shared model and in each personal one. A user has a bias β for
@@ -119,7 +122,7 @@ class Field:
 
     def __init__(self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None) -> None:
         self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
-        self.bias = Prior()
+        self.bias, self.light = Prior(), Prior(the.FIRST_LIGHT_LOG_TAU)
         self.reuse, self.own_reuse = Reuse(), Reuse()
 
 
@@ -201,6 +204,19 @@ class Dense:
         self.covariance -= np.outer(gain, gain) / q  # P −= P i (P i)'/q
         self.covariance += phi * (tau * np.eye(len(gain)) - self.covariance)
 
+    def to_light(self, z: Array) -> Diagonal:
+        """Return what it says of a usual context z: h is the precision that was learned, b that times the value."""
+        variance, light = z @ self.covariance @ z, Diagonal()
+        light.h[0] = max(float(1 / variance - 1 / (math.exp(self.log_tau) * (z @ z))), 0.0)
+        light.b[0] = self.mean @ z / variance
+        return light
+
+    def from_light(self, light: Diagonal, z: Array) -> None:
+        """Learn what a light entry says: at a usual context z the value b/h, with the noise 1/h."""
+        tau, b, h = math.exp(self.log_tau), float(light.b[0]), float(light.h[0])
+        factor = tau / (1 + h * tau * (z @ z))
+        self.mean, self.covariance = factor * b * z, self.covariance - factor * tau * h * np.outer(z, z)
+
     def rebase(self, log_tau: float) -> None:
         """Take another prior, if it is far from the present one: P⁻¹ += (1/τ' − 1/τ) I, and P⁻¹W stays."""
         if abs(self.log_tau - log_tau) > the.REBASE:
@@ -275,8 +291,9 @@ class ResidualKalman:
     def __init__(
         self, reward_range: tuple[float, float] = (0.0, 1.0), *, max_blocks: int = the.MAX_BLOCKS,
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
-        choice_events: int = the.CHOICE_EVENTS,
+        choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT,
     ) -> None:  # fmt: skip
+        self.max_light = max_light
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
         self.max_blocks, self.tail_bits, self.own_bytes, self.own_size = max_blocks, tail_bits, own_bytes, own_size
         self.choice_events = choice_events
@@ -287,6 +304,7 @@ class ResidualKalman:
         self.scales: dict[tuple[str, int], Scale] = {}
         self.fields: dict[int, Field] = {0: Field()}
         self.blocks: list[Block] = []
+        self.light: list[Block] = []
         self.tail: dict[int, Diagonal] = {}
         self.own: dict[Hashable, Own] = {}
 
@@ -295,7 +313,7 @@ class ResidualKalman:
         if not self.bases:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
         inputs = self._inputs(context)
-        shared, mine = weights_by_key(self.blocks), self.own.get(user)
+        shared, mine = self.shared_weights(), self.own.get(user)
         own, biases = self._turned(mine), weights_by_key(mine.biases) if mine else {}
         sides = slice(None, 2 if user is None else 4)  # without a user there is no personal side
         base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0), biases.get(0))[0, sides].sum()
@@ -311,6 +329,10 @@ class ResidualKalman:
             found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
         means, widths = np.array(found).T
         return means, widths
+
+    def shared_weights(self) -> dict[int, Dense | Diagonal]:
+        """Return those of all features; a feature with a block may have an old light entry."""
+        return weights_by_key(self.light) | weights_by_key(self.blocks)
 
     def learn(self, event: Event) -> None:
         """Learn a reward. The first 16 begin the shared model; all first ones are kept until they are learned again."""
@@ -335,7 +357,7 @@ class ResidualKalman:
         for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if several else []:
             trial = type(self)(
                 (self.low, self.low + self.span), max_blocks=self.max_blocks, tail_bits=self.tail_bits,
-                own_bytes=self.own_bytes, own_size=self.own_size,
+                own_bytes=self.own_bytes, own_size=self.own_size, max_light=self.max_light,
             )  # fmt: skip
             for name in [*self.fields][1:]:
                 first_tau = the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU
@@ -346,7 +368,7 @@ class ResidualKalman:
                 trial.fields[name].own_reuse = of.own_reuse
             if squares < least:
                 least, self.noise, self.drift = squares, trial.noise, trial.drift
-                self.fields, self.blocks, self.tail = trial.fields, trial.blocks, trial.tail
+                self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
 
     def _settle(self, start: Sequence[Event]) -> None:
         """Choose the core by the start's contexts; one divisor for all makes their mean squared length 1."""
@@ -377,10 +399,13 @@ class ResidualKalman:
         z, t = np.zeros(len(self.core)), []
         for key, x in [(0, 1.0), *self._inputs_scaled(context, new=new)]:
             if key in self.core:
-                z[self.core[key]] += x / self.length if key else max(1 / self.length, the.LEAST_CONSTANT)
+                z[self.core[key]] += x / self.length if key else self._constant()
             else:
                 t.append((key, x / self.length))
         return z, t, self.bases[-1].T @ z
+
+    def _constant(self) -> float:
+        return max(1 / self.length, the.LEAST_CONSTANT)
 
     def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
         """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
@@ -405,13 +430,45 @@ class ResidualKalman:
         """Return mean, variance and slope by log τ (rows) of a block's core, tail, personal weights and bias, x = 1."""
         z, t, r = inputs
         parts = np.zeros((3, 4))
-        parts[:, 0] = (shared or Dense(len(z), of.core.log_tau)).predict(z)
+        if isinstance(shared, Diagonal):
+            parts[:, 0] = shared.predict(np.ones(1), of.light.tau)
+        else:
+            parts[:, 0] = (shared or Dense(len(z), of.core.log_tau)).predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
             parts[:, 1] += weight.predict(np.array([value]), of.tail.tau)
         parts[:, 2] = (own or Personal(len(r))).predict(r, of.own.tau)
         parts[:, 3] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
         return parts
+
+    def _touch(self, key: int, name: int, of: Field) -> Block | None:
+        """Return the block or the light entry that a feature learns in; None if all are in use by this event."""
+        now, usual = self.learned, self.moment[0] * (self._constant() / self.moment[0, 0])
+        light = next((each for each in self.light if each.key == key), None)
+        often = not self.max_light or (light is not None and light.times >= the.LIGHT_TIMES)
+        before, fresh = [*self.blocks], Dense(len(usual), of.core.log_tau)
+        block = touch(self.blocks, key, now, self.max_blocks, lambda: Block(key, name, now, fresh), replaces=often)
+        if block is None and self.max_light:
+            return self._touch_light(key, name)
+        if block and len(before) == self.max_blocks and block not in before and light:
+            gone = next(each for each in before if each not in self.blocks)
+            block.weights.from_light(light.weights, usual)
+            block.times = light.times + 1
+            old = self._touch_light(gone.key, gone.field)
+            if old:
+                old.weights, old.times, old.used = gone.weights.to_light(usual), gone.times, gone.used
+        return block
+
+    def _touch_light(self, key: int, name: int) -> Block | None:
+        now, n, fresh = self.learned, len(self.light), Block(key, name, self.learned, Diagonal())
+        if n < self.max_light or any(each.key == key for each in self.light):
+            return touch(self.light, key, now, self.max_light, lambda: fresh)
+        window = [(key + k) % n for k in range(min(n, the.LIGHT_WINDOW))]
+        oldest = min(window, key=lambda row: self.light[row].used)
+        if self.light[oldest].used == now:
+            return None
+        self.light[oldest] = fresh
+        return fresh
 
     def _turned(self, own: Own | None) -> dict[int, Personal]:
         """Return a user's blocks by key, in the present basis."""
@@ -436,15 +493,15 @@ class ResidualKalman:
         used = []
         for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
             of = self._field(name, new=True)
-            of.reuse.add(times_learned(self.blocks, key))
+            of.reuse.add(times_learned(self.blocks, key) or times_learned(self.light, key))
             known = times_learned(own.biases, key) if own else 0
             if own:
                 of.own_reuse.add(known)
-            fresh = Dense(d, of.core.log_tau)
-            shared = touch(self.blocks, key, n, self.max_blocks, lambda: Block(key, name, n, fresh))  # noqa: B023
+            shared = self._touch(key, name, of)
             if shared is None:
                 continue
-            shared.weights.rebase(of.core.log_tau)
+            if isinstance(shared.weights, Dense):
+                shared.weights.rebase(of.core.log_tau)
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
                                  lambda: Block(key, name, own.clock, Personal(len(r))),  # noqa: B023
                                  replaces=known > 0)  # fmt: skip
@@ -456,9 +513,12 @@ class ResidualKalman:
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
         q = self.noise + variance  # expected error²
-        ahead = sum(x * float(shared.slope @ z) for _, x, _, shared, *_ in used)  # d m/d φ
+        ahead = sum(x * float(w.slope @ z) for _, x, _, w, *_ in used if isinstance(w, Dense))  # d m/d φ
         for key, x, of, shared, mine, bias, _ in used:
-            shared.learn(x * z, error, q, self.drift.tau, ahead)
+            if isinstance(shared, Dense):
+                shared.learn(x * z, error, q, self.drift.tau, ahead)
+            else:
+                shared.learn(np.array([x]), of.light.tau, error, q)
             for coordinate, value in t:
                 place = tail_place(key, coordinate, self.tail_bits)
                 self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), of.tail.tau, error, q)
@@ -466,8 +526,9 @@ class ResidualKalman:
                 mine.weights.learn(x * r, of.own.tau, error, q)
             if bias:
                 bias.weights.learn(np.array([x]), of.bias.tau, error, q)
-        for _, x, of, *_, parts in used:  # after the weights: all of them used the old τ
-            for prior, slope in zip((of.core, of.tail, of.own, of.bias), parts[2], strict=True):
+        for _, x, of, shared, *_, parts in used:  # after the weights: all of them used the old τ
+            first = of.core if isinstance(shared, Dense) else of.light
+            for prior, slope in zip((first, of.tail, of.own, of.bias), parts[2], strict=True):
                 if prior is not of.core or n >= the.CORE_TAU_START:
                     prior.step(error * x * slope)
         self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.decisions.constants import FIRST_LOG_TAU
-from fedres.decisions.kalman_state import BLOCKS, LEARNED, Events, Request
+from fedres.decisions.constants import FIRST_LOG_TAU, LEAST_LOG_TAU
+from fedres.decisions.kalman_state import BLOCKS, LEARNED, OWN_BIAS, Events, Request
 from fedres.decisions.residual_kalman import Prediction, ResidualKalman
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -22,6 +22,33 @@ class FixedPrior(ResidualKalman):
         if self.shared is not None:
             self.shared.log_tau[:] = FIRST_LOG_TAU
         return found
+
+
+class FullWidths(ResidualKalman):
+    """What never comes again is explored as what does."""
+
+    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
+        found = super().learn(events, owns)
+        if self.shared is not None:
+            self.shared.reuse[:] = 1.0
+        return found
+
+
+class NoBiases(ResidualKalman):
+    """Users have weights of directions only, for the 15 features that 4 KB have room for."""
+
+    def learn(self, events: Events, owns: Any = ()) -> list[Array]:
+        found = super().learn(events, owns)
+        if self.shared is not None:
+            self.shared.log_tau[:, OWN_BIAS] = LEAST_LOG_TAU
+        return found
+
+
+class NoLight(ResidualKalman):
+    """Of more features than there are blocks, the least recently learned is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(max_light=0)
 
 
 class Diagonal(ResidualKalman):

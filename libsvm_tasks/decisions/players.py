@@ -22,7 +22,7 @@ from fedres.policies.kernels import explore, pick
 from fedres.scoring.features import Prepared
 from fedres.scoring.model import PersonalModel, SharedModel, learn, score
 from libsvm_tasks.bandit_peers import PEERS
-from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, NoScaling
+from libsvm_tasks.decisions.ablations import Diagonal, FixedPrior, FullWidths, NoBiases, NoLight, NoScaling
 from libsvm_tasks.decisions.rounds import NOBODY, Features, Round, Stream
 
 KALMAN_RULE, ADAGRAD_RULE = OptimisticSquareCB().rule((0.0, 1.0)), EpsilonGreedy(0.1).rule((0.0, 1.0))
@@ -330,5 +330,8 @@ PLAYERS: dict[str, Entry] = {
     "fixed-prior": Entry(lambda stream: Kalman(make=FixedPrior), lambda stream: stream.users > 1),
     "no-scaling": Entry(lambda stream: Unscaled(), lambda stream: stream.dim <= 64),
     "diagonal": Entry(lambda stream: Kalman(make=Diagonal)),
+    "full-widths": Entry(lambda stream: Kalman(make=FullWidths)),
+    "no-biases": Entry(lambda stream: Kalman(make=NoBiases), lambda stream: stream.users > 1),
+    "no-light": Entry(lambda stream: Kalman(make=NoLight)),
     "no-width": Entry(lambda stream: Kalman(width=0.0)),
 }

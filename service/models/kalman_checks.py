@@ -23,6 +23,7 @@ from fedres.decisions.constants import (
     MAX_BASES,
     MAX_BLOCKS,
     MAX_FIELDS,
+    MAX_LIGHT,
     MAX_SCALES,
     MOST_KEPT,
     MOST_LOG_DRIFT,
@@ -40,6 +41,7 @@ from fedres.decisions.kalman_state import (
     FIELDS,
     LEARNED,
     LENGTH,
+    LIGHTS,
     LOG_DRIFT,
     NOISE,
     RMS,
@@ -75,18 +77,19 @@ def check_arrays(arrays: Mapping[str, Array]) -> None:
 
 
 def _check_shapes(arrays: Mapping[str, Array]) -> None:
-    names = {name for name in Shared._fields if name != "block_table"}
+    names = {name for name in Shared._fields if not name.endswith("_table")}
     _require(arrays.keys() == names, "arrays", f"must be {sorted(names)}", sorted(arrays))
     counts, moment = arrays["counts"], arrays["moment"]
-    _require(counts.dtype == np.int64 and counts.shape == (5,), "counts", "must be five whole numbers", counts.shape)
+    _require(counts.dtype == np.int64 and counts.shape == (6,), "counts", "must be six whole numbers", counts.shape)
     most = {LEARNED: 2**48, SCALES: MAX_SCALES, BLOCKS: MAX_BLOCKS, BASES: MAX_BASES, FIELDS: MAX_FIELDS}
+    most |= {LIGHTS: MAX_LIGHT if counts[BLOCKS] == MAX_BLOCKS else 0}  # until then there is room for blocks
     for at, bound in most.items():
-        least = 0 if at in (LEARNED, SCALES) else 1
+        least = 0 if at in (LEARNED, SCALES, LIGHTS) else 1
         _require(least <= counts[at] <= bound, f"counts[{at}]", f"must be in [{least}, {bound}]", counts[at])
     d = moment.shape[0] if moment.ndim else 0
     _require(1 <= d <= CORE_SIZE, "moment", f"must have 1 to {CORE_SIZE} coordinates", d)
     for name, like in new_shared(d, 1.0, MAX_BLOCKS, TAIL_BITS)._asdict().items():
-        if name == "block_table":
+        if name.endswith("_table"):
             continue
         rows = int(counts[ROWS_BY_COUNT[name]]) if name in ROWS_BY_COUNT else len(like)
         kind, shape = arrays[name].dtype, arrays[name].shape
@@ -127,9 +130,11 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("block_log_tau", arrays["block_log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("block_used", arrays["block_used"], 0, counts[LEARNED])
     _bounded("block_times", arrays["block_times"], 1, 1 + counts[LEARNED])
-    for name in ("block_keys", "field_keys"):
+    _bounded("light_used", arrays["light_used"], 0, counts[LEARNED])
+    _bounded("light_times", arrays["light_times"], 1, 1 + counts[LEARNED])
+    for name in ("block_keys", "field_keys", "light_keys"):
         keys = arrays[name]
-        _require(keys[0] == 0, name, "must begin with 0", keys[0])
+        _require(name == "light_keys" or keys[0] == 0, name, "must begin with 0", keys[0] if keys.size else "none")
         n = np.unique(keys).size
         _require(n == keys.size, name, f"must have every key once, {n}", keys.size)
 
@@ -137,7 +142,7 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
 def _check_weights(arrays: Mapping[str, Array]) -> None:
     for name in ("means", "mean_slopes"):
         _bounded(name, arrays[name], -LARGEST, LARGEST)
-    covariances, tail = arrays["covariances"], arrays["tail"].astype(np.float64)
+    covariances = arrays["covariances"]
     _bounded("covariances", covariances, -MOST_VARIANCE, MOST_VARIANCE)
     _bounded("covariances", np.diagonal(covariances, axis1=1, axis2=2), -ROUNDING)
     off = np.abs(covariances - covariances.transpose(0, 2, 1)).max()
@@ -146,9 +151,10 @@ def _check_weights(arrays: Mapping[str, Array]) -> None:
         np.linalg.cholesky(covariances + 10 * ROUNDING * np.eye(covariances.shape[1]))
     except np.linalg.LinAlgError:
         _require(False, "covariances", "must have no negative eigenvalues", "some")
-    _bounded("tail", tail[:, 1], 0, 1e30)
-    least = math.exp(-MOST_LOG_TAU) + tail[:, 1]
-    _bounded("tail", tail[:, 0] / least, -LARGEST, LARGEST)
+    for name in ("tail", "light"):
+        b, h = arrays[name].astype(np.float64).T
+        _bounded(name, h, 0, 1e30)
+        _bounded(name, b / (math.exp(-MOST_LOG_TAU) + h), -LARGEST, LARGEST)
     n = 1 + float(arrays["counts"][LEARNED])
     _bounded("moment", arrays["moment"], -1e6 * n, 1e6 * n)
     _bounded("bases", arrays["bases"], -1 - ROUNDING, 1 + ROUNDING)

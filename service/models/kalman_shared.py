@@ -42,8 +42,8 @@ class KalmanShared:
         rows = np.flatnonzero(shared.block_used[:n] >= (learned if shared.means is means else 0))
         whole = (shared.numbers, shared.drift, shared.log_tau, shared.slope_squares, shared.scale_stats, shared.moment)
         by_block = (shared.means, shared.covariances, shared.mean_slopes, shared.block_log_tau)
-        tail = shared.tail.sum(dtype=np.float64)  # of 32-bit numbers: not finite if one of them is not
-        arrays = [*whole, tail, shared.bases, *(array[rows] for array in by_block)]
+        tails = [array.sum(dtype=np.float64) for array in (shared.tail, shared.light)]  # NaN if a number is
+        arrays = [*whole, *tails, shared.bases, *(array[rows] for array in by_block)]
         self._finite = shared.means, int(shared.counts[LEARNED])
         return all(bool(np.isfinite(array).all()) for array in arrays)
 

@@ -10,8 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
+
+from fedres.decisions.kalman_document import read_document, read_metadata, write_document
+from fedres.decisions.kalman_kernels import predict
+from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 
 FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
 
@@ -37,6 +43,37 @@ def test_the_client_keeps_its_word_in_node(live):
         name for name, _ in json.loads(line)
     )
     assert len({(entry.event, entry.example) for entry in entries if entry.kind == "reward"}) == 40
+
+
+PREDICT = """
+import { readDocument } from "./kalman.js";
+const { told, arrays, hashes, starts } = JSON.parse(process.argv[1]);
+const typed = { float64: Float64Array, float32: Float32Array, uint32: Uint32Array, int32: Int32Array };
+const { shared } = readDocument(told, (name) => typed[arrays[name][0]].from(arrays[name][1]));
+const request = { hashes, values: hashes.map(() => 1), fields: hashes.map(() => 9) };
+console.log(JSON.stringify(shared.predict(request, starts[0], starts)));
+"""
+
+
+@needs_node
+def test_a_shared_model_with_light_entries_predicts_as_in_python():
+    model, rng = ResidualKalman(max_blocks=6, choice_events=0), np.random.default_rng(25)
+    names = 100 + rng.integers(20, size=400)
+    requests = [request_of(([5, 6 + k % 3], [1.0, 1.0]), [([name], [1.0], [9])]) for k, name in enumerate(names)]
+    model.learn(events_of([(now, 0, float(name % 2), -1) for now, name in zip(requests, names, strict=True)]))
+    payload = write_document(model.shared, 1, "1-x", 400)
+    assert read_document(payload).shared.light_keys.size > 10
+    asked = request_of(([5, 7], [1.0, 1.0]), [([name], [1.0], [9]) for name in range(100, 125)])
+    arrays = {name: (str(a.dtype), a.ravel().tolist()) for name, a in safetensors.numpy.load(payload).items()}
+    text = {"told": read_metadata(payload), "arrays": arrays}
+    text |= {"hashes": asked.hashes.tolist(), "starts": asked.starts.tolist()}
+    command = ["node", "--input-type=module", "-e", PREDICT, json.dumps(text)]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
+    rows, parts = json.loads(done.stdout), np.empty((25, 3))
+    predict(read_document(payload).shared, NO_MODEL, False, asked, parts)
+    assert [row["mean"] for row in rows] == pytest.approx(parts[:, 0].tolist(), abs=1e-9)
+    assert [row["variance"] for row in rows] == pytest.approx(parts[:, 2].tolist(), abs=1e-9)
+    assert parts[:, 0] == pytest.approx(model.predict(asked).shared, abs=1e-5)
 
 
 @needs_node

@@ -9,15 +9,26 @@ from fedres.decisions.constants import (
     FIRST_LOG_TAU,
     HEAD,
     LEAST_LOG_DRIFT,
+    LIGHT_TIMES,
     MOST_KEPT,
     OWN_SIZE,
     START_EVENTS,
     own_biases,
     own_slots,
 )
-from fedres.decisions.kalman_inputs import eigenvectors, find_block, find_scale, put_block, rebase, scale_of
+from fedres.decisions.kalman_inputs import (
+    drop_key,
+    eigenvectors,
+    find_block,
+    find_key,
+    find_light,
+    find_scale,
+    put_block,
+    rebase,
+    scale_of,
+)
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
-from fedres.decisions.kalman_state import CORE, LOG_DRIFT, SCALES, UNIT, new_shared, slot_words
+from fedres.decisions.kalman_state import BLOCKS, CORE, LOG_DRIFT, SCALES, UNIT, Events, new_shared, slot_words
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -65,7 +76,9 @@ def learn_all(model, owns, rounds, sizes):
 SETTINGS = [
     ({}, {}),
     ({"choice_events": 60}, {}),  # learned again
-    ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks die, tail weights collide
+    ({"max_blocks": 4, "own_bytes": 300, "tail_bits": 4}, {}),  # blocks become light entries, tail weights collide
+    ({"max_blocks": 4, "max_light": 3}, {"n_ids": 9}),  # light entries die
+    ({"max_blocks": 4, "max_light": 0}, {}),  # blocks die
     ({"reward_range": (-3.0, 5.0)}, {}),
     ({}, {"n_names": 120, "n_late": 200}),  # more coordinates than the core and personal models take
 ]
@@ -381,8 +394,51 @@ def test_a_world_that_changes_is_learned_anew_and_one_that_stays_is_not_forgotte
     assert decide_in(changing_world(16, 2500, 1500), drifts=False)[1] < 0.5
 
 
+def test_what_came_before_hundreds_of_others_is_not_forgotten():
+    """Even ids earn 1, odd ones 0. There are many more than blocks, and each is learned again after all others."""
+    model, names = ResidualKalman(max_blocks=16, choice_events=0), range(1000, 1300)
+    rounds = [(None, ([5], [1.0]), [([name], [1.0], [9])], 0, float(name % 2 == 0)) for name in names]
+    learn_all(model, {}, 5 * rounds, [1500])
+    assert model.shared.counts[BLOCKS] == 16
+    means = model.predict(request_of(([5], [1.0]), [([name], [1.0], [9]) for name in names])).means
+    assert means[::2].min() > means[1::2].max() + 0.3
+    assert model.shared.reuse[1, 0] > 0.9
+
+
+def test_a_feature_that_is_learned_often_gets_a_block_and_the_one_before_stays_known():
+    model, context = ResidualKalman(max_blocks=3, choice_events=0), ([5], [1.0])
+    first = [(None, context, [([100 + k % 2], [1.0], [9])], 0, float(k % 2)) for k in range(60)]
+    learn_all(model, {}, first, [60])
+    before = model.predict(request_of(context, [([100], [1.0], [9]), ([101], [1.0], [9])]))
+    learn_all(model, {}, [(None, context, [([102], [1.0], [9])], 0, 1.0)] * LIGHT_TIMES, [LIGHT_TIMES])
+    assert find_block(model.shared, np.uint32(102)) < 0
+    learn_all(model, {}, [(None, context, [([102], [1.0], [9])], 0, 1.0)], [1])
+    assert find_block(model.shared, np.uint32(102)) == 1
+    assert find_block(model.shared, np.uint32(100)) < 0
+    row = find_light(model.shared, np.uint32(100))
+    b, h = model.shared.light[row].astype(float)
+    base = model.predict(request_of(context, [([], [], [])])).means[0]
+    assert b / (h + 1) == pytest.approx(before.means[0] - base, abs=0.1)
+
+
+def test_a_catalogue_of_100_000_ids_takes_64_mb_at_most():
+    rng, model, n = np.random.default_rng(23), ResidualKalman(), 100_000
+    hashes = np.empty((n, 65), np.uint32)
+    hashes[:, :63], hashes[:, 63], hashes[:, 64] = np.arange(1, 64), np.arange(1000, 1000 + n), 7
+    fields = np.tile(np.r_[np.zeros(63), 9, 10].astype(np.uint32), n)
+    events = Events(
+        hashes.ravel(), np.ones(hashes.size, np.float32), fields, np.arange(n + 1) * 65, np.full(n, 63),
+        (rng.random(n) < 0.5).astype(np.float32), np.full(n, -1),
+    )  # fmt: skip
+    model.learn(events)
+    kept = model.to_arrays()
+    assert model.shared.moment.shape == (CORE_SIZE, CORE_SIZE)
+    assert np.unique(np.r_[kept["block_keys"], kept["light_keys"]]).size == n + 2
+    assert sum(array.nbytes for array in model.shared) <= 64e6
+
+
 def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
-    model, owns = ResidualKalman(max_blocks=8), {}
+    model, owns = ResidualKalman(max_blocks=8, max_light=0), {}
     for k in range(60):
         actions = [([1000 + k + a], [1.0], [9]) for a in range(4)]
         learn_all(model, owns, [(0, ([5], [1.0]), actions, k % 4, 1.0)], [1])
@@ -391,6 +447,21 @@ def test_actions_that_come_and_go_leave_a_model_of_the_same_size():
     assert 1000 + 59 + 3 in kept["block_keys"]
     assert 1003 not in kept["block_keys"]
     assert model.shared.block_table.astype(bool).sum() == 8
+
+
+def test_all_keys_are_found_in_a_table_that_others_were_taken_out_of():
+    rng = np.random.default_rng(24)
+    keys, table, there = rng.integers(1, 2**32, 12, dtype=np.uint32), np.zeros(32, np.int32), set()
+    for _ in range(2000):
+        place = int(rng.integers(12))
+        if place in there:
+            drop_key(table, keys, keys[place])
+            there.remove(place)
+            keys[place] = rng.integers(1, 2**32, dtype=np.uint32)
+        else:
+            put_block(table, keys[place], place)
+            there.add(place)
+        assert [find_key(table, keys, key) for key in keys] == [p if p in there else -1 for p in range(12)]
 
 
 def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewards():
