@@ -1,5 +1,6 @@
 """A load generator for rank and reward: asyncio protocols on uvloop, in a process of its own.
 
+It sends what ``fedres.client`` sends: the client's paths, headers and bodies, with new ids and a new moment in each.
 Each connection has at most one request in flight and alternates between a rank and the reward for its event. In a
 closed loop (``pairs_per_second=0``) a connection sends the next request as soon as it has a response. In an open loop,
 pairs follow a fixed schedule, and the latency of a rank counts from the time it was scheduled for, so a service that
@@ -9,7 +10,6 @@ stalls cannot hide it by slowing the generator down (coordinated omission). uvlo
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections import Counter
@@ -21,16 +21,21 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import uvloop
 
+from fedres.client import RankRequest
+from fedres.client.hosted.calls import Calls
+from fedres.event_ids import new_event_id
+
 USER = "u%08d"  # fixed width, so that every request made from a template has the same length
+EVENT = "e" * 22  # as long as the ids that clients make
 MOMENT = '"moment":0.%06d'  # a context feature that differs in each request: no two contexts are alike
+SOME_MOMENT = 123_456  # in templates
 N_ACTIONS = 200  # in the catalogue
 N_LISTS = 10_000  # distinct lists of 10 actions
 DRAIN_SECONDS = 20.0  # for requests in flight when the load stops
 BACK_OFF = 0.02  # seconds between a failure and the next request on the same connection
 FIRST_BODY = 300  # bytes shown of the first failure
 
-EVENT_ID = b'"event_id":"'
-REWARDS = tuple(b'Content-Length: 11\r\n\r\n{"value":%d}' % value for value in (0, 1))
+CALLS = Calls("default", deadline=1.0, admin_deadline=1.0, fallback=None, feedback=cast(Any, None))
 
 Row = dict[str, Any]
 
@@ -123,11 +128,12 @@ def percentiles(seconds: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 class Template(NamedTuple):
-    """A rank request after its head, cut where a user and a moment are filled in."""
+    """A rank request after its head, cut where an event's id, a user and a moment are filled in."""
 
-    before: bytes  # begins with Content-Length
-    between: bytes
-    after: bytes
+    event: bytes  # what comes before it; begins with Content-Length
+    user: bytes
+    moment: bytes
+    rest: bytes
 
 
 class Connection(asyncio.Protocol):
@@ -137,8 +143,10 @@ class Connection(asyncio.Protocol):
         self._load, self._templates, self._recorder = load, templates, recorder
         self._rng = Random(number)
         key = f"Authorization: Bearer {load.keys[number % len(load.keys)]}\r\n" if load.keys else ""
-        fields = f" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{key}"
-        self._rank_head, self._reward_fields = f"POST /v1/rank{fields}".encode(), f"/reward{fields}".encode()
+        fields = f" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{key}X-Request-Id: "
+        self._rank_head = f"POST /v1/loops/default/rank{fields}".encode()
+        self._reward_fields = f"/reward{fields}".encode()
+        self._rewards, self._event = [reward_template(value) for value in (0, 1)], b""
         self._turn = self._rng.randrange(len(templates))
         self._period = load.n_connections / load.pairs_per_second if load.pairs_per_second else 0.0
         self._offset = self._period * number / load.n_connections
@@ -191,7 +199,7 @@ class Connection(asyncio.Protocol):
             return
         self._recorder.window.ranks.append(seconds)
         if self._load.rewards:
-            self._send_reward(data)
+            self._send_reward()
         else:
             self._next_pair()
 
@@ -250,19 +258,21 @@ class Connection(asyncio.Protocol):
         self._next_pair()
 
     def _send_rank(self) -> None:
-        before, between, after = self._templates[self._turn]
+        before_event, before_user, before_moment, rest = self._templates[self._turn]
         self._turn = (self._turn + 1) % len(self._templates)
         user = USER % int(self._rng.random() * self._load.n_users)
         moment = MOMENT % int(self._rng.random() * 1e6)
-        self.transport.write(b"".join((self._rank_head, before, user.encode(), between, moment.encode(), after)))
+        event = self._event = new_event_id().encode()
+        parts = (before_event, event, before_user, user.encode(), before_moment, moment.encode(), rest)
+        self.transport.write(b"".join((self._rank_head, event, b"\r\n", *parts)))
 
-    def _send_reward(self, data: bytes) -> None:
-        start = data.index(EVENT_ID) + len(EVENT_ID)
-        event_id = data[start : data.index(b'"', start)]
+    def _send_reward(self) -> None:
         self._in_reward = True
-        value = REWARDS[self._rng.random() < 0.5]
+        before_id, rest = self._rewards[self._rng.random() < 0.5]
+        reward_id = new_event_id().encode()
         self._began = time.perf_counter()
-        self.transport.write(b"".join((b"POST /v1/events/", event_id, self._reward_fields, value)))
+        head = (b"POST /v1/loops/default/events/", self._event, self._reward_fields, reward_id, b"\r\n")
+        self.transport.write(b"".join((*head, before_id, reward_id, rest)))
 
 
 def is_complete(data: bytes) -> bool:
@@ -316,10 +326,22 @@ async def _drain(connections: list[Connection], window: Window) -> None:
 
 
 def template(body: bytes) -> Template:
-    """Return a rank body as the parts between which a user and a moment go."""
-    before, rest = body.split((USER % 0).encode())
-    between, after = rest.split((MOMENT % 0).encode())
-    return Template(f"Content-Length: {len(body)}\r\n\r\n".encode() + before, between, after)
+    """Return a rank body as the parts between which an event's id, a user and a moment go."""
+    before_event, rest = body.split(EVENT.encode())
+    before_user, rest = rest.split((USER % 0).encode())
+    before_moment, rest = rest.split((MOMENT % SOME_MOMENT).encode())
+    return Template(_length(body) + before_event, before_user, before_moment, rest)
+
+
+def reward_template(value: int) -> list[bytes]:
+    """Return the end of a reward's head and its body, cut where its id goes."""
+    request = CALLS.reward(EVENT, value, None, EVENT)
+    assert request is not None
+    return (_length(request.body) + request.body).split(EVENT.encode())
+
+
+def _length(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n" % len(body)
 
 
 def catalogue(seed: int = 0) -> list[Row]:
@@ -331,18 +353,15 @@ def catalogue(seed: int = 0) -> list[Row]:
 def rank_bodies(n: int, *, inline: bool, seed: int = 0) -> list[bytes]:
     """Return rank requests for 10 actions of the catalogue and a context of 10 features; about 4 KB if ``inline``."""
     rng = np.random.default_rng(seed + 1)
-    actions = [_json(action if inline else {"id": action["id"]}) for action in catalogue(seed)]
+    actions = [action if inline else action["id"] for action in catalogue(seed)]
     order = rng.random((n, N_ACTIONS)).argpartition(10, axis=1)[:, :10]
     return [_body(_features(rng, 9), [actions[k] for k in chosen]) for chosen in order]
 
 
-def _body(context: dict[str, float], actions: list[str]) -> bytes:
-    fields = f"{{{MOMENT % 0},{_json(context)[1:]}"
-    return f'{{"user":"{USER % 0}","context":{fields},"actions":[{",".join(actions)}]}}'.encode()
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+def _body(context: dict[str, float], actions: list[Any]) -> bytes:
+    moment = {"moment": SOME_MOMENT / 1e6}
+    request = RankRequest(actions=actions, context={**moment, **context}, user=USER % 0, event_id=EVENT)
+    return CALLS.rank(request, None).request.body
 
 
 def _features(rng: np.random.Generator, n: int) -> dict[str, float]:

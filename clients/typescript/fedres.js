@@ -434,9 +434,18 @@ function place(slot) {
   return { id: identifier("slots", id), given: id, features: own, exclude, ...baseline };
 }
 
+/** What is sent of a request: fields at their defaults are left out. */
 function body({ request: { defer = false, explain = false }, actions, context, user, exclude, eventId }) {
   const offered = actions.map(({ id, features: own }) => (own === null ? { id } : { id, features: own }));
-  return { event_id: eventId, user, context, actions: offered, exclude, defer, explain };
+  return {
+    event_id: eventId,
+    ...(user === null || user === undefined ? {} : { user }),
+    ...(Object.keys(context).length ? { context } : {}),
+    actions: offered,
+    ...(exclude.length ? { exclude } : {}),
+    ...(defer ? { defer } : {}),
+    ...(explain ? { explain } : {}),
+  };
 }
 
 function allowed({ actions, exclude }) {

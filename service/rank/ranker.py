@@ -252,19 +252,21 @@ class Ranker:
                     some = self._without_new_users(some, loop)
                 requests = [waiting.request for waiting in some]
                 decisions = decide(requests, loop, machine.models, machine.preparer, most_explained=most_explained)
+                decided = []
                 for waiting, decision in zip(some, decisions, strict=True):
                     if isinstance(decision, ApiError):
                         fail([waiting.stored], decision)
                         continue
                     waiting.decision = decision
-                    groups.append([decision.record(loop)])
-                    futures.append(waiting.stored)
+                    decided.append((decision.record(loop), waiting.stored))
+                groups += [[record] for record, _ in decided]
+                futures += [stored for _, stored in decided]
             except Exception as error:
                 fail([waiting.stored for waiting in some], error)
         if groups:
             try:
                 machine.log.append(groups, futures)
-            except StoreUnavailable as error:
+            except Exception as error:
                 fail(futures, error)
 
     async def reward(

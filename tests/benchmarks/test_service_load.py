@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from service.cli import app
 from service.console import whole_numbers
 
+RANK = "/v1/loops/default/rank"
 RANKED = b'{"event_id":"e1","action":"article-1"}'
 
 
@@ -68,13 +69,17 @@ def run(port, **options):
 
 
 def ranked(path, body):
-    return (200, RANKED) if path == "/v1/rank" else (204, b"")
+    return (200, RANKED) if path == RANK else (204, b"")
 
 
 def test_every_rank_is_followed_by_the_reward_for_its_event():
     with stub(ranked) as (port, seen):
         (window,) = run(port, n_connections=1, keys=["k0", "k1"])
-    assert [path for path, _, _ in seen] == ["/v1/rank", "/v1/events/e1/reward"] * (len(seen) // 2)
+    ranks, rewards = seen[::2], seen[1::2]
+    events = [json.loads(body)["event_id"] for _, body, _ in ranks]
+    assert {path for path, _, _ in ranks} == {RANK}
+    assert [path for path, _, _ in rewards] == [f"/v1/loops/default/events/{name}/reward" for name in events]
+    assert len({*events, *(json.loads(body)["id"] for _, body, _ in rewards)}) == len(seen)
     assert {json.loads(body)["value"] for _, body, _ in seen[1::2]} <= {0, 1}
     assert {key for _, _, key in seen} == {"Bearer k0"}
     assert len(window.ranks) + len(window.rewards) + window.drained == len(seen)
@@ -85,13 +90,13 @@ def test_every_rank_is_followed_by_the_reward_for_its_event():
 def test_a_burst_has_no_rewards():
     with stub(ranked) as (port, seen):
         (window,) = run(port, rewards=False)
-    assert {path for path, _, _ in seen} == {"/v1/rank"}
+    assert {path for path, _, _ in seen} == {RANK}
     assert window.summary()["reward_p99"] is None
     assert window.summary()["ranks"] == window.summary()["requests"] > 0
 
 
 def test_failures_are_counted_by_status_and_the_first_body_is_kept():
-    with stub(lambda path, _: (200, RANKED) if path == "/v1/rank" else (503, b'{"code":"busy"}')) as (port, _):
+    with stub(lambda path, _: (200, RANKED) if path == RANK else (503, b'{"code":"busy"}')) as (port, _):
         (window,) = run(port)
     row = window.summary()
     assert row["failures"] == row["failures_by_status"]["503"] > 0
@@ -112,7 +117,7 @@ def test_an_open_loop_sends_no_more_than_its_schedule_in_windows():
     with stub(ranked) as (port, seen):
         windows = run(port, seconds=0.6, pairs_per_second=50, window=0.2)
     assert [window.last for window in windows] == [False, False, False]
-    assert 0 < sum(path == "/v1/rank" for path, _, _ in seen) <= 30
+    assert 0 < sum(path == RANK for path, _, _ in seen) <= 30
     assert len(seen) == sum(len(window.ranks) + len(window.rewards) + window.drained for window in windows)
 
 

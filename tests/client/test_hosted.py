@@ -20,6 +20,7 @@ import pytest
 from faulty_proxy import no_service
 
 from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
+from fedres.client.hosted.fallbacks import check
 from fedres.client.transport import headers
 
 MENU = {"tea": {"hot": True}, "juice": {"hot": False}, "milk": {}}
@@ -566,3 +567,11 @@ def test_a_client_loads_neither_the_server_nor_numpy(live, loop):
         print([name for name in ("numpy", "numba", "vowpalwabbit", "service", "bandits") if name in sys.modules])
     """
     assert run(code, live.url, loop) == ["[]"]
+
+
+def test_what_is_at_its_default_is_not_sent():
+    body = check(RankRequest(actions=["a", {"id": "b", "features": {"x": 1}}], event_id="e")).body()
+    assert body == {"event_id": "e", "actions": [{"id": "a"}, {"id": "b", "features": {"x": 1}}]}
+    options = {"user": "u", "context": {"hour": 9}, "exclude": ["a"], "defer": True, "explain": True}
+    full = check(RankRequest(actions=["a", "b"], event_id="e", **options)).body()
+    assert full == {"event_id": "e", "actions": [{"id": "a"}, {"id": "b"}], **options}

@@ -32,20 +32,20 @@ class Asked(NamedTuple):
         return {action.id: action.given for action in self.actions}
 
     def body(self) -> dict[str, Any]:
-        """Return the fields as the service reads them."""
+        """Return the fields as the service reads them, without those at their defaults."""
         request = self.request
-        return {
-            "event_id": request.event_id,
+        optional = {
             "user": self.user,
             "context": self.context,
-            "actions": [
-                {"id": action.id} if action.features is None else {"id": action.id, "features": action.features}
-                for action in self.actions
-            ],
             "exclude": self.excluded,
             "defer": request.defer,
             "explain": request.explain,
         }
+        actions = [
+            {"id": action.id} if action.features is None else {"id": action.id, "features": action.features}
+            for action in self.actions
+        ]
+        return {"event_id": request.event_id, **{k: v for k, v in optional.items() if v}, "actions": actions}
 
 
 def check(request: RankRequest) -> Asked:
