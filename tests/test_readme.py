@@ -21,9 +21,10 @@ def test_the_commands_it_shows_are_in_the_makefile():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_its_counts_of_claims_and_cells_are_those_of_the_results():
+def test_the_counts_of_claims_and_cells_are_those_of_the_results():
+    summary = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
     claims = (ROOT / "docs" / "results" / "claims.md").read_text(encoding="utf-8")
-    whole = re.sub(r"\s+", " ", README)
+    whole = re.sub(r"\s+", " ", summary)
     [counts] = re.findall(r"of (\d+) claims, (\d+) were reproduced, (\d+) partly, and (\d+) not", whole)
     said = "Claims of the papers: {} ({} reproduced, {} partly, {} not reproduced)."
     assert claims.startswith(said.format(*counts))
@@ -35,6 +36,15 @@ def test_its_counts_of_claims_and_cells_are_those_of_the_results():
     assert f"ahead of a client alone in {ahead} of {ahead + level + behind} cells" in whole
     assert behind == 0
     assert f"and behind in none, and behind ridge regression in {behind_ridge} (" in whole
+
+
+def test_its_figures_are_those_of_the_pages_they_link_to():
+    rows = re.findall(r"^\| ([^|]*) \| ([^|]*) \| \[\w+\]\(([^)]*)\) \|$", README, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for what, figure, page in rows:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for number in re.findall(r"\d[\d,]*\d", f"{what} {figure}"):
+            assert number in text, (number, page)
 
 
 def test_it_reports_no_method_that_only_an_experiment_has():
