@@ -52,13 +52,14 @@ def loop_of(live, name, model="adagrad", **settings):
     return name
 
 
-def teach(live, loop, folder, learner):
+def teach(live, loop, folder, learner, menu=MENU):
     """Let a device teach a loop that people like tea."""
     options = {"loop": loop, "learner": learner, "sync_seconds": None, "open_seconds": 0}
     with DeviceClient(live.url, "teacher", folder / "teacher", **options) as device:
-        for _ in range(40):
-            decision = device.decide({}, MENU)
-            device.reward(decision.event_id, decision.action == "tea")
+        for _ in range(20):
+            for action in menu:  # each as often as the others, whatever the device would choose
+                decision = device.decide({}, {action: menu[action]})
+                device.reward(decision.event_id, action == "tea")
         assert device.sync().trouble is None
     live.settle(loop)
 

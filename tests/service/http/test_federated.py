@@ -160,6 +160,7 @@ def test_a_version_that_is_not_remembered_gets_the_whole_model(client):
 
 def test_changes_are_not_sent_with_weights_that_are_newer(client, live, monkeypatch):
     since = at_rest(client, "phone-10")
+    client.get("/v1/federated/model", params={"since": since})  # changes are noted from the first such call on
     version = learned(client, upload(client, "phone-10", residual(client, 2, label=0)).json()["positions"][0])
 
     async def told_before_it_was_published(what, loop, since):
