@@ -1,11 +1,16 @@
 """What all pages have in common: links that lead somewhere, tables that name everything."""
 
+import ast
+import dataclasses
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from service.metrics import LOOP_FIGURES
+from service.rank.quotas import Quotas
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -43,3 +48,51 @@ def test_every_file_that_the_guide_for_contributors_names_is_there():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:fedres|bandits|libsvm_tasks|service|tests|benchmarks|examples|docs)/[\w./]*)`", text):
         assert path.endswith("/yours.py") or (ROOT / path).exists(), path
+
+
+def words_of(page):
+    """Return what a page sets as code."""
+    return set(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+
+
+def codes():
+    """Return the codes that are written out where the service refuses a request."""
+    found = set()
+    for file in (ROOT / "service").rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = ast.unparse(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
+            if name in ("ApiError", "at_most") and isinstance(call.args[1], ast.Constant):
+                found.add(call.args[1].value)
+    return found
+
+
+def test_the_page_on_the_api_has_every_error_code():
+    assert len(codes()) > 50
+    assert codes() - words_of("api.md") == set()
+
+
+def test_the_tables_of_error_codes_have_no_code_that_does_not_exist():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    section = text[text.index("## Errors") :].partition("\n## ")[0]
+    listed = {word for row in re.findall(r"^\|.*$", section, re.MULTILINE) for word in re.findall(r"`([a-z_]+)`", row)}
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "service").rglob("*.py"))
+    unknown = {word for word in listed - {"default", "event_id"} if f'"{word.removeprefix("store_")}"' not in source}
+    assert unknown == set()
+
+
+def test_the_page_on_the_api_has_every_setting():
+    assert {field.name for field in msgspec.structs.fields(Settings)} - words_of("api.md") == set()
+
+
+def test_the_page_on_operations_has_every_metric():
+    named = set(re.findall(r'"(fedres_\w+)"', (ROOT / "service" / "metrics.py").read_text(encoding="utf-8")))
+    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operations.md")}
+    assert named - words == set()
+
+
+def test_the_page_on_operations_has_every_quota_with_its_number():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    for name, most in dataclasses.asdict(Quotas()).items():
+        [row] = re.findall(rf"^\|.*`too_many_{name}` \|$", text, re.MULTILINE)
+        shown = {f"{most:,}", f"{most // 10**6} MB", f"{most // 10**9} GB", f"2^{most.bit_length() - 1}"}
+        assert any(number in row for number in shown), row
