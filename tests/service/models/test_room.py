@@ -9,7 +9,7 @@ from playing import play, request
 
 from service.admin.status import Status
 from service.models import published
-from service.models.memory import MemoryReader, MemoryWriter
+from service.models.memory import PUBLISHED_AT, MemoryReader, MemoryWriter
 from service.models.published import Models, Publisher, make_current, new_generation
 
 
@@ -88,7 +88,7 @@ def test_a_second_file_is_made_elsewhere_where_the_folder_has_no_room_for_both(t
     third.show()
     assert not second.memory.path.exists()
     assert Models(run).names() == ["c"]
-    assert MemoryReader(run / "models-3").published == 0
+    assert MemoryReader(run / "models-3").words[PUBLISHED_AT] == 0
 
 
 def test_starts_that_fail_leave_one_file_at_most_beside_the_current_one(tmp_path):
