@@ -123,7 +123,7 @@ async def held_up(writer, client):
 async def arrived(*clients):
     """Wait until all that was appended before has been given to the sockets."""
     async with asyncio.timeout(SOON):
-        while any(client._groups or client._transport.get_write_buffer_size() for client in clients):
+        while any(client._transport.get_write_buffer_size() for client in clients):
             await asyncio.sleep(0)
 
 
