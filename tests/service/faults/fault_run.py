@@ -82,10 +82,11 @@ class Service:
         assert put.status == 200, put
 
     async def settle(self):
-        """Return the status once no sum waits for more rewards."""
+        """Return the status once no sum waits for more rewards, or to be learned from."""
         while True:
             status = (await self.ask("GET", "/v1/status")).json()
-            if status["loops"][SUMS]["waiting_events"] == 0 and status["learned_position"] >= status["position"]:
+            waiting = status["loops"][SUMS]["waiting_events"] + status["loops"][SUMS]["waiting_bytes"]
+            if waiting == 0 and status["learned_position"] >= status["position"]:
                 return status
             await asyncio.sleep(0.05)
 
