@@ -228,9 +228,12 @@ class Admin:
         await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
 
     async def erase_user_everywhere(self, user: str) -> None:
-        """Erase a user in all loops."""
+        """Erase a user in all loops; what fails in one is raised once all have answered, so that none goes on alone."""
         self._machine.check_follows_all()
-        await asyncio.gather(*[self.erase_user(loop, user) for loop in self.loops()])
+        erasures = [self.erase_user(loop, user) for loop in self.loops()]
+        for result in await asyncio.gather(*erasures, return_exceptions=True):
+            if result is not None:
+                raise result
 
     # what is logged
 
