@@ -1,14 +1,16 @@
-"""Reference pages made from the code: HTTP from the OpenAPI document, the command line from its Typer app."""
+"""Reference pages made from the code: HTTP from the OpenAPI document, the command line from its Typer app, and the
+TypeScript client from its README."""
 
 import json
 import re
+from pathlib import Path
 
 import typer
 
 from service.app import create_app
 from service.cli import app
 
-NOT_HERE = ("/personalizer", "/loops/{loop}/personalizer")  # docs/azure-personalizer.md has these
+NOT_HERE = ("/personalizer", "/loops/{loop}/personalizer")  # docs/guides/azure-personalizer.md has these
 
 
 def http_page():
@@ -16,7 +18,7 @@ def http_page():
     document = create_app(None, None, keys=None).openapi()
     lines = ["# HTTP", "", document["info"]["description"].strip(), ""]
     lines += [
-        "A path below `/v1` also exists below `/v1/loops/{loop}`, unless it is about all loops. [The API](../api.md)"
+        "A path below `/v1` also exists below `/v1/loops/{loop}`, unless it is about all loops. [The API](api.md)"
     ]
     lines += ["explains the calls, with examples.", ""]
     for path, methods in sorted(document["paths"].items()):
@@ -122,3 +124,9 @@ def _text(help_text):
     return "\n\n".join(
         re.sub(r"([|<>*_])", r"\\\1", text) if "`" not in text else text.replace("|", "\\|") for text in plain
     )
+
+
+def typescript_page():
+    """Return the README of the TypeScript client, with links as seen from docs/reference."""
+    text = (Path(__file__).parents[1] / "clients" / "typescript" / "README.md").read_text(encoding="utf-8")
+    return text.replace("](../../docs/reference/", "](").replace("](../../docs/", "](../")

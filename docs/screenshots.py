@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "images"
 DESK, PHONE = {"width": 1000, "height": 1330}, {"width": 360, "height": 740}
 
 

@@ -19,7 +19,7 @@ needs_promtool = pytest.mark.skipif(
 
 def documented():
     """Return the metrics that the page on operations names; a test compares it with the service."""
-    table = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
     return set(re.findall(r"`(fedres_\w+)`", table))
 
 
@@ -35,7 +35,7 @@ def test_only_metrics_that_the_service_has_are_asked_for(file):
 
 
 def test_the_guide_to_monitoring_asks_for_metrics_that_the_service_has():
-    asked = named(re.findall(r"fedres_\w+", (ROOT / "docs" / "howto" / "monitor.md").read_text(encoding="utf-8")))
+    asked = named(re.findall(r"fedres_\w+", (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8")))
     assert len(asked) > 5
     assert asked <= documented()
 

@@ -22,31 +22,37 @@ from forked import Forked, path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-HERE = [*sorted((DOCS / "howto").glob("*.md")), *sorted((DOCS / "explanation").glob("*.md"))]
 ELSEWHERE = {  # pages with code, and the tests that run it
-    "service.md": "service/test_service_docs.py",
-    "api.md": "service/test_service_docs.py",
-    "lift.md": "service/test_service_docs.py",
-    "dashboard.md": "service/test_service_docs.py",
-    "operations.md": "service/test_service_docs.py",
-    "devices.md": "service/test_service_docs.py",
-    "client.md": "service/test_service_docs.py",
-    "log.md": "service/test_log_docs.py",
-    "postgresql.md": "service/test_postgres_docs.py",
-    "hashing.md": "scoring/test_features.py",
-    "library.md": "test_library_docs.py",
+    "start/concepts.md": "service/test_service_docs.py",
+    "reference/api.md": "service/test_service_docs.py",
+    "guides/lift.md": "service/test_service_docs.py",
+    "guides/dashboard.md": "service/test_service_docs.py",
+    "operate/operations.md": "service/test_service_docs.py",
+    "guides/devices.md": "service/test_service_docs.py",
+    "reference/client.md": "service/test_service_docs.py",
+    "reference/log.md": "service/test_log_docs.py",
+    "operate/postgresql.md": "service/test_postgres_docs.py",
+    "reference/hashing.md": "scoring/test_features.py",
+    "research/library.md": "test_library_docs.py",
 }
 NOT_RUN = {
-    "azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",
-    "evaluation-intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
+    "guides/azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",
+    "how-it-works/intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
     "results/README.md": "the papers' figures, for hours; tests/libsvm_tasks/test_reproduce.py makes them small",
     "results/decisions.md": "streams of decisions, for hours; tests/libsvm_tasks/test_decisions.py plays them small",
 }
+TUTORIAL = DOCS / "start" / "tutorial.md"
+HERE = [  # the guides, one after the other
+    page
+    for folder in ("guides", "operate", "how-it-works", "research")
+    for page in sorted((DOCS / folder).glob("*.md"))
+    if str(page.relative_to(DOCS)) not in {*ELSEWHERE, *NOT_RUN}
+]
 CODE = ("sh", "python", "js", "javascript", "sql")
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-MADE_FROM_CODE = (DOCS / "reference" / "http.md", DOCS / "reference" / "cli.md")
+MADE_FROM_CODE = tuple(DOCS / "reference" / name for name in ("http.md", "cli.md", "typescript.md"))
 
 
 def pages():
@@ -155,7 +161,7 @@ def follow(page, folder, stack, addresses, interpreter):
 @pytest.mark.slow
 def test_the_tutorial_leads_to_a_page_that_learns(tmp_path):
     with ExitStack() as stack:
-        first, _, visits, explained = follow(DOCS / "tutorial.md", tmp_path, stack, {}, None)
+        first, _, visits, explained = follow(TUTORIAL, tmp_path, stack, {}, None)
     assert json.loads(first)["probability"] == pytest.approx(1 / 3)
     clicks = [int(number) for number in re.findall(r": (\d+) clicks", visits)]
     assert max(clicks[0], 75) < clicks[-1]
@@ -171,7 +177,7 @@ def test_the_guides_do_what_they_say(tmp_path):
         for page in HERE:
             follow(page, tmp_path, stack, {"8000": url}, interpreter)
         if shutil.which("node") is None:
-            pytest.skip("node is not installed: all guides but howto/nextjs.md were followed")
+            pytest.skip("node is not installed: all guides but guides/nextjs.md were followed")
         visit(tmp_path, url)
 
 
@@ -196,7 +202,7 @@ console.log(JSON.stringify({ ...shown, status: reply.status }));
 def test_every_page_with_code_is_run_by_a_test_or_says_why_not():
     for page in pages():
         name = str(page.relative_to(DOCS))
-        if page in HERE or name == "tutorial.md":
+        if page in HERE or page == TUTORIAL:
             continue
         if any(block.language in CODE for block in blocks(page)):
             assert (name in ELSEWHERE) != (name in NOT_RUN), f"{name}: name the test that runs its code"
@@ -223,9 +229,11 @@ def test_every_page_is_in_an_index():
 
 def test_reference_pages_are_made_from_the_code(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
-    from reference_pages import cli_page, http_page
+    from reference_pages import cli_page, http_page, typescript_page
 
-    http, command_line = http_page(), cli_page()
+    http, command_line, typescript = http_page(), cli_page(), typescript_page()
+    for link in re.findall(r"\]\(([\w./-]+\.md)", typescript):
+        assert (DOCS / "reference" / link).exists() or link == "../../README.md", link
     assert "## POST /v1/rank\n" in http
     assert "[RankRequest](#rankrequest)" in http
     assert "### RankRequest\n" in http

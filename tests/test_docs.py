@@ -39,7 +39,7 @@ def anchors(page):
 
 
 def test_the_page_on_operations_names_every_metric_of_a_loop():
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
     for metric, grows, _ in LOOP_FIGURES.values():
         assert f"`{metric}{'_total' if grows else ''}`" in text, metric
 
@@ -68,11 +68,11 @@ def codes():
 
 def test_the_page_on_the_api_has_every_error_code():
     assert len(codes()) > 50
-    assert codes() - words_of("api.md") == set()
+    assert codes() - words_of("reference/api.md") == set()
 
 
 def test_the_tables_of_error_codes_have_no_code_that_does_not_exist():
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     section = text[text.index("## Errors") :].partition("\n## ")[0]
     listed = {word for row in re.findall(r"^\|.*$", section, re.MULTILINE) for word in re.findall(r"`([a-z_]+)`", row)}
     source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "service").rglob("*.py"))
@@ -81,17 +81,17 @@ def test_the_tables_of_error_codes_have_no_code_that_does_not_exist():
 
 
 def test_the_page_on_the_api_has_every_setting():
-    assert {field.name for field in msgspec.structs.fields(Settings)} - words_of("api.md") == set()
+    assert {field.name for field in msgspec.structs.fields(Settings)} - words_of("reference/api.md") == set()
 
 
 def test_the_page_on_operations_has_every_metric():
     named = set(re.findall(r'"(fedres_\w+)"', (ROOT / "service" / "metrics.py").read_text(encoding="utf-8")))
-    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operations.md")}
+    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operate/operations.md")}
     assert named - words == set()
 
 
 def test_the_page_on_operations_has_every_quota_with_its_number():
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
     for name, most in dataclasses.asdict(Quotas()).items():
         [row] = re.findall(rf"^\|.*`too_many_{name}` \|$", text, re.MULTILINE)
         shown = {f"{most:,}", f"{most // 10**6} MB", f"{most // 10**9} GB", f"2^{most.bit_length() - 1}"}

@@ -1,4 +1,4 @@
-"""docs/library.md keeps its word: its examples learn, its commands run, and its table names every learner."""
+"""docs/research/library.md keeps its word: its examples learn, its commands run, and its table names every learner."""
 
 import csv
 import re
@@ -12,7 +12,7 @@ from fedres.global_learners import GLOBAL_LEARNERS
 from service.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "research" / "library.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 EXAMPLES, COMMANDS = ([code for language, code in BLOCKS if language == wanted] for wanted in ("python", "sh"))
 

@@ -142,7 +142,7 @@ def evaluate(
     hold the ones for a single look. They take users to be independent, or with ``by_user=False`` events.
     ``reward_range`` is what a reward can be: taken from the log unless given, as [0, 1] or [−1, 0] where all rewards
     lie in one of them. Switch-DR and DRos have DR's intervals: theirs would leave out the bias that they trade for
-    variance. See docs/evaluation-intervals.md.
+    variance. See docs/how-it-works/intervals.md.
     """
     for estimator in estimators:
         one_of("estimator", estimator, ESTIMATORS)

@@ -1,5 +1,5 @@
 // @ts-self-types="./device.d.ts"
-// A device in a browser: private features and a personal model stay here, residuals go to the service (docs/devices.md).
+// A device in a browser: private features and a personal model stay here, residuals go to the service (docs/guides/devices.md).
 
 import { checkPrivacy, eventDraw, pick, probabilities } from "./choosing.js";
 import { IndexedDBStore, MemoryStore } from "./device_store.js";

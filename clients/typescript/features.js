@@ -1,4 +1,4 @@
-// From JSON features to hashed ones, as docs/hashing.md says; the same bits as the service and the Python device.
+// From JSON features to hashed ones, as docs/reference/hashing.md says; the same bits as the service and the Python device.
 
 const LIMITS = { features: 1000, depth: 8, name: 1000, crosses: 250_000 };
 const LARGEST = 1e15;

@@ -1,4 +1,4 @@
-"""A device's own model: Vowpal Wabbit, or its exact twin, over hashed pairs of features (docs/hashing.md)."""
+"""A device's own model: Vowpal Wabbit, or its exact twin, over hashed pairs of features (docs/reference/hashing.md)."""
 
 from __future__ import annotations
 

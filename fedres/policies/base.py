@@ -21,7 +21,7 @@ EVERYTHING = (-math.inf, math.inf)
 class Policy(ABC):
     """A policy; its options are the fields of a frozen dataclass.
 
-    Packages may add one (docs/howto/own-learner.md): ``probabilities`` is all it needs.
+    Packages may add one (docs/research/own-learner.md): ``probabilities`` is all it needs.
     """
 
     needs_widths: ClassVar[bool] = False  # whether the model must know how uncertain it is

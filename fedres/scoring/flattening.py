@@ -1,4 +1,4 @@
-"""From JSON features to names and values, and the hash of a name that is the same in any language (docs/hashing.md)."""
+"""From JSON features to names and values, and the hash of a name that is the same in any language (hashing.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One linear model for all users and a small one for each: scores, and steps on what the other leaves over.
 
 Both take the steps of ``vw --adaptive``, as ``fedres.LinearLearner`` does, over pairs of a context feature and an
-action feature, either of which may be none (docs/hashing.md). The order is always the same: context features, action
+action feature, either of which may be none (hashing.md). The order is always the same: context features, action
 features, crosses (for each context feature all action features), and last a constant of each model's own.
 """
 

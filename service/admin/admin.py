@@ -207,7 +207,7 @@ class Admin:
     # users
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:
-        """Return a user's own model as published, by feature key (docs/hashing.md)."""
+        """Return a user's own model as published, by feature key (docs/reference/hashing.md)."""
         found = self._machine.loop(loop)
         model = personal_model(user, found, self._machine.models)
         if model is None:

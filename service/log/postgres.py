@@ -178,7 +178,7 @@ class PostgresLog:
             after = entries[-1].position
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
-        """Delete a user's records. When the server overwrites their bytes is up to the server (docs/postgresql.md)."""
+        """Delete a user's records. When the server overwrites their bytes is up to the server (postgresql.md)."""
         epochs = NO_EPOCHS if epoch is None else {loop: epoch}
         with self._session.lend() as db, _patient(db), db.transaction():
             heads, now = self._lock(db, [loop], epochs)
@@ -195,7 +195,7 @@ class PostgresLog:
         """Delete some; ``after`` counts positions up to the cut, then those of base records.
 
         What is to go is looked up before the head is locked, so appends wait for the deletion only. The server's
-        autovacuum makes room for new records (docs/postgresql.md).
+        autovacuum makes room for new records (postgresql.md).
         """
         if after >= old.cut + old.done:
             return None
@@ -217,7 +217,7 @@ class PostgresLog:
         return int(n_bytes)
 
     def scrub(self) -> Iterator[None]:
-        """Do nothing: the files are the server's (docs/postgresql.md says what is left there, and for how long)."""
+        """Do nothing: the files are the server's (postgresql.md says what is left there, and for how long)."""
         yield from ()
 
     def drop(self, loop: str, position: int) -> None:

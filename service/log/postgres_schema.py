@@ -1,4 +1,4 @@
-"""The log's tables in PostgreSQL, and how a session is opened. docs/postgresql.md is the reference.
+"""The log's tables in PostgreSQL, and how a session is opened. docs/operate/postgresql.md is the reference.
 
 Everything is in a schema of its own, ``fedres``; the rest of the database is left alone.
 """

@@ -1,4 +1,4 @@
-"""What the log holds: one struct for each kind of record, one encoder, one checksum (docs/log.md is the reference).
+"""What the log holds: one struct for each kind of record, one encoder, one checksum (docs: log.md).
 
 A record has a JSON ``body`` for readers. Decisions, rewards and residuals also have an ``example``: what the learner
 needs, in binary, so that it parses no JSON.

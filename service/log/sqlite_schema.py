@@ -1,4 +1,4 @@
-"""The log's SQLite file: its schema, and how it is opened. docs/log.md is the reference."""
+"""The log's SQLite file: its schema, and how it is opened. docs/reference/log.md is the reference."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fedres.scoring.flattening import FeatureError, Limits, _each_once, action_f
 from fedres.scoring.kernels import pair_key
 from fedres.scoring.model import expand
 
-DOC = (Path(__file__).parents[2] / "docs" / "hashing.md").read_text(encoding="utf-8")
+DOC = (Path(__file__).parents[2] / "docs" / "reference" / "hashing.md").read_text(encoding="utf-8")
 
 
 def named(tree, **limits):

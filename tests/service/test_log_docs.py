@@ -1,4 +1,4 @@
-"""docs/log.md keeps its word: its commands run, its questions are answered, its tables are complete."""
+"""docs/reference/log.md keeps its word: its commands run, its questions are answered, its tables are complete."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from service.log.sqlite_schema import SCHEMA_VERSION
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "log")]
 
-DOCS = (Path(__file__).parents[2] / "docs" / "log.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(sh|sql|python)\n(.*?)```", DOCS, flags=re.DOTALL)
 
 

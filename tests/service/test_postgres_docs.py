@@ -1,4 +1,4 @@
-"""docs/postgresql.md keeps its word, on a server of its own; so does the benchmark it names."""
+"""docs/operate/postgresql.md keeps its word, on a server of its own; so does the benchmark it names."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "roles"))
 from machines import MachineProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
-DOCS = (ROOT / "docs" / "postgresql.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "operate" / "postgresql.md").read_text(encoding="utf-8")
 BLOCKS = {kind: [] for kind in ("sql", "sh", "haproxy")}
 for kind, text in re.findall(r"```(sql|sh|haproxy)\n(.*?)```", DOCS, flags=re.DOTALL):
     BLOCKS[kind].append(text)

@@ -19,14 +19,14 @@ from service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = (
-    "service.md",
-    "api.md",
-    "lift.md",
-    "dashboard.md",
-    "operations.md",
+    "start/concepts.md",
+    "reference/api.md",
+    "guides/lift.md",
+    "guides/dashboard.md",
+    "operate/operations.md",
 )  # the last one ends with keys, which close the service
 DOCS = "".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGES)
-DEVICES = (FOLDER / "devices.md").read_text(encoding="utf-8")
+DEVICES = (FOLDER / "guides" / "devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS, flags=re.DOTALL)
 STARTS = [block for block in BLOCKS if block.startswith("fedres serve")]
 USES = [block for block in BLOCKS if block not in STARTS]
@@ -83,7 +83,7 @@ def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path)
 
 
 def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
-    page = (FOLDER / "client.md").read_text(encoding="utf-8")
+    page = (FOLDER / "reference" / "client.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     with started("fedres serve", tmp_path) as url:
         script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]

@@ -1,4 +1,4 @@
-// The hash of docs/hashing.md, by its own test vectors, and what is refused.
+// The hash of docs/reference/hashing.md, by its own test vectors, and what is refused.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 import { expand, featureHash, hashed, pairKey } from "../features.js";
 
-const page = readFileSync(new URL("../../../docs/hashing.md", import.meta.url), "utf8");
+const page = readFileSync(new URL("../../../docs/reference/hashing.md", import.meta.url), "utf8");
 const rows = (head) =>
   page.split(head)[1].split("\n\n")[0].split("\n").slice(2).map((row) => row.split("|").slice(1, -1).map((cell) => cell.trim()));
 const name = (cell) => (cell === "(none)" ? null : cell.slice(1, -1));

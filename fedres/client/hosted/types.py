@@ -16,7 +16,7 @@ FALLBACK_PREFIX = "fallback-"  # of the event ids of fallbacks, which the servic
 class ServiceError(Exception):
     """The service refused a call, or did not answer in time.
 
-    ``status`` is the HTTP status, 0 where no answer came; ``code`` and ``target`` are those of docs/api.md.
+    ``status`` is the HTTP status, 0 where no answer came; ``code`` and ``target`` are those of docs/reference/api.md.
     """
 
     def __init__(self, status: int, code: str, message: str, target: str | None = None) -> None:
