@@ -50,7 +50,7 @@ def fill(path: Path, n_users: int) -> int:
         log = open_log(store)
         learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9)  # type: ignore[arg-type]
         learner.open()
-        head = learner.loops[DEFAULT_LOOP].head
+        head = learner.loops[DEFAULT_LOOP].metadata
         found = learner.personal.entry(head.id, "user-0")
         assert found is not None
         for user in range(n_users):

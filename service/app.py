@@ -25,7 +25,7 @@ from service.http.routes import OPEN, Route
 from service.http.swagger import PATHS, add_docs
 from service.log.protocol import StoreUnavailable
 from service.plugins import Core, plugins
-from service.rank.ranker import Machine, Ranker
+from service.rank.ranker import Ranker, RankerContext
 
 DESCRIPTION = """\
 Ranks actions and learns from rewards: one shared model, and one of each user's own.
@@ -54,7 +54,7 @@ class App(FastAPI):
 
 
 def create_app(
-    machine: Machine,
+    context: RankerContext,
     status: Status,
     *,
     keys: Keys,
@@ -76,7 +76,7 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    app.core = _core(machine, status, limits, root_path)
+    app.core = _core(context, status, limits, root_path)
     declared = _routes(app.core)
     for route in declared:
         if not route.hot:
@@ -105,16 +105,16 @@ def create_app(
     return app
 
 
-def declared_routes(machine: Machine, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
+def declared_routes(context: RankerContext, status: Status, limits: Limits, root_path: str = "") -> list[Route]:
     """Return all routes but those of the pages that show the API."""
-    return _routes(_core(machine, status, limits, root_path))
+    return _routes(_core(context, status, limits, root_path))
 
 
-def _core(machine: Machine, status: Status, limits: Limits, root_path: str) -> Core:
+def _core(context: RankerContext, status: Status, limits: Limits, root_path: str) -> Core:
     return Core(
-        machine=machine,
-        ranker=Ranker(machine),
-        admin=Admin(machine),
+        context=context,
+        ranker=Ranker(context),
+        admin=Admin(context),
         status=status,
         limits=limits,
         root_path=root_path,

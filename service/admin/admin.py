@@ -36,7 +36,7 @@ from service.models.shared_models import check_model
 from service.rank.explaining import personal_model
 from service.rank.pinned import check_new, pin_body, read_pinned
 from service.rank.quotas import exceeded
-from service.rank.ranker import ERASE_SECONDS, Machine
+from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
 from service.settings import FIXED, Settings, read_settings
 
@@ -46,48 +46,48 @@ DEFAULT_LOOP = "default"
 class Admin:
     """What an admin key may do."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
 
     # loops and settings
 
     def loops(self) -> list[str]:
         """Return the names of all loops."""
-        return self._machine.models.names()
+        return self._context.models.names()
 
     async def create_loop(self, name: str, settings: dict[str, Any] | None = None) -> int:
         """Return the version of a new loop's settings; a repeat of the call that made it returns that of then."""
         check_id("loop", name)
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
-        self._machine.check_follows(name)
+        self._context.check_follows(name)
         check_new(read_settings(settings or {}))
         body = encode(read_settings(settings or {}))
         if name in self.loops():
             return await self._made_before(name, body)
         self._check_room(read_settings(settings or {}))
-        deleted = await self._machine.look_up(lambda log: log.of_kind(name, DELETED))
+        deleted = await self._context.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
-            return await self._machine.append_now(Record(name, LOOP, event, body=body))
+            return await self._context.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
             return await self._made_before(name, body)
 
     async def _made_before(self, name: str, body: bytes) -> int:
         """Return the version of a loop that was made with the same settings: the answer to that call was lost."""
-        made = await self._machine.look_up(lambda log: log.of_kind(name, LOOP)[-1])
+        made = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
         if made.body != body:
             message = f"loop must be new, or come with the settings that it was made with, got {name!r}"
             raise ApiError(409, "loop_exists", message, "loop")
-        await self._machine.until(lambda: name in self.loops())
+        await self._context.until(lambda: name in self.loops())
         return made.position
 
     def _check_room(self, settings: Settings) -> None:
         """Refuse a loop that would be one too many, or whose weights are."""
-        quotas, names = self._machine.quotas, self.loops()
+        quotas, names = self._context.quotas, self.loops()
         if len(names) >= quotas.loops:
             raise exceeded("loops", quotas.loops, "loops")
-        n_weights = sum(self._machine.loop(name).view.settings.n_weights for name in names)
+        n_weights = sum(self._context.loop(name).view.settings.n_weights for name in names)
         if n_weights + settings.n_weights > quotas.weights:
             raise exceeded("weights", quotas.weights, f"shared weights, and has {n_weights}")
 
@@ -95,20 +95,20 @@ class Admin:
         """Forget a loop's models and pending events; its records stay in the log."""
         if name == DEFAULT_LOOP:
             raise ApiError(409, "default_loop", f"loop must not be {DEFAULT_LOOP!r}, which cannot be deleted", "loop")
-        since = self._machine.loop(name).view.since
-        await self._machine.append(Record(name, DELETED))
+        created_at = self._context.loop(name).view.created_at
+        await self._context.append(Record(name, DELETED))
 
         def gone() -> bool:
             try:
-                return self._machine.loop(name).view.since != since
+                return self._context.loop(name).view.created_at != created_at
             except ApiError as error:
                 return error.status == 404
 
-        await self._machine.until(gone)
+        await self._context.until(gone)
 
     def settings(self, loop: str) -> tuple[int, Settings]:
         """Return the settings and their version."""
-        view = self._machine.loop(loop).view
+        view = self._context.loop(loop).view
         return view.settings_version, view.settings
 
     async def put_settings(self, loop: str, settings: dict[str, Any]) -> int:
@@ -116,7 +116,7 @@ class Admin:
 
         What is missing is at its default, but for what was fixed when the loop was made.
         """
-        view, quotas = self._machine.loop(loop).view, self._machine.quotas
+        view, quotas = self._context.loop(loop).view, self._context.quotas
         if view.n_settings >= quotas.settings:
             what = "settings that events wait under; change them when these have their rewards"
             raise exceeded("settings", quotas.settings, what, loop)
@@ -127,7 +127,7 @@ class Admin:
                 message = f"{name} is fixed when the loop is created, got {getattr(wanted, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
         wanted = await self._with_pinned(loop, wanted)
-        return await self._machine.append_now(Record(loop, SETTINGS, body=encode(wanted)))
+        return await self._context.append_now(Record(loop, SETTINGS, body=encode(wanted)))
 
     async def _with_pinned(self, loop: str, wanted: Settings) -> Settings:
         """Return settings whose control group has its model: that which they name, or that of now."""
@@ -136,47 +136,47 @@ class Admin:
             return wanted
         if control.pinned is not None:
             position = control.pinned
-            if position <= self._machine.loop(loop).view.since:
+            if position <= self._context.loop(loop).view.created_at:
                 raise invalid(f"control.pinned must be of this loop, got {position}", "control")
-            await self._machine.look_up(lambda log: read_pinned(log, loop, position, wanted))
+            await self._context.look_up(lambda log: read_pinned(log, loop, position, wanted))
             return wanted
         model = await self.model(loop)
-        position = await self._machine.append(Record(loop, PIN, body=pin_body(self._machine.loop(loop), model)))
+        position = await self._context.append(Record(loop, PIN, body=pin_body(self._context.loop(loop), model)))
         return msgspec.structs.replace(wanted, control=msgspec.structs.replace(control, pinned=position))
 
     def has_learned_nothing(self, loop: str) -> bool:
         """Return whether a loop's models are as they were made."""
-        view = self._machine.loop(loop).view
-        return view.version == view.since
+        view = self._context.loop(loop).view
+        return view.version == view.created_at
 
     async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
         """Change some settings; the others stay."""
-        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        known = msgspec.to_builtins(self._context.loop(loop).view.settings)
         return await self.put_settings(loop, {**known, **changes})
 
     # catalogue and models
 
     def actions(self, loop: str) -> list[Action]:
         """Return the catalogue, by rising id."""
-        catalogue = self._machine.loop(loop).catalogue
+        catalogue = self._context.loop(loop).catalogue
         return [Action(name, msgspec.Raw(action.features)) for name, action in sorted(catalogue.items())]
 
     async def put_actions(self, loop: str, put: Sequence[Action] = (), retire: Sequence[str] = ()) -> int:
         """Add, change and retire actions; return the position of the change."""
         self._check_catalogue(loop, put, retire)
         named = [Named("", action.id, bytes(action.features)) for action in put]
-        for place, (action, row) in enumerate(zip(put, self._machine.preparer.hash_all(named), strict=True)):
+        for place, (action, row) in enumerate(zip(put, self._context.preparer.hash_all(named), strict=True)):
             check_id(f"put[{place}].id", action.id)
             if isinstance(row, FeatureError):
                 message = f"put[{place}]: {str(row).removeprefix(': ')}"
                 raise ApiError(422, "invalid_features", message, f"put[{place}]")
         known = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
         body = encode(ActionsBody(known, list(retire)))
-        return await self._machine.append_now(Record(loop, ACTIONS, body=body))
+        return await self._context.append_now(Record(loop, ACTIONS, body=body))
 
     def _check_catalogue(self, loop: str, put: Sequence[Action], retire: Sequence[str]) -> None:
         """Refuse a change that makes the catalogue too large."""
-        quotas, copied = self._machine.quotas, self._machine.loop(loop).copied
+        quotas, copied = self._context.quotas, self._context.loop(loop).copied
         sizes = {action.id: len(action.id) + len(bytes(action.features)) for action in put}
         replaced = {*sizes, *retire} & copied.actions.keys()
         for name in retire:
@@ -191,25 +191,25 @@ class Admin:
 
     async def model(self, loop: str) -> bytes:
         """Return the shared model with all that is logged learned; ``put_model`` takes it."""
-        self._machine.loop(loop)
-        return bytes(await self._machine.ask("model", loop))
+        self._context.loop(loop)
+        return bytes(await self._context.ask("model", loop))
 
     async def put_model(self, loop: str, state: bytes) -> int:
         """Replace the shared model; personal models stay. Return the new model version."""
-        view = self._machine.loop(loop).view
-        made = await self._machine.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
+        view = self._context.loop(loop).view
+        made = await self._context.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
         try:
             check_model(view.settings, state, (view.seen_range, read_settings_body(made.body).reward_range))
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
-        return await self._machine.append_now(Record(loop, MODEL, body=state))
+        return await self._context.append_now(Record(loop, MODEL, body=state))
 
     # users
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:
         """Return a user's own model as published, by feature key (docs/reference/hashing.md)."""
-        found = self._machine.loop(loop)
-        model = personal_model(user, found, self._machine.models)
+        found = self._context.loop(loop)
+        model = personal_model(user, found, self._context.models)
         if model is None:
             raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
         known = {"user": user, "model_version": found.view.version}
@@ -222,14 +222,14 @@ class Admin:
     async def erase_user(self, loop: str, user: str) -> None:
         """Erase a user's model, events and rewards from every file; return when nothing is left."""
         check_id("user", user)
-        self._machine.loop(loop)
+        self._context.loop(loop)
         token = new_event_id()
-        await self._machine.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
-        await self._machine.until(lambda: token in self._machine.loop(loop).view.erased, ERASE_SECONDS)
+        await self._context.append(Record(loop, ERASE, user=user, body=encode(EraseBody(token))))
+        await self._context.until(lambda: token in self._context.loop(loop).view.erased, ERASE_SECONDS)
 
     async def erase_user_everywhere(self, user: str) -> None:
         """Erase a user in all loops; what fails in one is raised once all have answered, so that none goes on alone."""
-        self._machine.check_follows_all()
+        self._context.check_follows_all()
         erasures = [self.erase_user(loop, user) for loop in self.loops()]
         for result in await asyncio.gather(*erasures, return_exceptions=True):
             if result is not None:
@@ -242,29 +242,29 @@ class Admin:
 
         They are JSON lines, many at a time.
         """
-        since = self._machine.loop(loop).view.since
-        async for lines in self._exported(loop, since, max(after, since), limit, None):
+        created_at = self._context.loop(loop).view.created_at
+        async for lines in self._exported(loop, created_at, max(after, created_at), limit, None):
             yield lines
 
     def events_since(self, loop: str) -> str | None:
         """Return from when on a loop has all its events, None where it has them from its making on."""
-        return time_or_none(self._machine.loop(loop).view.events_since)
+        return time_or_none(self._context.loop(loop).view.events_since)
 
     async def user_events(self, user: str, loops: Sequence[str] | None = None) -> AsyncIterator[bytes]:
         """Yield a user's logged events in these loops, in all by default; each names its loop."""
         if loops is None:
-            self._machine.check_follows_all()
+            self._context.check_follows_all()
             loops = self.loops()
-        starts = {loop: self._machine.loop(loop).view.since for loop in loops}
-        for loop, since in starts.items():
-            async for lines in self._exported(loop, since, since, None, user):
+        starts = {loop: self._context.loop(loop).view.created_at for loop in loops}
+        for loop, created_at in starts.items():
+            async for lines in self._exported(loop, created_at, created_at, None, user):
                 yield lines
 
     async def _exported(
-        self, loop: str, since: int, after: int, limit: int | None, user: str | None
+        self, loop: str, created_at: int, after: int, limit: int | None, user: str | None
     ) -> AsyncIterator[bytes]:
         while limit is None or limit > 0:
-            lines, after = await self._machine.exports.call(export_lines, loop, since, after, limit, user)
+            lines, after = await self._context.exports.call(export_lines, loop, created_at, after, limit, user)
             if not lines:
                 return
             limit = None if limit is None else limit - lines.count(b"\n")
@@ -272,6 +272,6 @@ class Admin:
 
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""
-        self._machine.loop(loop)
-        rewards = msgspec.convert(await self._machine.ask("unmatched", loop), list[Unmatched])
+        self._context.loop(loop)
+        rewards = msgspec.convert(await self._context.ask("unmatched", loop), list[Unmatched])
         return gauges.unmatched(rewards)

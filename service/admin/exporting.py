@@ -39,8 +39,8 @@ _encode = msgspec.json.Encoder().encode
 class Exporter:
     """Reads the log of a store."""
 
-    def __init__(self, log: Log, since: int = 0) -> None:
-        self._log, self._since = log, since  # where the loop was made: what lies before is of a deleted one
+    def __init__(self, log: Log, created_at: int = 0) -> None:
+        self._log, self._created_at = log, created_at  # where the loop was made: what lies before is of a deleted one
         self._rules = lru_cache(maxsize=1_000)(self._read_rules)
         self._catalogue = lru_cache(maxsize=100)(self._read_catalogue)
 
@@ -79,7 +79,7 @@ class Exporter:
     def _about(self, loop: str, events: list[str]) -> dict[str | None, list[Entry]]:
         about: dict[str | None, list[Entry]] = {}
         for entry in self._log.find(loop, events):
-            if entry.kind in ABOUT and entry.position > self._since:
+            if entry.kind in ABOUT and entry.position > self._created_at:
                 about.setdefault(entry.event, []).append(entry)
         return about
 
@@ -120,17 +120,17 @@ class Exporter:
         return {action.id: action.features for action in decode_actions(entry.body).put}
 
 
-def exporter(worker: Worker, loop: str, since: int) -> Exporter:
+def exporter(worker: Worker, loop: str, created_at: int) -> Exporter:
     """Return an exporter of a loop that was made at ``since``; it remembers the settings and catalogues it has read."""
-    return worker.kept(_exporter, worker, loop, since)
+    return worker.kept(_exporter, worker, loop, created_at)
 
 
-def _exporter(worker: Worker, loop: str, since: int) -> Exporter:
-    return Exporter(worker.log, since)
+def _exporter(worker: Worker, loop: str, created_at: int) -> Exporter:
+    return Exporter(worker.log, created_at)
 
 
 def export_lines(
-    worker: Worker, loop: str, since: int, after: int, limit: int | None, user: str | None
+    worker: Worker, loop: str, created_at: int, after: int, limit: int | None, user: str | None
 ) -> tuple[bytes, int]:
     """Return some events behind a position as JSON lines, none where there are no more, and where to go on.
 
@@ -138,7 +138,7 @@ def export_lines(
     """
     size, lines = 0, []
     most = MOST_LINES if limit is None else min(limit, MOST_LINES)
-    for event in exporter(worker, loop, since).events(loop, after, most, user):
+    for event in exporter(worker, loop, created_at).events(loop, after, most, user):
         lines.append(_encode(event if user is None else {"loop": loop, **event}))
         size, after = size + len(lines[-1]), event["position"]
         if size > MOST_BYTES:

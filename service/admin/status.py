@@ -15,7 +15,7 @@ import msgspec
 from service.admin import gauges as reports
 from service.errors import ApiError
 from service.log.protocol import Head, StoreUnavailable
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 VERSION = version("fedres")
 PROCESSES = "processes.json"  # in the run folder: what the supervisor says of its processes
@@ -38,8 +38,8 @@ class Status:
     ``disk`` is a folder on the disk with the machine's own files, which a log in SQLite is one of.
     """
 
-    def __init__(self, machine: Machine, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
-        self._machine, self._store, self._folder, self._disk = machine, store, folder, disk
+    def __init__(self, context: RankerContext, store: str, folder: Path | None = None, disk: Path = Path()) -> None:
+        self._context, self._store, self._folder, self._disk = context, store, folder, disk
 
     def processes(self) -> list[dict[str, Any]]:
         """Return the machine's processes with role, pid, uptime and restarts."""
@@ -61,24 +61,24 @@ class Status:
     async def gauges(self) -> dict[str, dict[str, float]]:
         """Return numbers for monitoring, by loop; NaN where there is nothing to average yet."""
         heads = await self._heads()
-        return {name: self._gauges(name, heads) for name in self._machine.models.names()}
+        return {name: self._gauges(name, heads) for name in self._context.models.names()}
 
     async def status(self) -> dict[str, Any]:
         heads = await self._heads()
-        learner = self._machine.models.learner()
-        names = self._machine.models.names()
+        learner = self._context.models.learner()
+        names = self._context.models.names()
         return {
             "version": VERSION,
             "store": self._store,
             "position": sum(head.last for name, head in heads.items() if name in names),
-            "learned_position": sum(self._machine.loop(name).view.position for name in names),
+            "learned_position": sum(self._context.loop(name).view.position for name in names),
             "trouble": self._trouble() or self._standing_still(),
             "rebuilt": 0 if learner is None else learner.rebuilt,
             "published_bytes": 0 if learner is None else learner.published_bytes,
-            "staleness_seconds": round(self._machine.models.staleness(), 3),
+            "staleness_seconds": round(self._context.models.staleness(), 3),
             "processes": self.processes(),
             "log": await self.log(),
-            "quotas": asdict(self._machine.quotas),
+            "quotas": asdict(self._context.quotas),
             "loops": {name: self._gauges(name, heads) for name in names},
         }
 
@@ -88,15 +88,15 @@ class Status:
         How many events are left is estimated: all records of a loop count alike among those that were removed.
         """
         try:
-            heads, n_bytes = await self._machine.look_up(lambda log: (log.heads(), log.size()))
+            heads, n_bytes = await self._context.look_up(lambda log: (log.heads(), log.size()))
         except (ApiError, StoreUnavailable):
             heads, n_bytes = {}, None
         n_records = sum(head.last - head.removed for head in heads.values())
         n_events = 0.0
-        for name in self._machine.models.names():
+        for name in self._context.models.names():
             if name in heads:
                 left = 1 - heads[name].removed / heads[name].last
-                n_events += left * self._machine.loop(name).view.statistics.ranks
+                n_events += left * self._context.loop(name).view.statistics.ranks
         try:
             disk = os.statvfs(self._disk)
         except OSError:
@@ -120,17 +120,17 @@ class Status:
         return self._standing_still()
 
     def _standing_still(self) -> str | None:
-        learner = self._machine.models.learner()
+        learner = self._context.models.learner()
         if learner is None or learner.standing_still is None:
             return None
         return f"not everything is learned: {learner.standing_still}"
 
     def _trouble(self) -> str | None:
-        models = self._machine.models
+        models = self._context.models
         if not models.ready:
             return "no models are published yet"
-        if self._machine.log.trouble is not None:
-            return self._machine.log.trouble
+        if self._context.log.trouble is not None:
+            return self._context.log.trouble
         if models.staleness() > MAX_STALENESS:
             return f"the learner has not published for {models.staleness():.0f} s"
         learner = models.learner()
@@ -142,12 +142,12 @@ class Status:
 
     async def _heads(self) -> Mapping[str, Head]:
         try:
-            return await self._machine.look_up(lambda log: log.heads())
+            return await self._context.look_up(lambda log: log.heads())
         except (ApiError, StoreUnavailable):  # the rest is worth showing
             return {}
 
     def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
-        view = self._machine.loop(name).view
+        view = self._context.loop(name).view
         head = heads.get(name)
         behind = 0 if head is None else max(head.last - view.position, 0)
         seconds = max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0

@@ -53,10 +53,10 @@ def complete_erasures(learner: Learner) -> None:
     if learner.cleaning is not None:
         return
     for state in list(learner.loops.values()):
-        for user, token in list(state.head.erasing.items()):
-            with alone(learner, state.head.name):
-                epoch = learner.epoch_to_end(state.head.name)
-                if epoch is not None and learner.catch_up(state) and user in state.head.erasing:
+        for user, token in list(state.metadata.erasing.items()):
+            with alone(learner, state.metadata.name):
+                epoch = learner.epoch_to_end(state.metadata.name)
+                if epoch is not None and learner.catch_up(state) and user in state.metadata.erasing:
                     _erase(learner, state, user, token, epoch)
 
 
@@ -67,7 +67,7 @@ def clean_files(learner: Learner) -> None:
     pages. To find those takes a second for each gigabyte, so it is done a moment at a time.
     """
     _forget_in_snapshot(learner)
-    tokens = {token for state in learner.loops.values() for token in state.head.erased}
+    tokens = {token for state in learner.loops.values() for token in state.metadata.erased}
     if learner.cleaning is None and not tokens <= learner.cleaned:
         learner.saver.flush(learner.loops, scrub=True)
         learner.cleaning = Cleaning(tokens, learner.snapshots.scrub())
@@ -90,7 +90,7 @@ def _forget_in_snapshot(learner: Learner) -> None:
     """Take users who are being erased out of the snapshot, and loops that were deleted."""
     for state in learner.loops.values():
         for user in state.forgotten:
-            learner.saver.erase(state.head.name, user)
+            learner.saver.erase(state.metadata.name, user)
         state.forgotten.clear()
     if learner.saver.is_unclean:
         learner.saver.flush(learner.loops, scrub=True)
@@ -100,7 +100,7 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int
     _forget_in_snapshot(learner)
     learner.saver.flush(learner.loops)  # the models of all others are in the snapshot after this
     log_base(learner, state, epoch)
-    learner.writer.erase(state.head.name, user, state.position, token, epoch)
+    learner.writer.erase(state.metadata.name, user, state.position, token, epoch)
     while learner.step_log():
         pass
     _forget_in_snapshot(learner)  # the snapshot before may also end with a record that is gone
@@ -108,16 +108,16 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int
 
 def log_base(learner: Learner, state: LoopState, epoch: int) -> None:
     """Log the models that have changed since the last base, and the shared one; refuse what could not be read again."""
-    name, head, shared_model = state.head.name, state.head, state.models.shared.to_bytes()
-    read_model(head.settings, shared_model)
+    name, metadata, shared_model = state.metadata.name, state.metadata, state.models.shared.to_bytes()
+    read_model(metadata.settings, shared_model)
     records = []
-    for user, changed, model in learner.snapshots.personal(name, changed_after=head.base):
+    for user, changed, model in learner.snapshots.personal(name, changed_after=metadata.base):
         learner.beat()
         personal_from_bytes(model)
         records.append(Record(name, BASE, user=user, body=_pack(PersonalBase(changed, model))))
         if len(records) == CHUNK:
             learner.writer.append([records], {name: epoch})
             records = []
-    shared = Base(shared_model, head.version, head.statistics, head.clients, head.guard, state.time)
+    shared = Base(shared_model, metadata.version, metadata.statistics, metadata.clients, metadata.guard, state.time)
     records.append(Record(name, BASE, body=_pack(shared)))
     learner.writer.append([records], {name: epoch})

@@ -27,15 +27,19 @@ GONE = "gone"  # stands for the kind of a record that is not there any more
 class UnlearnableRecord(Exception):  # noqa: N818
     """A record that its loop cannot learn from. The loop stands still; ``at`` is the record that showed it."""
 
-    def __init__(self, entry: Entry, error: Exception, at: int | None = None, installed: int = 0) -> None:
+    def __init__(self, entry: Entry, error: Exception, at: int | None = None, model_replaced_at: int = 0) -> None:
         super().__init__(entry.loop, entry.position, str(error))
         self.loop, self.position, self.kind, self.event = entry.loop, entry.position, entry.kind, entry.event
-        self.at, self.installed = entry.position if at is None else at, installed
+        self.at, self.model_replaced_at = entry.position if at is None else at, model_replaced_at
         self.reason = f"{type(error).__name__}: {error}"
 
     def __str__(self) -> str:
         event = "" if self.event is None else f", event {self.event!r}"
-        model = f", or record {self.installed}, which is the model it learns with," if self.installed else ""
+        model = (
+            f", or record {self.model_replaced_at}, which is the model it learns with,"
+            if self.model_replaced_at
+            else ""
+        )
         return (
             f"record {self.position} of loop {self.loop!r} ({self.kind}{event}) cannot be learned from: {self.reason}. "
             f"The loop stands still, with the models that it had learned before; other loops go on. Give the "
@@ -54,10 +58,10 @@ def alone(learner: Learner, name: str) -> Iterator[None]:
     except MACHINE:
         raise
     except (DamagedRecord, UnlearnableRecord) as trouble:
-        learner.stand_still(name, trouble)
+        learner.halt(name, trouble)
     except Exception as error:
         position = learner.positions.get(name, 0)
-        learner.stand_still(name, UnlearnableRecord(_entry_at(learner.log, name, position), error))
+        learner.halt(name, UnlearnableRecord(_entry_at(learner.log, name, position), error))
 
 
 @contextlib.contextmanager
@@ -74,13 +78,13 @@ def blaming(log: Log, entries: Sequence[Entry], state: LoopState | None = None) 
         event = state.join.current
         about = [] if event is None else log.find(at.loop, [event])
         blamed = next((entry for entry in about if entry.kind == RANK), at)
-        raise UnlearnableRecord(blamed, error, at.position, state.head.installed) from error
+        raise UnlearnableRecord(blamed, error, at.position, state.metadata.model_replaced_at) from error
 
 
 def is_in_the_way(log: Log, trouble: Trouble) -> bool:
     """Return whether the record that a loop stands still for is still there, and as it was."""
     if isinstance(trouble, UnlearnableRecord):
-        named = [position for position in (trouble.position, trouble.installed) if position]
+        named = [position for position in (trouble.position, trouble.model_replaced_at) if position]
         return all(_entry_at(log, trouble.loop, position).kind != GONE for position in named)
     try:
         log.read(trouble.loop, trouble.position - 1, 1)

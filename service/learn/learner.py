@@ -78,7 +78,7 @@ class Learner:
         self._shrunk: str | None = None  # which log has become shorter
         self._only = only
         self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
-        self.broken: dict[str, Trouble] = {}  # loops that stand still, and the record that each cannot take
+        self.halted: dict[str, Trouble] = {}  # loops that stand still, and the record that each cannot take
         self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
         self.cleaning: Cleaning | None = None  # what is under way for others
         self._published: dict[str, Published] = {}  # what was last published of each loop
@@ -96,7 +96,7 @@ class Learner:
         heads = self.log.heads()
         try:
             self.snapshots.claim()
-            saved = {loop.head.name: loop for loop in self.snapshots.loops()}
+            saved = {loop.metadata.name: loop for loop in self.snapshots.loops()}
         except DamagedSnapshot as damage:
             logging.getLogger(__name__).warning("all is learned from the log again: %s", damage)
             self.rebuilt += 1
@@ -144,8 +144,8 @@ class Learner:
             self.trouble = None
         except StoreUnavailable as error:
             self._note(error)
-        if self.broken and self.trouble is None:
-            self.trouble = next(iter(self.broken.values()))
+        if self.halted and self.trouble is None:
+            self.trouble = next(iter(self.halted.values()))
         self.publish(urgent=urgent)
         if self.cleaning is None:
             self.saver.save_if_due(self.loops)
@@ -169,7 +169,7 @@ class Learner:
                         take_or_step_back(self, name, entries)
                 began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
                 more |= len(entries) == BATCH or began_again
-                if name in self.loops and name not in self.broken and self.positions[name] < head.last:
+                if name in self.loops and name not in self.halted and self.positions[name] < head.last:
                     lag = max(lag, head.time - self.loops[name].time)
         self.lag = lag / 1e6
         return more
@@ -178,7 +178,7 @@ class Learner:
         """Read all that the last holder has done, who can do nothing more; return whether the loop is still this."""
         while self.step_log():
             pass
-        return self.loops.get(state.head.name) is state
+        return self.loops.get(state.metadata.name) is state
 
     def _has_gaps(self, name: str, position: int) -> bool:
         """Return whether old events may have gone from what was just read from behind a position.
@@ -210,8 +210,8 @@ class Learner:
 
     def _read(self, name: str, position: int) -> list[Entry]:
         """Return a batch, or what is in front of a damaged record; go on once that is dropped, or the loop deleted."""
-        if name in self.broken:
-            trouble = self.broken[name]
+        if name in self.halted:
+            trouble = self.halted[name]
             deleted = deleted_at(self.log, trouble)
             if deleted > max(position, trouble.position):
                 self._drop(name)
@@ -220,17 +220,17 @@ class Learner:
                 return []
             elif isinstance(trouble, UnlearnableRecord) or trouble.position <= position or name not in self.loops:
                 self._relearn(name)  # what was dropped was taken in part, or is among those that are joined again
-            del self.broken[name]
+            del self.halted[name]
             position = self.positions.get(name, 0)
         try:
             return self.log.read(name, position, BATCH, bodies=False)
         except DamagedRecord as damage:
-            self.stand_still(name, damage)
+            self.halt(name, damage)
             return in_front_of(self.log, damage, position)
 
-    def stand_still(self, name: str, trouble: Trouble) -> None:
+    def halt(self, name: str, trouble: Trouble) -> None:
         logging.getLogger(__name__).error("loop %r stands still: %s", name, trouble)
-        self.broken[name] = self.trouble = trouble
+        self.halted[name] = self.trouble = trouble
 
     def take_batch(self, name: str, entries: list[Entry]) -> None:
         start = 0
@@ -266,13 +266,13 @@ class Learner:
             self.remove_personal(state)
 
     def remove_personal(self, state: LoopState) -> None:
-        name = state.head.name
+        name = state.metadata.name
         self.saver.finish()
         users = {
             *known_users(self.snapshots, name),
-            *(user for loop, user in self.personal.unsaved if loop == state.head.id),
+            *(user for loop, user in self.personal.unsaved if loop == state.metadata.id),
         }
-        self.personal.remove(state.head.id, users)
+        self.personal.remove(state.metadata.id, users)
 
     def _drop(self, name: str) -> None:
         state = self.loops.pop(name, None)
@@ -280,7 +280,7 @@ class Learner:
         if state is None:
             return
         self.remove_personal(state)
-        self.publisher.drop(name, state.head.id)
+        self.publisher.drop(name, state.metadata.id)
         self._published.pop(name, None)
         self.saver.drop(name)
 
@@ -292,7 +292,7 @@ class Learner:
 
         A loop that stands still could not learn of it.
         """
-        return None if name in self.broken else self.hold(name)
+        return None if name in self.halted else self.hold(name)
 
     def _tick(self) -> None:
         """Log that time has passed where a wait time is over and no other record says so."""
@@ -314,7 +314,7 @@ class Learner:
 
     def seconds_until_due(self) -> float:
         """Return how long to wait before the next ``step``."""
-        return min([IDLE_SECONDS, *(state.head.settings.update_interval for state in self.loops.values())])
+        return min([IDLE_SECONDS, *(state.metadata.settings.update_interval for state in self.loops.values())])
 
     # what others see
 
@@ -333,12 +333,12 @@ class Learner:
                     self.followed.note(state)
                     publish_loop(self.publisher, state, self.cleaned, waiting_bytes)
                     self._shown.add(name)
-        names = sorted({*self.loops, *(self.broken.keys() & self._shown)})
+        names = sorted({*self.loops, *(self.halted.keys() & self._shown)})
         if names != self._names:
             self.publisher.publish_names(names)
             self._names = names
-        standing_still = "; ".join([str(each) for each in [*self.broken.values()][:MOST_TOLD]]) or None
-        of_all = None if self.trouble in [None, *self.broken.values()] else str(self.trouble)
+        standing_still = "; ".join([str(each) for each in [*self.halted.values()][:MOST_TOLD]]) or None
+        of_all = None if self.trouble in [None, *self.halted.values()] else str(self.trouble)
         used = self.publisher.memory.used_bytes
         self.publisher.publish_learner(LearnerView(of_all, standing_still, self.rebuilt, used, self.lag))
         self.publisher.done()

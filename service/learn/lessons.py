@@ -2,8 +2,8 @@
 
 An event then fails silently: that it did is certain only when its wait time is over. Learned as they come, clicks would
 be known long before the failures of the same time, and all that was ever clicked would look perfect. So such an event
-has a patience, logged with its decision: when that is over it is learned from, with the reward that was told by then,
-else with the default. A reward that comes later counts in all figures and is not learned from.
+is learned from after a time that is logged with its decision, with the reward that came by then, else with the default.
+A reward that comes later counts in all figures and is not learned from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lesson(msgspec.Struct, gc=False):
 
 
 class Lessons:
-    """The events of a loop that have a patience."""
+    """The events of a loop that are learned from after a time."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Lesson] = {}  # in the order of their decisions

@@ -41,12 +41,12 @@ class LoopModels:
         if not isinstance(self.shared, KalmanShared):  # which finds out by itself
             self.changed = np.ones((self.shared.weights.size >> CHUNK_BITS) + 1, np.uint8)
 
-    def to_publish(self, installed: int) -> tuple[Array, Array]:
+    def to_publish(self, model_replaced_at: int) -> tuple[Array, Array]:
         """Return the shared model in numbers of 32 bits, and by chunks whether they changed: to be emptied."""
         if not isinstance(self.shared, KalmanShared):
             return self.shared.weights, self.changed
         publication = self.shared.publication
-        publication.update(self.shared.model, installed)
+        publication.update(self.shared.model, model_replaced_at)
         return publication.words.view(np.float32), publication.changed
 
     def check_finite(self) -> None:
@@ -74,13 +74,13 @@ class LoopModels:
         """Let the shared model keep nothing of single events; return whether it did."""
         return isinstance(self.shared, KalmanShared) and self.shared.model.forget_events()
 
-    def learn(self, learned: Sequence[LearnedEvent], settings: Settings, installed: int, guard: Guard) -> None:
+    def learn(self, learned: Sequence[LearnedEvent], settings: Settings, model_replaced_at: int, guard: Guard) -> None:
         """Learn from events that were decided under the same settings, in this order.
 
         The shared model has been this one since the position ``installed``.
         """
         if isinstance(self.shared, KalmanShared):
-            left = self._learn_kalman(self.shared, learned, settings, installed)
+            left = self._learn_kalman(self.shared, learned, settings, model_replaced_at)
             for (decided, _, _), (error, length) in zip(learned, left.tolist(), strict=True):
                 if length > 0:  # not of the start
                     guard.count(decided.user, length, error)
@@ -90,7 +90,7 @@ class LoopModels:
             self._learn_batch(self.shared, learned, settings)
 
     def _learn_kalman(
-        self, shared: KalmanShared, learned: Sequence[LearnedEvent], settings: Settings, installed: int
+        self, shared: KalmanShared, learned: Sequence[LearnedEvent], settings: Settings, model_replaced_at: int
     ) -> Array:
         users, changed, places = _users_of(learned, personal=settings.personal)
         features = [decided.features for decided, _, _ in learned]
@@ -104,7 +104,7 @@ class LoopModels:
             np.array([reward for _, reward, _ in learned], np.float32),
             places,
         )
-        return self.personal.learn_kalman(self._loop, users, changed, events, shared.model, installed)
+        return self.personal.learn_kalman(self._loop, users, changed, events, shared.model, model_replaced_at)
 
     def _learn_batch(self, shared: SharedModel, learned: Sequence[LearnedEvent], settings: Settings) -> None:
         users, changed, places = _users_of(learned, personal=settings.personal)

@@ -37,7 +37,7 @@ from service.log.records import (
     read_decision,
     read_reward,
 )
-from service.models.loop_metadata import CatalogueAction, LoopHead, Pruned
+from service.models.loop_metadata import CatalogueAction, LoopMetadata, Pruned
 from service.models.personal import PersonalModels
 from service.models.shared_models import AnyShared, new_model, read_model
 from service.settings import Settings
@@ -58,19 +58,21 @@ class Step(NamedTuple):
 
 
 class LoopState:
-    """A loop, learning. Its head says where it is; ``take`` moves it on.
+    """A loop, learning. Its metadata say where it is; ``take`` moves it on.
 
     In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
     """
 
-    def __init__(self, head: LoopHead, shared: AnyShared, personal: PersonalModels, join: Join | None = None) -> None:
-        self.head, self.models, self.join = head, LoopModels(head.id, shared, personal), join or Join()
+    def __init__(
+        self, metadata: LoopMetadata, shared: AnyShared, personal: PersonalModels, join: Join | None = None
+    ) -> None:
+        self.metadata, self.models, self.join = metadata, LoopModels(metadata.id, shared, personal), join or Join()
         self.lessons = Lessons()
-        self.position = head.since
+        self.position = metadata.created_at
         self.time = 0  # of the last record
-        self.mark = 0  # of the last record: tells it from others at its position
+        self.record_checksum = 0  # of the last record: tells it from others at its position
         self.learn_from = 0
-        self.pruned_to = head.pruned.cut  # decisions up to there are being deleted: some may still be read
+        self.pruned_to = metadata.pruned.cut  # decisions up to there are being deleted: some may still be read
         self.clients_changed = True
         self.unpublished_actions: set[str] | None = None  # of the catalogue; None: all
         self.unsaved_actions: set[str] = set()  # that the snapshot does not have as they are
@@ -83,7 +85,7 @@ class LoopState:
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Move on by records that follow each other."""
-        join, position, version = self.join, self.position, self.head.version
+        join, position, version = self.join, self.position, self.metadata.version
         for entry in entries:
             _, position, time, kind, event, _, example, _ = entry
             self.position, self.time = position, time
@@ -101,11 +103,11 @@ class LoopState:
                 self.learn()
                 _CHANGES[kind](self, entry)
         self.learn()
-        if self.head.version != version:
+        if self.metadata.version != version:
             self.models.check_finite()
         self._count_listed()
         if entries:
-            self.mark = record_mark(entries[-1])
+            self.record_checksum = record_checksum(entries[-1])
 
     def begin_at(self, position: int, time: int) -> None:
         """Go on from a position whose models are in place, and forget what was due by then: it is in them."""
@@ -117,8 +119,8 @@ class LoopState:
     def _count_listed(self) -> None:
         late, unmatched = self.join.take_counts()
         if self.position >= self.learn_from:
-            self.head.statistics.late_rewards += late
-            self.head.statistics.unmatched_rewards += unmatched
+            self.metadata.statistics.late_rewards += late
+            self.metadata.statistics.unmatched_rewards += unmatched
 
     def learn(self) -> None:
         """Learn from all that has settled."""
@@ -128,7 +130,7 @@ class LoopState:
             ends = k == len(steps) or steps[k].settled.decided.settings != steps[start].settled.decided.settings
             if ends or self.careful:
                 self.join.current = steps[start].settled.event
-                self._learn_run(steps[start:k], _settings_of(self.head, steps[start].settled.decided.settings))
+                self._learn_run(steps[start:k], _settings_of(self.metadata, steps[start].settled.decided.settings))
                 start = k
 
     def _rank(self, entry: Entry) -> None:
@@ -139,7 +141,7 @@ class LoopState:
         if entry.user in self._ignored:
             self._ignored[entry.user].add(entry.event)
             return
-        decision, statistics = read_decision(entry.example), self.head.statistics
+        decision, statistics = read_decision(entry.example), self.metadata.statistics
         if entry.position >= self.learn_from:
             statistics.ranks += 1
             if decision.agreed is not None:
@@ -147,8 +149,8 @@ class LoopState:
                 statistics.agreed += decision.agreed
         decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
-        if decision.patience is not None:
-            self.lessons.put(entry.event, entry.position, entry.time + decision.patience, decided)
+        if decision.learn_after is not None:
+            self.lessons.put(entry.event, entry.position, entry.time + decision.learn_after, decided)
         settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
         if settled is not None:
             self._settle(settled, entry.position)
@@ -182,7 +184,7 @@ class LoopState:
 
     def pending_from(self) -> int:
         """Return the position from which a restart reads the log again: events wait, or their late rewards may come."""
-        oldest, first = self.oldest_needed(), max(self.head.since + 1, self.position - REJOINED)
+        oldest, first = self.oldest_needed(), max(self.metadata.created_at + 1, self.position - REJOINED)
         return first if oldest is None else min(oldest, first)
 
     def _settle(self, settled: Settled, position: int) -> None:
@@ -191,7 +193,7 @@ class LoopState:
             self._steps.append(Step(settled, position, learns=learns))
 
     def _learn_run(self, steps: Sequence[Step], settings: Settings) -> None:
-        statistics = self.head.statistics
+        statistics = self.metadata.statistics
         learned: list[LearnedEvent] = []
         for (_, decided, reward, delay, _), position, counts, learns in steps:
             if not counts:
@@ -216,14 +218,14 @@ class LoopState:
             statistics.baseline_weight += decided.baseline_weight
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:
-            self.head.version = learned[-1].position
-            self.models.learn(learned, settings, self.head.installed, self.head.guard)
+            self.metadata.version = learned[-1].position
+            self.models.learn(learned, settings, self.metadata.model_replaced_at, self.metadata.guard)
             if self.careful:
                 self.models.check_finite()
 
     def _count_control(self, reward: float | None, learns: bool) -> None:
         if reward is not None:
-            statistics = self.head.statistics
+            statistics = self.metadata.statistics
             statistics.control_settled += 1
             statistics.control_reward += reward
             statistics.control_learned += learns
@@ -233,16 +235,16 @@ class LoopState:
     def _rules_of(self, position: int) -> Rules:
         rules = self._rules.get(position)
         if rules is None:
-            rules = rules_of(_settings_of(self.head, position))
-            if position in self.head.history:
+            rules = rules_of(_settings_of(self.metadata, position))
+            if position in self.metadata.history:
                 self._rules[position] = rules
         return rules
 
     def _rules_at(self, position: int) -> Rules:
         """Return the rules of the settings that were the newest at a position."""
-        if position >= self.head.settings_version:
-            return self._rules_of(self.head.settings_version)
-        return self._rules_of(max([at for at in self.head.history if at <= position], default=0))
+        if position >= self.metadata.settings_version:
+            return self._rules_of(self.metadata.settings_version)
+        return self._rules_of(max([at for at in self.metadata.history if at <= position], default=0))
 
     # rare records
 
@@ -255,51 +257,51 @@ class LoopState:
                 self._settle(settled, entry.position)
 
     def _take_settings(self, entry: Entry) -> None:
-        head = self.head
-        if entry.position > head.settings_version:
+        metadata = self.metadata
+        if entry.position > metadata.settings_version:
             settings = read_settings_body(entry.body)
-            head.settings, head.settings_version = settings, entry.position
-            head.history = {**self._needed_settings(), entry.position: bare_settings(settings)}
-            self._rules = {at: rules for at, rules in self._rules.items() if at in head.history}
+            metadata.settings, metadata.settings_version = settings, entry.position
+            metadata.history = {**self._needed_settings(), entry.position: bare_settings(settings)}
+            self._rules = {at: rules for at, rules in self._rules.items() if at in metadata.history}
 
     def _needed_settings(self) -> dict[int, Settings]:
         """Return the settings that events may have been decided under that wait, or that a restart reads again."""
-        history, first = self.head.history, self.pending_from()
+        history, first = self.metadata.history, self.pending_from()
         n_older = sum(at <= first for at in history)  # the newest of these was in force there
         return dict(sorted(history.items())[max(n_older - 1 - SPARE_SETTINGS, 0) :])
 
     def _take_actions(self, entry: Entry) -> None:
-        if entry.position <= self.head.catalogue_version:
+        if entry.position <= self.metadata.catalogue_version:
             return
-        body, catalogue = decode_actions(entry.body), self.head.catalogue
+        body, catalogue = decode_actions(entry.body), self.metadata.catalogue
         for action in body.put:
             catalogue[action.id] = CatalogueAction(entry.position, bytes(action.features))
         for name in body.retire:
             catalogue.pop(name, None)
-        self.head.catalogue_version = entry.position
+        self.metadata.catalogue_version = entry.position
         changed = {*(action.id for action in body.put), *body.retire}
         self.unsaved_actions |= changed
         if self.unpublished_actions is not None:
             self.unpublished_actions |= changed
 
     def _take_model(self, entry: Entry) -> None:
-        self.head.installed = max(self.head.installed, entry.position)
+        self.metadata.model_replaced_at = max(self.metadata.model_replaced_at, entry.position)
         if entry.position >= self.learn_from:
-            self.models.replace_shared(read_model(self.head.settings, entry.body))
-            self.head.version = entry.position
+            self.models.replace_shared(read_model(self.metadata.settings, entry.body))
+            self.metadata.version = entry.position
 
     def _take_upload(self, entry: Entry) -> None:
         """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
-            learned = learn_upload(entry, self.head, self.models.shared)
-            self.head.version = entry.position
-            self.head.statistics.uploads += learned
-            self.head.statistics.passed_over += not learned
+            learned = learn_upload(entry, self.metadata, self.models.shared)
+            self.metadata.version = entry.position
+            self.metadata.statistics.uploads += learned
+            self.metadata.statistics.passed_over += not learned
             self.models.touch_all()
 
     def _take_client(self, entry: Entry) -> None:
         if entry.position >= self.learn_from and entry.user is not None and entry.user not in self._ignored:
-            self.head.clients.add(entry.user, self.head.settings.n_clients)
+            self.metadata.clients.add(entry.user, self.metadata.settings.n_clients)
             self.clients_changed = True
 
     def _take_erase(self, entry: Entry) -> None:
@@ -311,59 +313,61 @@ class LoopState:
         self.join.forget(events)
         self.lessons.forget(events)
         self._ignored[entry.user] = self._ignored.get(entry.user, set()) | events
-        self.head.erasing = {**self.head.erasing, entry.user: decode_erase(entry.body).token}
+        self.metadata.erasing = {**self.metadata.erasing, entry.user: decode_erase(entry.body).token}
         if entry.position >= self.learn_from:
             self.forgotten.append(entry.user)
             self.forget_models(entry.user)
             if self.models.forget_events():
-                self.head.version = entry.position  # so that the snapshot's copy is written anew
+                self.metadata.version = entry.position  # so that the snapshot's copy is written anew
 
     def _take_prune(self, entry: Entry) -> None:
         """Forget old events, or that somebody asks to remove them."""
-        body, head = decode_erase(entry.body), self.head
+        body, metadata = decode_erase(entry.body), self.metadata
         if not body.cut:
-            head.to_prune = {**head.to_prune, body.token: body.before}
+            metadata.to_prune = {**metadata.to_prune, body.token: body.before}
             return
-        head.to_prune = {token: before for token, before in head.to_prune.items() if token != body.token}
-        if entry.position > head.pruned.begun:
-            head.pruned = Pruned(body.cut, entry.position, body.before, body.token)
+        metadata.to_prune = {token: before for token, before in metadata.to_prune.items() if token != body.token}
+        if entry.position > metadata.pruned.begun:
+            metadata.pruned = Pruned(body.cut, entry.position, body.before, body.token)
         self.pruned_to = max(self.pruned_to, body.cut)
         self.join.forget_old(body.cut, body.before)
 
     def forget_models(self, user: str) -> None:
         """Leave nothing of a user but what the shared model learned."""
-        head = self.head
-        self.models.forget(user, head.clients.numbers.get(user))
-        head.clients, self.clients_changed = head.clients.without(user), True
-        head.guard.forget(user)
+        metadata = self.metadata
+        self.models.forget(user, metadata.clients.numbers.get(user))
+        metadata.clients, self.clients_changed = metadata.clients.without(user), True
+        metadata.guard.forget(user)
 
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
         tokens = [body.token, *body.others]
-        known = not {*self.head.erasing.values(), *self.head.erased, self.head.pruned.token}.isdisjoint(tokens)
-        if entry.position >= self.learn_from and body.base > self.head.base and not known:
+        known = not {*self.metadata.erasing.values(), *self.metadata.erased, self.metadata.pruned.token}.isdisjoint(
+            tokens
+        )
+        if entry.position >= self.learn_from and body.base > self.metadata.base and not known:
             self.missed_erasure = True
-        for user in [user for user, token in self.head.erasing.items() if token in tokens]:
+        for user in [user for user, token in self.metadata.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.lessons.forget(events)
             self.models.forget(user, None)  # and whatever a snapshot says of the erasure
-            self.head.erasing = {name: token for name, token in self.head.erasing.items() if name != user}
+            self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget
-        self.head.base = max(self.head.base, body.base)
+        self.metadata.base = max(self.metadata.base, body.base)
         if body.cut:
-            if body.begun == self.head.pruned.begun:
-                self.head.pruned = msgspec.structs.replace(self.head.pruned, done=entry.position)
+            if body.begun == self.metadata.pruned.begun:
+                self.metadata.pruned = msgspec.structs.replace(self.metadata.pruned, done=entry.position)
             return
-        new = [token for token in tokens if token not in self.head.erased]
-        self.head.erased = [*self.head.erased, *new][-REMEMBERED_ERASURES:]
+        new = [token for token in tokens if token not in self.metadata.erased]
+        self.metadata.erased = [*self.metadata.erased, *new][-REMEMBERED_ERASURES:]
 
     def _is_ignored(self, event: str) -> bool:
         return bool(self._ignored) and any(event in events for events in self._ignored.values())
 
     def resume_erasures(self) -> None:
         """Go on ignoring users whose erasure is not complete, after a restart."""
-        for user in self.head.erasing:
+        for user in self.metadata.erasing:
             self._ignored.setdefault(user, set())
 
 
@@ -385,20 +389,22 @@ def bare_settings(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, annotations={})
 
 
-def _settings_of(head: LoopHead, position: int) -> Settings:
-    return head.history.get(position, head.settings)
+def _settings_of(metadata: LoopMetadata, position: int) -> Settings:
+    return metadata.history.get(position, metadata.settings)
 
 
 def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
     """Return the loop that a ``loop`` record makes."""
     settings, position = read_settings_body(entry.body), entry.position
-    head = LoopHead(entry.loop, position, settings, position, position, history={position: bare_settings(settings)})
-    state = LoopState(head, new_model(settings), personal)
-    state.time, state.mark = entry.time, record_mark(entry)
+    metadata = LoopMetadata(
+        entry.loop, position, settings, position, position, history={position: bare_settings(settings)}
+    )
+    state = LoopState(metadata, new_model(settings), personal)
+    state.time, state.record_checksum = entry.time, record_checksum(entry)
     return state
 
 
-def record_mark(entry: Entry) -> int:
+def record_checksum(entry: Entry) -> int:
     """Return what tells a record from others at its position."""
     named = f"{entry.loop} {entry.position} {entry.time} {entry.kind} {entry.event} {entry.user}"
     return zlib.crc32(named.encode("utf-8", "surrogatepass"))

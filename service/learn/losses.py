@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from service.learn.loop_state import record_mark
+from service.learn.loop_state import record_checksum
 from service.learn.snapshots import FORMAT, SavedLoop
 from service.log.files import with_companions
 from service.log.opening import Store, open_log
@@ -84,7 +84,7 @@ def _has_record(log: Log, name: str, saved: SavedLoop) -> bool:
         ]
     except DamagedRecord:
         return True
-    return not at or record_mark(at[0]) == saved.record
+    return not at or record_checksum(at[0]) == saved.record
 
 
 def _saved_loops(path: Path) -> dict[str, SavedLoop]:
@@ -95,7 +95,7 @@ def _saved_loops(path: Path) -> dict[str, SavedLoop]:
         if db.execute("PRAGMA user_version").fetchall() == [(FORMAT,)]:
             bodies = [body for (body,) in db.execute("SELECT body FROM loop")]
             loops = [msgspec.msgpack.decode(body, type=SavedLoop) for body in bodies]
-            return {loop.head.name: loop for loop in loops}
+            return {loop.metadata.name: loop for loop in loops}
     return {}
 
 

@@ -43,7 +43,7 @@ class Prunings:
         for name, state in list(learner.loops.items()):
             if time.monotonic() < self._retry.get(name, 0.0):
                 continue
-            if self._is_under_way(state) or state.head.to_prune or self._is_due(learner, state):
+            if self._is_under_way(state) or state.metadata.to_prune or self._is_due(learner, state):
                 epoch = learner.epoch_to_end(name)
                 if epoch is None:
                     self._retry[name] = time.monotonic() + RETRY_SECONDS
@@ -53,37 +53,40 @@ class Prunings:
 
     def _is_under_way(self, state: LoopState) -> bool:
         """Return whether a pruning is not done, as far as is known here."""
-        begun = state.head.pruned.begun
-        return begun > 0 and self._after.get(state.head.name) != (begun, None)
+        begun = state.metadata.pruned.begun
+        return begun > 0 and self._after.get(state.metadata.name) != (begun, None)
 
     def _is_due(self, learner: Learner, state: LoopState) -> bool:
         """Return whether there may be events that are too old, once in a while."""
-        head, now = state.head, learner.log.now()
-        if head.settings.retention is None:
+        metadata, now = state.metadata, learner.log.now()
+        if metadata.settings.retention is None:
             return False
-        retention = round(head.settings.retention * 1e6)
+        retention = round(metadata.settings.retention * 1e6)
         interval = min(DAY, retention // SHARE)
-        if now - max(self._looked.get(head.name, 0), head.pruned.before + retention) < interval:
+        if now - max(self._looked.get(metadata.name, 0), metadata.pruned.before + retention) < interval:
             return False
-        self._looked[head.name] = now
+        self._looked[metadata.name] = now
         return True
 
     def _go_on(self, learner: Learner, state: LoopState, epoch: int) -> None:
-        head = state.head
-        if head.pruned.begun and not head.pruned.done:
+        metadata = state.metadata
+        if metadata.pruned.begun and not metadata.pruned.done:
             _complete(learner, state, epoch)
         elif self._is_under_way(state):
             self._delete_some(learner, state, epoch)
-        elif head.to_prune:
-            token, before = next(iter(head.to_prune.items()))
+        elif metadata.to_prune:
+            token, before = next(iter(metadata.to_prune.items()))
             _begin(learner, state, before, token, epoch)
-        elif head.settings.retention is not None:
-            before = learner.log.now() - round(head.settings.retention * 1e6)
-            if old_events(learner.log, state, before) > head.pruned.cut:
+        elif metadata.settings.retention is not None:
+            before = learner.log.now() - round(metadata.settings.retention * 1e6)
+            if old_events(learner.log, state, before) > metadata.pruned.cut:
                 _begin(learner, state, before, os.urandom(8).hex(), epoch)
 
     def _delete_some(self, learner: Learner, state: LoopState, epoch: int) -> None:
-        name, old = state.head.name, Pruning(state.head.pruned.cut, state.head.pruned.begun, state.head.pruned.done)
+        name, old = (
+            state.metadata.name,
+            Pruning(state.metadata.pruned.cut, state.metadata.pruned.begun, state.metadata.pruned.done),
+        )
         begun, after = self._after.get(name, (0, 0))
         if begun != old.begun:
             after = None if is_pruned(learner.log, name, old.begun) else 0
@@ -94,23 +97,23 @@ class Prunings:
 
 def old_events(log: Log, state: LoopState, before: int) -> int:
     """Return up to which position events are older than a time, and none is in use."""
-    head, needed = state.head, state.oldest_needed()
-    least = max(head.since, head.pruned.cut)
+    metadata, needed = state.metadata, state.oldest_needed()
+    least = max(metadata.created_at, metadata.pruned.cut)
     known = state.position if needed is None else needed - 1
-    return max(min(last_before(log, head.name, before, least), known), least)
+    return max(min(last_before(log, metadata.name, before, least), known), least)
 
 
 def _begin(learner: Learner, state: LoopState, before: int, token: str, epoch: int) -> None:
     cut = old_events(learner.log, state, before)
-    body = encode(EraseBody(token, max(before, state.head.pruned.before), cut))
-    learner.writer.append([[Record(state.head.name, ERASE, body=body)]], {state.head.name: epoch})
+    body = encode(EraseBody(token, max(before, state.metadata.pruned.before), cut))
+    learner.writer.append([[Record(state.metadata.name, ERASE, body=body)]], {state.metadata.name: epoch})
     learner.catch_up(state)
 
 
 def _complete(learner: Learner, state: LoopState, epoch: int) -> None:
     learner.saver.flush(learner.loops)  # all models are in the snapshot after this
     log_base(learner, state, epoch)
-    name, old = state.head.name, state.head.pruned
+    name, old = state.metadata.name, state.metadata.pruned
     body = ErasedBody(0, state.position, old.token, cut=old.cut, begun=old.begun, before=old.before)
     learner.writer.append([[Record(name, ERASED, body=encode(body))]], {name: epoch})
     learner.catch_up(state)

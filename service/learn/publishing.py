@@ -19,38 +19,38 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
 
     ``all_waiting_bytes`` are those of all loops.
     """
-    head = state.head
-    pieces = publisher.publish_catalogue(head.id, head.catalogue, state.unpublished_actions)
+    metadata = state.metadata
+    pieces = publisher.publish_catalogue(metadata.id, metadata.catalogue, state.unpublished_actions)
     state.unpublished_actions = set()
     view = LoopView(
-        head.name,
-        head.since,
+        metadata.name,
+        metadata.created_at,
         state.position,
         state.time,
-        head.version,
-        head.settings,
-        head.settings_version,
-        head.statistics,
+        metadata.version,
+        metadata.settings,
+        metadata.settings_version,
+        metadata.statistics,
         state.join.n_waiting,
         state.models.shared.reward_range,
         state.models.shared.newest,
-        head.catalogue_version,
+        metadata.catalogue_version,
         pieces,
-        head.clients.joined * 2**20 + len(head.clients.numbers),
-        [token for token in head.erased if token in cleaned],
+        metadata.clients.joined * 2**20 + len(metadata.clients.numbers),
+        [token for token in metadata.erased if token in cleaned],
         state.join.n_early,
-        state.models.personal.n_users[head.id],
+        state.models.personal.n_users[metadata.id],
         len(state.lessons.assumed),
-        head.pruned.before,
+        metadata.pruned.before,
         state.join.n_early_rewards,
-        len(head.history),
+        len(metadata.history),
         state.waiting_bytes,
         all_waiting_bytes,
     )
     if state.clients_changed:
-        publisher.publish_clients(view, head.clients)
+        publisher.publish_clients(view, metadata.clients)
         state.clients_changed = False
-    publisher.publish(view, *state.models.to_publish(head.installed))
+    publisher.publish(view, *state.models.to_publish(metadata.model_replaced_at))
 
 
 class Published(NamedTuple):
@@ -64,7 +64,7 @@ class Published(NamedTuple):
         """Return whether there is something new, and it is time: only what was learned may wait."""
         if state.position == self.position:
             return False
-        waited = time.monotonic() - self.time >= state.head.settings.update_interval
+        waited = time.monotonic() - self.time >= state.metadata.settings.update_interval
         return urgent or waited or _changes(state) != self.changes
 
 
@@ -73,8 +73,8 @@ def published_now(state: LoopState) -> Published:
 
 
 def _changes(state: LoopState) -> tuple[int, int, int, int]:
-    head = state.head
-    return head.settings_version, head.catalogue_version, len(head.erased), head.clients.joined
+    metadata = state.metadata
+    return metadata.settings_version, metadata.catalogue_version, len(metadata.erased), metadata.clients.joined
 
 
 class Followed:
@@ -85,23 +85,23 @@ class Followed:
 
     def note(self, state: LoopState) -> None:
         """Note which weights changed, for devices that fetch only those."""
-        known, shared = self._loops.get(state.head.name), state.models.shared
-        if known is None or known[0] == state.head.version or isinstance(shared, KalmanShared):
+        known, shared = self._loops.get(state.metadata.name), state.models.shared
+        if known is None or known[0] == state.metadata.version or isinstance(shared, KalmanShared):
             return
         version, weights, history = known
         now = shared.weights.copy()
-        if weights.size == now.size and version >= state.head.since:
+        if weights.size == now.size and version >= state.metadata.created_at:
             history = history or History(version, now.size)
-            history.add(weights, state.head.version, now)
+            history.add(weights, state.metadata.version, now)
         else:
             history = None
-        self._loops[state.head.name] = (state.head.version, now, history)
+        self._loops[state.metadata.name] = (state.metadata.version, now, history)
 
     def history(self, state: LoopState) -> History | None:
         """Return which of a loop's weights changed when, from the first call on."""
-        loop, shared = state.head.name, state.models.shared
+        loop, shared = state.metadata.name, state.models.shared
         if isinstance(shared, KalmanShared):
             return None  # devices have no part in it
         if loop not in self._loops:
-            self._loops[loop] = (state.head.version, shared.weights.copy(), None)
+            self._loops[loop] = (state.metadata.version, shared.weights.copy(), None)
         return self._loops[loop][2]

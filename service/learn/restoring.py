@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from service.learn.isolation import MACHINE, UnlearnableRecord, blaming
-from service.learn.loop_state import LoopState, new_loop, record_mark
+from service.learn.loop_state import LoopState, new_loop, record_checksum
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import Head, Log
 from service.log.records import DELETED, ERASE, ERASED, LOOP, RANK, DamagedRecord, Entry, ErasedBody, decode_erased
@@ -32,7 +32,7 @@ def restore_or_rebuild(learner: Learner, name: str, head: Head, saved: SavedLoop
         except DamagedSnapshot as damage:
             logging.getLogger(__name__).warning("loop %r is learned from the log again: %s", name, damage)
             learner.rebuilt += 1
-            learner.personal.remove(saved.head.id, known_users(learner.snapshots, name))
+            learner.personal.remove(saved.metadata.id, known_users(learner.snapshots, name))
             learner.saver.drop(name)
     rebuild(learner, name)
 
@@ -77,7 +77,9 @@ def _begin_again(learner: Learner, name: str, last: int) -> None:
     """Begin a loop again, and learn up to a position from which it has learned before."""
     learner.forget(name)
     learner.saver.finish()
-    saved = [loop for loop in learner.snapshots.loops() if loop.head.name == name] if learner.saver.has(name) else []
+    saved = (
+        [loop for loop in learner.snapshots.loops() if loop.metadata.name == name] if learner.saver.has(name) else []
+    )
     restore_or_rebuild(learner, name, learner.log.heads()[name], saved[0] if saved else None)
     try:
         while name in learner.loops and learner.positions[name] < last:
@@ -107,33 +109,33 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
         at = learner.log.read(name, saved.position - 1, 1)
     except DamagedRecord as damage:
         raise DamagedSnapshot("the record that it ends with is damaged") from damage
-    if head.last < saved.position or not at or record_mark(at[0]) != saved.record:
+    if head.last < saved.position or not at or record_checksum(at[0]) != saved.record:
         raise DamagedSnapshot("the snapshot is of another log")
     if any(decode_erased(entry.body).base > saved.position for entry in learner.log.of_kind(name, ERASED)):
         raise DamagedSnapshot("the snapshot is older than an erasure")
     try:
-        shared = read_model(saved.head.settings, learner.snapshots.shared(name))
+        shared = read_model(saved.metadata.settings, learner.snapshots.shared(name))
     except ValueError as error:
         raise DamagedSnapshot(str(error)) from error
     n_users = 0
     for user, changed, model in learner.snapshots.personal(name):
         learner.beat()
-        learner.personal.put(saved.head.id, user, changed, personal_from_bytes(model), saved=True)
+        learner.personal.put(saved.metadata.id, user, changed, personal_from_bytes(model), saved=True)
         n_users += 1
     if n_users != saved.n_personal:
         raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
-    saved.head.catalogue = learner.snapshots.catalogue(name)
-    if len(saved.head.catalogue) != saved.n_actions:
-        raise DamagedSnapshot(f"{len(saved.head.catalogue)} of {saved.n_actions} actions are there")
-    state = LoopState(saved.head, shared, learner.personal)
+    saved.metadata.catalogue = learner.snapshots.catalogue(name)
+    if len(saved.metadata.catalogue) != saved.n_actions:
+        raise DamagedSnapshot(f"{len(saved.metadata.catalogue)} of {saved.n_actions} actions are there")
+    state = LoopState(saved.metadata, shared, learner.personal)
     state.learn_from = saved.position + 1
     state.resume_erasures()
-    state.position = max(saved.head.since, saved.pending_from - 1)
+    state.position = max(saved.metadata.created_at, saved.pending_from - 1)
     join_again(learner, state, saved.position)
     forget_settled(learner.log, state, saved.position)
     state.join.unmatched.clear()
     state.join.unmatched.extend(saved.unmatched)
-    state.position, state.time, state.mark = saved.position, saved.time, saved.record
+    state.position, state.time, state.record_checksum = saved.position, saved.time, saved.record
     learner.loops[name], learner.positions[name] = state, saved.position
     learner.saver.note_saved(state)
 
@@ -143,16 +145,16 @@ def forget_settled(log: Log, state: LoopState, last: int) -> None:
 
     A reward that came after a pruning had begun is not about a decision that goes with it.
     """
-    head, early = state.head, set(state.join.early())
+    metadata, early = state.metadata, set(state.join.early())
     if not early:
         return
     with contextlib.suppress(DamagedRecord):
         there, settled = set(), set()
-        for entry in log.find(head.name, sorted(early)):
-            if head.since < entry.position <= last and entry.event in early:
+        for entry in log.find(metadata.name, sorted(early)):
+            if metadata.created_at < entry.position <= last and entry.event in early:
                 there.add(entry.event)
-                is_old = entry.position <= head.pruned.cut
-                if entry.kind == RANK and not (is_old and state.join.events[entry.event].first > head.pruned.begun):
+                is_old = entry.position <= metadata.pruned.cut
+                if entry.kind == RANK and not (is_old and state.join.events[entry.event].first > metadata.pruned.begun):
                     settled.add(entry.event)
         state.join.forget(settled | (early - there))
 
@@ -173,10 +175,10 @@ def join_again(learner: Learner, state: LoopState, last: int) -> None:
     while state.position < last:
         learner.beat()
         try:
-            entries = learner.log.read(state.head.name, state.position, BATCH, bodies=False)
+            entries = learner.log.read(state.metadata.name, state.position, BATCH, bodies=False)
         except DamagedRecord as damage:
             if damage.position <= last:
-                learner.stand_still(state.head.name, damage)
+                learner.halt(state.metadata.name, damage)
                 return
             entries = in_front_of(learner.log, damage, state.position)
         with blaming(learner.log, entries, state):
@@ -215,7 +217,7 @@ def _rebuild(learner: Learner, name: str, old: ErasedBody | None) -> None:
         return
     state = begin(learner, made[-1])
     state.pruned_to = 0 if old is None else old.cut
-    erased = [entry for entry in learner.log.of_kind(name, ERASED) if entry.position > state.head.since]
+    erased = [entry for entry in learner.log.of_kind(name, ERASED) if entry.position > state.metadata.created_at]
     if erased:
         with blaming(learner.log, erased[-1:]):
             base = decode_erased(erased[-1].body).base
@@ -223,7 +225,7 @@ def _rebuild(learner: Learner, name: str, old: ErasedBody | None) -> None:
         join_again(learner, state, base)
         forget_settled(learner.log, state, base)
         install(learner, state, erased[-1], base)
-        state.head.base = base  # also if its shared model was given up
+        state.metadata.base = base  # also if its shared model was given up
         learner.positions[name] = base
 
 
@@ -236,27 +238,27 @@ def begin(learner: Learner, made: Entry) -> LoopState:
 
 def install(learner: Learner, state: LoopState, erased: Entry, base: int) -> None:
     """Put in the models as they were at the base of an erasure."""
-    head = state.head
-    for entry in learner.log.bases(head.name, erased.position):
-        if entry.position > head.since:
+    metadata = state.metadata
+    for entry in learner.log.bases(metadata.name, erased.position):
+        if entry.position > metadata.created_at:
             with blaming(learner.log, [entry]):
                 _install_base(learner, state, entry, base)
-    for user in head.erasing:  # older bases may still have them
+    for user in metadata.erasing:  # older bases may still have them
         state.forget_models(user)
 
 
 def _install_base(learner: Learner, state: LoopState, entry: Entry, base: int) -> None:
     learner.beat()
-    head = state.head
+    metadata = state.metadata
     if entry.user is not None:
         own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
-        learner.personal.put(head.id, entry.user, own.changed, personal_from_bytes(own.model))
+        learner.personal.put(metadata.id, entry.user, own.changed, personal_from_bytes(own.model))
         return
     known = msgspec.msgpack.decode(entry.body, type=Base)
-    state.models.replace_shared(read_model(head.settings, known.shared))
+    state.models.replace_shared(read_model(metadata.settings, known.shared))
     state.begin_at(base, known.time)
-    head.version, head.statistics, head.base = known.version, known.statistics, base
-    head.clients, head.guard = known.clients, known.guard
+    metadata.version, metadata.statistics, metadata.base = known.version, known.statistics, base
+    metadata.clients, metadata.guard = known.clients, known.guard
 
 
 def in_front_of(log: Log, damage: DamagedRecord, position: int) -> list[Entry]:

@@ -39,8 +39,8 @@ class Saver:
         self._child: tuple[int, _Pending] | None = None  # the process that writes, and what
 
     def note_saved(self, state: LoopState) -> None:
-        self._saved[state.head.name], self._versions[state.head.name] = state.position, state.head.version
-        self._has_actions.add(state.head.name)
+        self._saved[state.metadata.name], self._versions[state.metadata.name] = state.position, state.metadata.version
+        self._has_actions.add(state.metadata.name)
 
     def has(self, loop: str) -> bool:
         """Return whether the file has a loop, and is to keep it."""
@@ -116,20 +116,20 @@ class Saver:
                     self._give_back(pending)
 
     def _gather(self, loops: Mapping[str, LoopState]) -> _Pending:
-        names = {state.head.id: name for name, state in loops.items()}
+        names = {state.metadata.id: name for name, state in loops.items()}
         pending = _Pending(self._dropped, self._erased, self._personal.unsaved)
         self._dropped, self._erased, self._personal.unsaved = [], [], set()
         for name, state in loops.items():
             if self._saved.get(name) != state.position:
                 pending.loops[name] = _saved_loop(state)
-                catalogue, unsaved = state.head.catalogue, state.unsaved_actions
+                catalogue, unsaved = state.metadata.catalogue, state.unsaved_actions
                 if name not in self._has_actions:
                     pending.whole.append(name)
                     unsaved = set(catalogue)
                 pending.actions[name] = {action: catalogue.get(action) for action in unsaved}
                 state.unsaved_actions = set()
-                if self._versions.get(name) != state.head.version:
-                    pending.shared[name] = (state.head.version, state.models.shared.to_bytes())
+                if self._versions.get(name) != state.metadata.version:
+                    pending.shared[name] = (state.metadata.version, state.models.shared.to_bytes())
         for loop, user in pending.unsaved:
             data = self._personal.data(loop, user) if loop in names else None
             if data is not None:
@@ -172,10 +172,15 @@ class _Pending:
 
 
 def _saved_loop(state: LoopState) -> SavedLoop:
-    bare = msgspec.structs.replace(state.head, catalogue={})
-    head, unmatched = msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=type(bare)), list(state.join.unmatched)
-    n_actions = len(state.head.catalogue)
-    return SavedLoop(head, state.position, state.time, state.mark, state.pending_from(), 0, n_actions, unmatched)
+    bare = msgspec.structs.replace(state.metadata, catalogue={})
+    metadata, unmatched = (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=type(bare)),
+        list(state.join.unmatched),
+    )
+    n_actions = len(state.metadata.catalogue)
+    return SavedLoop(
+        metadata, state.position, state.time, state.record_checksum, state.pending_from(), 0, n_actions, unmatched
+    )
 
 
 def _write_and_exit(snapshots: Snapshots, pending: _Pending) -> None:

@@ -20,9 +20,9 @@ import msgspec
 from service.learn.join import Unmatched
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
-from service.models.loop_metadata import CatalogueAction, LoopHead
+from service.models.loop_metadata import CatalogueAction, LoopMetadata
 
-FORMAT = 15
+FORMAT = 16
 TABLES = {"loop", "shared", "personal", "action", "writer"}
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,
@@ -37,7 +37,7 @@ PRAGMA application_id = 0x6672656D;
 PRAGMA user_version = {FORMAT};
 CREATE TABLE writer (epoch INTEGER NOT NULL);
 INSERT INTO writer VALUES (0);
-CREATE TABLE loop (since INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE loop (created_at INTEGER, name TEXT NOT NULL PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE shared (name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, model BLOB NOT NULL);
 CREATE TABLE personal (loop TEXT NOT NULL, user TEXT NOT NULL, changed INTEGER NOT NULL, checksum INTEGER NOT NULL,
     model BLOB NOT NULL, PRIMARY KEY (loop, user)) WITHOUT ROWID;
@@ -53,7 +53,7 @@ class DamagedSnapshot(Exception):  # noqa: N818
 class SavedLoop(msgspec.Struct):
     """A loop as it was at a position."""
 
-    head: LoopHead  # without the catalogue
+    metadata: LoopMetadata  # without the catalogue
     position: int
     time: int
     record: int  # checksum of the log's record at ``position``
@@ -246,7 +246,7 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
     for loop, saved in changes.loops.items():
         [(saved.n_personal,)] = db.execute("SELECT count(*) FROM personal WHERE loop = ?", (loop,))
         body = msgspec.msgpack.encode(saved)
-        row = (saved.head.since, loop, _checksum(f"loop {loop}", body), body)
+        row = (saved.metadata.created_at, loop, _checksum(f"loop {loop}", body), body)
         db.execute("REPLACE INTO loop VALUES (?, ?, ?, ?)", row)
 
 

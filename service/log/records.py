@@ -101,8 +101,8 @@ def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
 # Examples
 
 _DECISION = struct.Struct("<Bqd I")  # flags, version of the settings, baseline weight, features of the context
-_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL, _PATIENT = 1, 2, 4, 8, 16, 32
-_PATIENCE = struct.Struct("<q")  # microseconds
+_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL, _LEARNS_AFTER = 1, 2, 4, 8, 16, 32
+_LEARN_AFTER = struct.Struct("<q")  # microseconds
 _REWARD = struct.Struct("<d")
 _RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
 _ALIGNED, _PART = 1, 2
@@ -127,15 +127,15 @@ class DecisionExample(NamedTuple):
     deferred: bool
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
     control: bool = False  # whether the control group's baseline decided
-    patience: int | None = None  # microseconds after which it is learned from, where failures are not told
+    learn_after: int | None = None  # microseconds after which it is learned from, where failures are not told
 
     def encode(self) -> bytes:
         flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields) | _CONTROL * self.control
         if self.agreed is not None:
             flags |= _APPRENTICE | _AGREED * self.agreed
         features, more = self.features, b""
-        if self.patience is not None:
-            flags, more = flags | _PATIENT, _PATIENCE.pack(self.patience)
+        if self.learn_after is not None:
+            flags, more = flags | _LEARNS_AFTER, _LEARN_AFTER.pack(self.learn_after)
         head = _DECISION.pack(flags, self.settings, self.baseline_weight, features.n_context) + more
         return head + features.hashes + features.values + features.fields
 
@@ -143,12 +143,12 @@ class DecisionExample(NamedTuple):
 def read_decision(data: bytes) -> DecisionExample:
     flags, settings, weight, n_context = _DECISION.unpack_from(data)
     agreed = bool(flags & _AGREED) if flags & _APPRENTICE else None
-    start, patience = _DECISION.size, None
-    if flags & _PATIENT:
-        [patience], start = _PATIENCE.unpack_from(data, start), start + _PATIENCE.size
+    start, learn_after = _DECISION.size, None
+    if flags & _LEARNS_AFTER:
+        [learn_after], start = _LEARN_AFTER.unpack_from(data, start), start + _LEARN_AFTER.size
     features = _features(data, start, n_context, with_fields=bool(flags & _FIELDS))
     deferred, control = bool(flags & _DEFERRED), bool(flags & _CONTROL)
-    return DecisionExample(features, settings, weight, deferred, agreed, control, patience)
+    return DecisionExample(features, settings, weight, deferred, agreed, control, learn_after)
 
 
 class Spread(NamedTuple):

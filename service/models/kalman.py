@@ -32,7 +32,7 @@ class PublishedKalman(NamedTuple):
     learned: int
     low: float
     span: float
-    installed: int  # personal models that learned last before this position are of another shared model
+    model_replaced_at: int  # personal models that learned last before this position are of another shared model
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +62,7 @@ class KalmanPublication:
         self._learned = 0  # events, when rows of blocks were last looked at
         self._means: Array | None = None  # of the model that they were of: first events may be learned again by another
 
-    def update(self, model: ResidualKalman, installed: int) -> None:
+    def update(self, model: ResidualKalman, model_replaced_at: int) -> None:
         """Take in what has changed."""
         shared = model.shared or template()
         shapes = np.zeros((len(PUBLISHED), DIMENSIONS), np.int64)
@@ -71,7 +71,7 @@ class KalmanPublication:
         head = np.zeros(HEAD, np.uint64)
         head[:2] = model.shared is not None, model.learned
         head[2:4] = np.array([model.low, model.span]).view(np.uint64)
-        head[4] = installed
+        head[4] = model_replaced_at
         if not np.array_equal(shapes.ravel(), self.words[HEAD : HEAD + shapes.size].view(np.int64)):
             self._make_room(shapes)
         self._copy(head[None], self.words[None, :HEAD], WHOLE)

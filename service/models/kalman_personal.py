@@ -76,19 +76,19 @@ def data_words(size: int) -> int:
 
 
 @kernel
-def size_in(data: Array, installed: int) -> Any:
+def size_in(data: Array, model_replaced_at: int) -> Any:
     """Return how many words the model in a block's data has, 0 if it belongs to another shared model."""
-    return np.int64(data[0] >> np.uint64(32)) if np.int64(data[1]) >= installed else 0
+    return np.int64(data[0] >> np.uint64(32)) if np.int64(data[1]) >= model_replaced_at else 0
 
 
 @kernel
-def _load_all(words: Array, keys: Array, installed: int, offsets: Array) -> Any:
+def _load_all(words: Array, keys: Array, model_replaced_at: int, offsets: Array) -> Any:
     """Fill in where the models are; return their words one after the other, and how many each has."""
     sizes = np.zeros(offsets.size, np.int64)
     for u in range(offsets.size):
         offsets[u] = find_block(words, keys[u, 0], keys[u, 1])
         if offsets[u] >= 0:
-            sizes[u] = size_in(words[offsets[u] + HEAD :], installed)
+            sizes[u] = size_in(words[offsets[u] + HEAD :], model_replaced_at)
     owns, first, source = np.empty(sizes.sum(), np.uint32), 0, words.view(np.uint32)
     for u in range(offsets.size):
         begin = 2 * (offsets[u] + HEAD + DATA)
@@ -116,7 +116,7 @@ def _store_all(words: Array, offsets: Array, keys: Array, owns: Array, sizes: Ar
 
 
 def learn_in_memory(
-    memory: MemoryWriter, keys: Array, changed: Array, events: Events, model: ResidualKalman, installed: int
+    memory: MemoryWriter, keys: Array, changed: Array, events: Events, model: ResidualKalman, model_replaced_at: int
 ) -> tuple[Array, int, Array]:
     """Learn from events of the users with these keys, who last learn at the positions ``changed``.
 
@@ -124,7 +124,7 @@ def learn_in_memory(
     event the error before it was learned and the length of its inputs.
     """
     offsets, left = np.empty(len(keys), np.int64), np.zeros((events.users.size, 2))
-    learned = model.learn_packed(events, Owns(*_load_all(memory.words, keys, installed, offsets)), None, left)
+    learned = model.learn_packed(events, Owns(*_load_all(memory.words, keys, model_replaced_at, offsets)), None, left)
     held = np.flatnonzero(learned.sizes)
     n_new = int(np.count_nonzero(offsets[held] < 0))
     moved = []

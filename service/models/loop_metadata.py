@@ -85,11 +85,11 @@ class Pruned(msgspec.Struct, frozen=True):
     done: int = 0  # position of the record from which on these events are deleted, 0 as long as there is no base
 
 
-class LoopHead(msgspec.Struct):
+class LoopMetadata(msgspec.Struct):
     """A loop at one position of its log."""
 
     name: str
-    since: int  # position of the record that made it
+    created_at: int  # position of the record that made it
     settings: Settings
     settings_version: int
     version: int  # position up to which the models have learned
@@ -104,13 +104,13 @@ class LoopHead(msgspec.Struct):
     erased: list[str] = []  # tokens of the last erasures that are complete
     pruned: Pruned = Pruned()
     to_prune: dict[str, int] = {}  # by token: before which time somebody asks to remove events
-    installed: int = 0  # position of the record that replaced the shared model last
+    model_replaced_at: int = 0  # position of the record that replaced the shared model last
 
     @property
     def id(self) -> str:
         """What tells this loop from others, also from one of the same name that was deleted."""
-        return loop_id(self.name, self.since)
+        return loop_id(self.name, self.created_at)
 
 
-def loop_id(name: str, since: int) -> str:
-    return f"{name}@{since}"
+def loop_id(name: str, created_at: int) -> str:
+    return f"{name}@{created_at}"

@@ -138,13 +138,15 @@ class PersonalModels:
         changed: Array,
         events: kalman_state.Events,
         model: ResidualKalman,
-        installed: int,
+        model_replaced_at: int,
     ) -> Array:
         """Do so with ``residual-kalman``, which has been the shared model since the position ``installed``.
 
         Return the error of each event before it was learned, and the length of its inputs; 0 for those of the start.
         """
-        held, n_new, left = learn_in_memory(self._memory, keys_of(loop, users), changed, events, model, installed)
+        held, n_new, left = learn_in_memory(
+            self._memory, keys_of(loop, users), changed, events, model, model_replaced_at
+        )
         self.n_users[loop] += n_new
         self.unsaved.update((loop, users[u]) for u in held.tolist())
         return left

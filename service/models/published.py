@@ -310,7 +310,7 @@ class Models:
                 self._loops.pop(name, None)
                 return None
             unread = _unpack_view(data)
-            if loop is not None and loop.view.since == unread.since:
+            if loop is not None and loop.view.created_at == unread.created_at:
                 self._refresh(memory, loop, _read_view(unread, loop.view))
             else:
                 view = _read_view(unread)
@@ -333,7 +333,7 @@ class Models:
             loop.clients_version = view.clients_version
         if view.version != loop.view.version or not loop.weights.size:
             self._refresh_weights(memory, loop, view)
-        loop.view, loop.learn_after = view, view.patience
+        loop.view, loop.learn_after = view, view.learn_after
         loop.shared = loop.weights if loop.kalman is None else loop.kalman
         loop.policy = loop_rule(view.settings), 0 if view.knows_successes_only else loop.n_learned
 

@@ -9,14 +9,14 @@ from service.settings import Settings
 
 FEWEST_TOLD = 8  # rewards, before they say how rewards are told
 DELAYS_AWAITED = 5  # mean delays of rewards after which a silent event is taken as failed
-LEAST_PATIENCE = 1_000_000  # microseconds
+LEAST_LEARN_AFTER = 1_000_000  # microseconds
 
 
 class LoopView(msgspec.Struct, array_like=True):
     """A loop as it is published."""
 
     name: str
-    since: int  # position of the record that made it
+    created_at: int  # position of the record that made it
     position: int  # of the log, up to which this is
     time: int  # of the record there
     version: int  # position up to which the models have learned
@@ -41,7 +41,7 @@ class LoopView(msgspec.Struct, array_like=True):
 
     @property
     def id(self) -> str:
-        return loop_id(self.name, self.since)
+        return loop_id(self.name, self.created_at)
 
     @property
     def knows_successes_only(self) -> bool:
@@ -53,7 +53,7 @@ class LoopView(msgspec.Struct, array_like=True):
         return self.settings.default_reward is not None and not known and self.n_waiting > sums.settled
 
     @property
-    def patience(self) -> int | None:
+    def learn_after(self) -> int | None:
         """Microseconds after which events are learned from with what is told by then; None where failures are told.
 
         They are not told where a quarter of all events has no reward yet and hardly one of those that came is a
@@ -67,7 +67,7 @@ class LoopView(msgspec.Struct, array_like=True):
         if sums.rewarded < FEWEST_TOLD or 20 * told_failures > sums.rewarded or 4 * silent < sums.ranks:
             return None
         usual = DELAYS_AWAITED * sums.delay // sums.rewarded
-        return min(max(usual, LEAST_PATIENCE), round(settings.wait_time * 1e6))
+        return min(max(usual, LEAST_LEARN_AFTER), round(settings.wait_time * 1e6))
 
 
 class LearnerView(msgspec.Struct, array_like=True):

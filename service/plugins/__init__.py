@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from service.admin.status import Status
     from service.http.limits import Limits
     from service.http.routes import Reshape, Route
-    from service.rank.ranker import Machine, Ranker
+    from service.rank.ranker import Ranker, RankerContext
 
 ENTRY_POINTS = "fedres.plugins"
 SHIPPED = tuple(f"service.plugins.{name}" for name in ("personalizer", "reports", "devices", "tools"))
@@ -31,7 +31,7 @@ SHIPPED = tuple(f"service.plugins.{name}" for name in ("personalizer", "reports"
 class Core:
     """What routes of a plug-in may use."""
 
-    machine: Machine
+    context: RankerContext
     ranker: Ranker
     admin: Admin
     status: Status

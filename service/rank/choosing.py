@@ -121,7 +121,7 @@ def _choose_kalman(
 ) -> None:
     """Do the same by means and widths."""
     n_actions, sizes, hashes, values, keys, allowed, draws = columns
-    shared, settled, _, low, span, installed = kalman
+    shared, settled, _, low, span, model_replaced_at = kalman
     own, most, n_table = np.empty(ROOM, np.uint64), max(n_actions), 4
     while n_table < 2 * hashes.size:
         n_table *= 2
@@ -142,7 +142,7 @@ def _choose_kalman(
             while n_slots < 2 * (starts[n] - starts[0]):
                 n_slots *= 2
             known[:n_slots] = 0
-            words = _read_kalman(memory, keys[k, 0], keys[k, 1], installed, own)
+            words = _read_kalman(memory, keys[k, 0], keys[k, 1], model_replaced_at, own)
             if words.size and words[BASIS] != shared.counts[BASES] - 1:
                 turn_own(shared, words, scratch)
             blocks = known[:n_slots], known_parts[:n_slots]
@@ -159,11 +159,11 @@ def _choose_kalman(
 
 
 @kernel
-def _read_kalman(memory: Array, key0: int, key1: int, installed: int, own: Array) -> Array:
+def _read_kalman(memory: Array, key0: int, key1: int, model_replaced_at: int, own: Array) -> Array:
     """Copy a user's model; return its words, none where there is no model or it is being written for too long."""
     size = 0
     if key0 != 0 and read_block(memory, key0, key1, own) > 0:
-        size = size_in(own, installed)
+        size = size_in(own, model_replaced_at)
     return own[DATA:].view(np.uint32)[:size]
 
 

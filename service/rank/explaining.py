@@ -49,8 +49,8 @@ def personal_model(user: str | None, loop: Loop, models: Models) -> Personal | N
     if user is None or not loop.view.settings.personal or models.memory is None:
         return None
     found = read_entry(models.memory, loop.view.id, user)
-    installed = 0 if loop.kalman is None else loop.kalman.installed
-    return None if found is None or found[0] < installed else found[1]
+    model_replaced_at = 0 if loop.kalman is None else loop.kalman.model_replaced_at
+    return None if found is None or found[0] < model_replaced_at else found[1]
 
 
 def score_parts(prepared: Prepared, loop: Loop, personal: Personal | None) -> list[tuple[float, float]]:

@@ -21,7 +21,7 @@ from service.models.shared_models import read_model
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.rank.ranker import Machine
+    from service.rank.ranker import RankerContext
 
 
 class PinBody(msgspec.Struct, array_like=True):
@@ -59,12 +59,12 @@ def wants_pinned(loop: Loop) -> bool:
     return wanted is not None and (loop.pinned is None or loop.pinned.position != wanted)
 
 
-async def ensure_pinned(machine: Machine, name: str) -> None:
+async def ensure_pinned(context: RankerContext, name: str) -> None:
     """Read the model that decides for a loop's control group, if that is one and it is not read yet."""
-    loop = machine.loop(name)
+    loop = context.loop(name)
     position, settings = loop.view.settings.control.pinned, loop.view.settings
     if position is not None and wants_pinned(loop):
-        loop.pinned = await machine.look_up(lambda log: read_pinned(log, name, position, settings))
+        loop.pinned = await context.look_up(lambda log: read_pinned(log, name, position, settings))
 
 
 def check_new(settings: Settings) -> None:

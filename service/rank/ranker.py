@@ -56,7 +56,7 @@ class LearnerQuestions(Protocol):
     async def ask(self, what: str, loop: str = "", since: int = 0) -> Any: ...
 
 
-class Machine:
+class RankerContext:
     """What the parts of a ranker share: models to read, the log to append to and to look things up in, the learner."""
 
     def __init__(
@@ -196,8 +196,8 @@ class Waiting(msgspec.Struct):
 class Ranker:
     """Decides, and takes rewards."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
         self._waiting: list[Waiting] = []  # for the next turn
         self._groups: list[Group] = []  # records that leave with it
         self._futures: list[asyncio.Future[Outcome]] = []  # their outcomes
@@ -223,7 +223,7 @@ class Ranker:
         else:
             result = decision.result()
         if request.explain:
-            result.explanations = await explain_all(decision.prepared, self._machine.loop(loop), self._machine.models)
+            result.explanations = await explain_all(decision.prepared, self._context.loop(loop), self._context.models)
         return result
 
     def _decide_turn(self) -> None:
@@ -237,11 +237,11 @@ class Ranker:
         by_loop: dict[tuple[str, int], list[Waiting]] = {}
         for waiting in turn:
             by_loop.setdefault((waiting.loop, waiting.most_explained), []).append(waiting)
-        machine, quotas = self._machine, self._machine.quotas
+        context, quotas = self._context, self._context.quotas
         fewest_bytes = min(quotas.pending_bytes, quotas.all_pending_bytes)
         for (name, most_explained), some in by_loop.items():
             try:
-                loop = machine.loop(name)
+                loop = context.loop(name)
                 view, pinned = loop.view, loop.view.settings.control.pinned
                 if view.n_waiting >= quotas.pending_events or view.all_waiting_bytes >= fewest_bytes:
                     quotas.check_pending(view)
@@ -251,7 +251,7 @@ class Ranker:
                 if view.n_users >= quotas.users:
                     some = self._without_new_users(some, loop)
                 requests = [waiting.request for waiting in some]
-                decisions = decide(requests, loop, machine.models, machine.preparer, most_explained=most_explained)
+                decisions = decide(requests, loop, context.models, context.preparer, most_explained=most_explained)
                 decided = []
                 for waiting, decision in zip(some, decisions, strict=True):
                     if isinstance(decision, ApiError):
@@ -265,7 +265,7 @@ class Ranker:
                 fail([waiting.stored for waiting in some], error)
         if groups:
             try:
-                machine.log.append(groups, futures)
+                context.log.append(groups, futures)
             except Exception as error:
                 fail(futures, error)
 
@@ -278,8 +278,8 @@ class Ranker:
         outcomes: Mapping[str, float] | None = None,
     ) -> None:
         """Store a reward, or named outcomes; they may come before their event, and repeats count once."""
-        machine, quotas = self._machine, self._machine.quotas
-        view = machine.loop(loop).view
+        context, quotas = self._context, self._context.quotas
+        view = context.loop(loop).view
         if not is_plain_id(event_id):
             check_id("event_id", event_id)
         records = reward_records(view, event_id, value, reward_id, outcomes)
@@ -302,11 +302,11 @@ class Ranker:
 
     async def activate(self, loop: str, event_id: str) -> None:
         """Let a deferred event wait for its reward from now on."""
-        view, quotas = self._machine.loop(loop).view, self._machine.quotas
+        view, quotas = self._context.loop(loop).view, self._context.quotas
         check_id("event_id", event_id)
         if view.n_early >= quotas.early_events or view.n_early_rewards >= quotas.early_rewards:
             await self._check_early(view, event_id)
-        await self._machine.append(Record(loop, ACTIVATE, event_id))
+        await self._context.append(Record(loop, ACTIVATE, event_id))
 
     # What is rare
 
@@ -346,31 +346,31 @@ class Ranker:
             return filled_before(request, event_id, await self._logged_ranks(loop, events))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
-        machine = self._machine
-        await ensure_pinned(machine, name)
-        loop = machine.loop(name)
-        machine.quotas.check_pending(loop.view)
-        machine.check_user(loop, request.user)
-        hashed = hashed_actions(request.actions, machine.preparer)
+        context = self._context
+        await ensure_pinned(context, name)
+        loop = context.loop(name)
+        context.quotas.check_pending(loop.view)
+        context.check_user(loop, request.user)
+        hashed = hashed_actions(request.actions, context.preparer)
         records: list[Record] = []
 
         def decided(slot_request: RankRequest) -> RankResult:
-            [decision] = decide([slot_request], loop, machine.models, machine.preparer, hashed)
+            [decision] = decide([slot_request], loop, context.models, context.preparer, hashed)
             if isinstance(decision, ApiError):
                 raise decision
             records.append(decision.record(loop))
             return decision.result()
 
         filled = fill(request, event_id, decided)
-        await machine.append(*records)
+        await context.append(*records)
         return filled
 
     async def _logged_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of events; refuse those of a loop that was deleted."""
-        since = self._machine.loop(loop).view.since
-        logged = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
+        created_at = self._context.loop(loop).view.created_at
+        logged = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
         for event, (entry, _) in logged.items():
-            if entry.position <= since:
+            if entry.position <= created_at:
                 message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
                 raise ApiError(409, "event_exists", message, "event_id")
         return logged
@@ -386,7 +386,7 @@ class Ranker:
 
         async def read_and_decide() -> None:
             try:
-                await ensure_pinned(self._machine, name)
+                await ensure_pinned(self._context, name)
             except Exception as error:
                 fail([waiting.stored for waiting in some], error)
                 return
@@ -403,7 +403,7 @@ class Ranker:
         others = []
         for waiting in some:
             try:
-                self._machine.check_user(loop, waiting.request.user)
+                self._context.check_user(loop, waiting.request.user)
                 others.append(waiting)
             except ApiError as error:
                 fail([waiting.stored], error)
@@ -411,8 +411,8 @@ class Ranker:
 
     async def _check_early(self, view: LoopView, event_id: str) -> None:
         """Where too many rewards came before their event, take only those of events that there are."""
-        quotas = self._machine.quotas
-        logged = await self._machine.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
+        quotas = self._context.quotas
+        logged = await self._context.look_up(lambda log: ranks_in(log.find(view.name, [event_id])))
         if event_id in logged:
             return
         if view.n_early >= quotas.early_events:

@@ -27,7 +27,7 @@ from service.log.opening import open_log
 from service.log.workers import WorkerProcess
 from service.models.published import Models
 from service.plugins import plugins
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.roles.config import Config
 from service.roles.heartbeat import BEAT_SECONDS, Beat
 
@@ -68,13 +68,13 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
     open_store, aside = partial(open_log, config.store), partial(WorkerProcess, config.store)
-    machine = Machine(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
-    status = Status(machine, config.store.path.name, config.run, config.store.path.parent)
+    context = RankerContext(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
+    status = Status(context, config.store.path.name, config.run, config.store.path.parent)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)
     keys = await asyncio.to_thread(open_keys, config.store)
     app = create_app(
-        machine,
+        context,
         status,
         keys=keys,
         limits=limits,
@@ -90,7 +90,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
         server.stop()
 
     def orphaned() -> None:
-        machine.orphaned = True
+        context.orphaned = True
         stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
@@ -109,4 +109,4 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
         for task in beside:
             task.cancel()
         await client.close()
-        machine.close()
+        context.close()

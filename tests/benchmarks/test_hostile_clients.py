@@ -16,7 +16,7 @@ from fedres.scoring.model import SharedModel, expand
 from service.learn.uploads import learn_upload
 from service.log.records import RESIDUAL, UPDATE, Entry, UpdateBody
 from service.models.guard import Defences, Guard
-from service.models.loop_metadata import Clients, LoopHead
+from service.models.loop_metadata import Clients, LoopMetadata
 from service.plugins.devices.uploads import Residual, residual_records
 from service.rank.requests import Action
 from service.settings import Settings
@@ -38,9 +38,9 @@ def bench():
 
 def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(bench):
     settings = Settings(model="adagrad", reward_range=(-1.0, 1.0), crosses=False, defences=Defences())
-    head, real = LoopHead("loop", 1, settings, 1, 1), SharedModel()
+    head, real = LoopMetadata("loop", 1, settings, 1, 1), SharedModel()
     copy, guard, preparer, rng = SharedModel(), Guard(), Preparer(crosses=False), np.random.default_rng(0)
-    loop = SimpleNamespace(view=SimpleNamespace(name="loop", since=1, version=1, settings=settings), catalogue={})
+    loop = SimpleNamespace(view=SimpleNamespace(name="loop", created_at=1, version=1, settings=settings), catalogue={})
     for seq in range(1, 401):
         client = int(rng.integers(12))
         x = (rng.normal(size=5) * 10 ** rng.uniform(-1, 3 if client < 2 else 0)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_a_gradient_is_taken_in_bit_for_bit_as_the_learner_of_the_service_does(b
     defences, size = Defences(combine=how), {"n_clients": 12, "step_size": 0.1}
     settings = Settings(model="adagrad", global_learner="fedogd", bits=3, hyperparameters=size, defences=defences)
     clients = Clients({str(i): i for i in range(12)}, 12)
-    head = LoopHead("loop", 1, settings, 1, 1, clients=clients)
+    head = LoopMetadata("loop", 1, settings, 1, 1, clients=clients)
     real, copy = FederatedModel("fedogd", 3, size), FederatedModel("fedogd", 3, size)
     guard, rng = Guard(), np.random.default_rng(0)
     for seq in range(1, 200):

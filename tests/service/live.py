@@ -17,7 +17,7 @@ from service.http.keys import Keys
 from service.http.limits import Limits
 from service.http.server import Server, bound
 from service.log.sqlite import system_clock
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 
 class LockedLearner(InlineLearner):
@@ -45,8 +45,8 @@ class LiveEngine(Engine):
         self.lock, self._stopping = threading.RLock(), threading.Event()
         for name in ("step", "digest"):
             setattr(self.learner, name, _locked(getattr(self.learner, name), self.lock))
-        self.machine.learner = LockedLearner(self.learner, self.lock)
-        self.machine.until = self._until
+        self.context.learner = LockedLearner(self.learner, self.lock)
+        self.context.until = self._until
         self._thread = threading.Thread(target=self._learn)
         self._thread.start()
 
@@ -58,7 +58,7 @@ class LiveEngine(Engine):
     async def _until(self, published, seconds=15.0):
         while self.paused and not published():
             self.learner.step()
-        await Machine.until(self.machine, published, seconds)
+        await RankerContext.until(self.context, published, seconds)
 
     async def close(self):
         self._stopping.set()
@@ -95,7 +95,7 @@ class Live:
 
     def weights(self, loop="default"):
         """Return the shared weights as they are published."""
-        return self.run(lambda: self.engine.machine.loop(loop).weights.copy())
+        return self.run(lambda: self.engine.context.loop(loop).weights.copy())
 
     def settle(self, loop="default"):
         """Return once all that was stored is learned and published, and the published model's version."""
@@ -118,9 +118,9 @@ async def _run(folder, limits, tls, audit, settings, ready, root_path, hosts):
         try:
             keys = Keys(folder / "store.db")
             noted = audit_of(folder / "store.db") if audit else None
-            status = Status(engine.machine, "store.db")
+            status = Status(engine.context, "store.db")
             app = create_app(
-                engine.machine, status, keys=keys, limits=limits, audit=noted, hosts=hosts, root_path=root_path
+                engine.context, status, keys=keys, limits=limits, audit=noted, hosts=hosts, root_path=root_path
             )
             server = Server(app, sock, limits, tls)
             ready.set_result(Live(server, engine, keys))

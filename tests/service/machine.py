@@ -20,7 +20,7 @@ from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current, new_generation
 from service.plugins.devices.devices import Devices
 from service.plugins.reports.reports import Reports
-from service.rank.ranker import Machine, Ranker
+from service.rank.ranker import Ranker, RankerContext
 from service.settings import Settings
 
 SECOND = 1_000_000
@@ -84,7 +84,7 @@ class InlineLearner:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(reply.body))
 
 
-class SteppingMachine(Machine):
+class SteppingMachine(RankerContext):
     """Lets the learner step while something waits for it."""
 
     learner_steps = True
@@ -135,12 +135,12 @@ class Engine:
         )
         self.learner.log.clock = self.clock
         self.learner.open()
-        self.machine = SteppingMachine(
+        self.context = SteppingMachine(
             Models(run), InlineWriter(self.log), InlineLearner(self.learner), self._open_log, limits
         )
-        self.machine.core = self.learner
-        self.admin = Admin(self.machine)
-        self.parts = [Ranker(self.machine), self.admin, Devices(self.machine), Reports(self.machine)]
+        self.context.core = self.learner
+        self.admin = Admin(self.context)
+        self.parts = [Ranker(self.context), self.admin, Devices(self.context), Reports(self.context)]
 
     def __getattr__(self, name):
         for part in self.__dict__["parts"]:
@@ -149,7 +149,7 @@ class Engine:
         raise AttributeError(name)
 
     def view(self, loop=DEFAULT_LOOP):
-        return self.machine.loop(loop).view
+        return self.context.loop(loop).view
 
     async def settle(self):
         while self.learner.step():
@@ -177,14 +177,14 @@ class Engine:
         return self.log.read(loop, 0, 10**6)
 
     async def close(self):
-        self.machine.close()
+        self.context.close()
         self.learner.close()
         self.log.close()
         self._run.cleanup()
 
     def kill(self):
         """Go away without saving anything."""
-        self.machine.close()
+        self.context.close()
         self.log.close()
         self.learner.log.close()
         self.snapshots.close()

@@ -57,18 +57,18 @@ async def refused_for(awaitable):
 
 def weights(engine, loop="default"):
     """Return the shared weights as a ranker has them."""
-    return engine.machine.loop(loop).weights
+    return engine.context.loop(loop).weights
 
 
 async def gauges(engine, loop="default"):
-    return (await Status(engine.machine, "store.db").gauges())[loop]
+    return (await Status(engine.context, "store.db").gauges())[loop]
 
 
 def head_of(engine, loop="default"):
     """Return what the loop is apart from its models and events, after all that is logged."""
     while engine.learner.step():
         pass
-    return engine.learner.loops[loop].head
+    return engine.learner.loops[loop].metadata
 
 
 def logged(folder, loop="default"):

@@ -22,7 +22,7 @@ def test_a_stream_is_decided_and_learned_by_a_loop_of_its_own_that_is_gone_after
         [name] = [name for name in live.engine.loops() if name.startswith("played-")]
         sums = live.engine.view(name).statistics
         assert (sums.ranks, sums.rewarded) == (60, 59)  # the last reward arrives after the last round
-        assert live.engine.machine.loop(name).n_learned == 59
+        assert live.engine.context.loop(name).n_learned == 59
         player.close()
         assert live.engine.loops() == ["default"]
     assert -1 < figure < 1

@@ -14,7 +14,7 @@ def _routes(core: Core) -> list[Route]:
     from service.plugins.devices.devices import Devices
     from service.plugins.devices.routes import device_routes
 
-    return device_routes(Devices(core.machine), core.limits).all
+    return device_routes(Devices(core.context), core.limits).all
 
 
 plugin = Plugin(name="devices", routes=_routes)

@@ -31,7 +31,7 @@ from service.plugins.devices.uploads import (
     score_actions,
     update_records,
 )
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.rank.requests import Action, check_id
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
@@ -42,47 +42,47 @@ LONGEST_HOLD = 0.002  # seconds of checks before other requests get their turn
 class Devices:
     """Takes uploads through the same log as decisions and rewards, and gives out the shared model."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
         self._uploading: Counter[tuple[str, str]] = Counter()  # uploads on their way, by loop and client
 
     async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> Uploaded:
         """Return where residuals are, once they are stored; all are refused if one breaks a rule."""
         check_id("client", client)
-        self._machine.loop(loop)
-        preparer = self._machine.preparer
+        self._context.loop(loop)
+        preparer = self._context.preparer
         with self._room_for(loop, client, len(residuals)):
             records = await self._checked(loop, lambda found: residual_records(found, client, residuals, preparer))
             positions = await self._upload(records)
-        return Uploaded(positions, self._machine.loop(loop).view.version, None)
+        return Uploaded(positions, self._context.loop(loop).view.version, None)
 
     async def updates(self, loop: str, client: str, updates: Sequence[Update]) -> Uploaded:
         """Return where updates are, once they are stored; none at all gives the client its number."""
         check_id("client", client)
         with self._room_for(loop, client, len(updates) or 1):
-            found = self._machine.loop(loop)
+            found = self._context.loop(loop)
             check_takes_updates(found.view)
             if not updates:
                 return await self._join(found, client)
             records = await self._checked(loop, lambda found: update_records(found, client, updates))
             number = number_of(found, client)
             positions = await self._upload(records)
-        return Uploaded(positions, self._machine.loop(loop).view.version, number)
+        return Uploaded(positions, self._context.loop(loop).view.version, number)
 
     def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
         """Return the model version and the shared part of each action's score."""
         found = self._with_weights(loop)
-        return found.view.version, score_actions(found, context, actions, self._machine.preparer)
+        return found.view.version, score_actions(found, context, actions, self._context.preparer)
 
     async def federated_model(self, loop: str, since: int | None = None) -> Published:
         """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
-        found, changed = self._machine.loop(loop), None
+        found, changed = self._context.loop(loop), None
         if found.kalman is not None:
             tag = model_tag(found.view.version, found.weights)
             return Published(found.view.version, kalman_bytes(found, found.kalman), tag)
         with contextlib.suppress(ApiError):  # without the learner all weights are sent
-            changed = await self._machine.ask("changed", loop, since or 0)  # from the first call on it notes changes
-        found = self._machine.loop(loop)
+            changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes changes
+        found = self._context.loop(loop)
         indices = None
         if since and changed is not None and since <= found.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
@@ -91,7 +91,7 @@ class Devices:
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the model that is published."""
-        found = self._machine.loop(loop)
+        found = self._context.loop(loop)
         return model_tag(found.view.version, found.weights)
 
     def round(
@@ -101,7 +101,7 @@ class Devices:
 
         A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
         """
-        found = self._machine.loop(loop)
+        found = self._context.loop(loop)
         if found.view.settings.model != model:
             learner = "'residual-kalman'" if found.kalman is not None else "'linear' (in Python also 'vw')"
             message = (
@@ -113,7 +113,7 @@ class Devices:
 
     def _with_weights(self, name: str) -> Loop:
         """Return a loop whose shared model scores without widths."""
-        found = self._machine.loop(name)
+        found = self._context.loop(name)
         if found.kalman is not None:
             message = f"scores need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
@@ -125,8 +125,8 @@ class Devices:
             if loop.clients.joined >= view.settings.n_clients:
                 raise loop_full(view)
             with contextlib.suppress(Duplicate):
-                await self._machine.append_now(Record(name, JOIN, f"{view.since}/{client}", client))
-            loop = self._machine.loop(name)
+                await self._context.append_now(Record(name, JOIN, f"{view.created_at}/{client}", client))
+            loop = self._context.loop(name)
         if client not in loop.clients.numbers:
             raise loop_full(view)
         return Uploaded([], loop.view.version, loop.clients.numbers[client])
@@ -149,13 +149,13 @@ class Devices:
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
         """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
         while True:
-            found = self._machine.loop(loop)
+            found = self._context.loop(loop)
             version, records, hold_until = found.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
             for record in check(found):
                 records.append(record)
                 if time.perf_counter() > hold_until:
                     await asyncio.sleep(0)
-                    if self._machine.loop(loop).view.settings_version != version:
+                    if self._context.loop(loop).view.settings_version != version:
                         break
                     hold_until = time.perf_counter() + LONGEST_HOLD
             else:
@@ -164,7 +164,7 @@ class Devices:
     async def _upload(self, records: Sequence[Record]) -> list[int]:
         """Return the positions of records, of a repeat that of the first, once all are stored."""
         try:
-            outcomes = await asyncio.gather(*self._machine.log.append([[record] for record in records]))
+            outcomes = await asyncio.gather(*self._context.log.append([[record] for record in records]))
         except StoreUnavailable as error:
             raise unavailable(error) from error
         positions = []

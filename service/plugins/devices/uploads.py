@@ -139,7 +139,7 @@ def update_records(loop: Loop, client: str, updates: Sequence[Update]) -> Iterat
 
 def _event(view: LoopView, client: str, seq: int) -> str:
     """Return what a repeat of an upload is known by, in a loop that may have had namesakes before."""
-    return f"{view.since}/{client}/{seq}"
+    return f"{view.created_at}/{client}/{seq}"
 
 
 def _update(view: LoopView, number: int, update: Update, at: str) -> UpdateBody:
@@ -185,7 +185,7 @@ def _wrong_upload(view: LoopView, got: str) -> ApiError:
 def _check_head(view: LoopView, upload: Residual | Update, at: str) -> None:
     if not 1 <= upload.seq <= LAST:
         raise invalid(f"{at}.seq must be in [1, 2^53], got {upload.seq}", f"{at}.seq")
-    if not view.since <= upload.version <= view.version:
+    if not view.created_at <= upload.version <= view.version:
         message = f"{at}.version must be a version of the model, got {upload.version}"
         raise ApiError(409, "unknown_version", message, f"{at}.version")
 

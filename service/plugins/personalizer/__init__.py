@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _routes(core: Core) -> list[Route]:
     from service.plugins.personalizer.routes import personalizer_routes
 
-    return personalizer_routes(core.machine, core.ranker, core.admin, core.root_path).all
+    return personalizer_routes(core.context, core.ranker, core.admin, core.root_path).all
 
 
 def _failure(reply: Reply) -> Reply:

@@ -28,7 +28,7 @@ from service.plugins.personalizer.messages import (
     SlotAnswer,
 )
 from service.rank.decide import decide
-from service.rank.ranker import Machine, Ranker
+from service.rank.ranker import Ranker, RankerContext
 from service.rank.requests import Action, RankRequest, RankResult
 from service.rank.slots import LONGEST_CALL_ID, Slot, SlotsRequest, SlotsResult, check_slots, events_of, fill
 from service.settings import Settings
@@ -39,8 +39,8 @@ INVALID = "InvalidRankRequest"
 class Decisions:
     """Answers the calls that applications make."""
 
-    def __init__(self, machine: Machine, ranker: Ranker, configurations: Configurations) -> None:
-        self._machine, self._ranker, self._configurations = machine, ranker, configurations
+    def __init__(self, context: RankerContext, ranker: Ranker, configurations: Configurations) -> None:
+        self._context, self._ranker, self._configurations = context, ranker, configurations
 
     # one slot
 
@@ -130,14 +130,14 @@ class Decisions:
         """Return the native events of a multi-slot call by slot."""
         self._configurations.settings(loop)  # of a loop that there is
         events = events_of(native_id(event_id, LONGEST_CALL_ID), MOST_ACTIONS)
-        known = await self._machine.look_up(lambda log: ranks_in(log.find(loop, events)))
+        known = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
         return {_slot_of(*found): event for event, found in known.items()}
 
     # what is not logged
 
     def _decided_only(self, loop: str, request: RankRequest) -> RankResult:
-        machine = self._machine
-        [decision] = decide([request], machine.loop(loop), machine.models, machine.preparer)
+        context = self._context
+        [decision] = decide([request], context.loop(loop), context.models, context.preparer)
         if isinstance(decision, ApiError):
             raise decision
         return decision.result()

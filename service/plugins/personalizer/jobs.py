@@ -24,7 +24,7 @@ from service.plugins.personalizer.messages import EvaluationContract, FeatureImp
 from service.plugins.personalizer.retention import retained_after
 from service.plugins.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
 from service.plugins.reports.importance import feature_scores
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 EVALUATION, IMPORTANCE = "evaluation", "importance"
 OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}
@@ -37,14 +37,14 @@ class Span(NamedTuple):
     """Which events a job is about."""
 
     loop: str
-    since: int
+    created_at: int
     after: int  # a position
     low: str  # the first moment, and the last
     high: str
 
     def events(self, worker: Worker) -> Iterator[dict[str, Any]]:
         """Yield those that have a reward."""
-        for one in exporter(worker, self.loop, self.since).events(self.loop, self.after, None):
+        for one in exporter(worker, self.loop, self.created_at).events(self.loop, self.after, None):
             if one["reward"] is not None and self.low <= one["time"] <= self.high:
                 yield one
 
@@ -74,9 +74,9 @@ def evaluated(
 class Jobs:
     """Starts jobs and shows them."""
 
-    def __init__(self, machine: Machine, configurations: Configurations) -> None:
-        self._machine, self._configurations = machine, configurations
-        self._stored = Stored(machine)
+    def __init__(self, context: RankerContext, configurations: Configurations) -> None:
+        self._context, self._configurations = context, configurations
+        self._stored = Stored(context)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # evaluations
@@ -147,7 +147,7 @@ class Jobs:
             raise Refusal(code, f"endTime must be later than startTime, got {wanted.end_time}", "endTime")
         if name is not None and await self._stored.find(loop, kind, name) is not None:
             raise Refusal(exists, f"{kind} with id {name} already exists", "id")
-        if not await self._machine.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
+        if not await self._context.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
             raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
         now = time.time()
         return Job(
@@ -169,7 +169,7 @@ class Jobs:
     async def _finish(self, loop: str, job: Job, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
         span = await self._span(loop, read_time(job.start), read_time(job.end))
         try:
-            result = await self._machine.jobs.call(work, span, *arguments, seconds=JOB_SECONDS)
+            result = await self._context.jobs.call(work, span, *arguments, seconds=JOB_SECONDS)
             done = msgspec.structs.replace(job, status=SUCCEEDED, result=result)
         except Exception as error:
             logging.getLogger("fedres.service").warning("%s %s failed", job.kind, job.id, exc_info=error)
@@ -178,10 +178,10 @@ class Jobs:
             await self._stored.put(loop, done)
 
     async def _span(self, loop: str, start: datetime, end: datetime) -> Span:
-        since = self._machine.loop(loop).view.since
-        after = await retained_after(self._machine, self._configurations, loop)
+        created_at = self._context.loop(loop).view.created_at
+        after = await retained_after(self._context, self._configurations, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
-        return Span(loop, since, after, low, high)
+        return Span(loop, created_at, after, low, high)
 
     async def _found(self, loop: str, kind: str, name: str, code: str) -> Job:
         job = await self._stored.find(loop, kind, name)

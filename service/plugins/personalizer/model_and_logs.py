@@ -12,7 +12,7 @@ from service.models.shared_models import new_model
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.durations import show_time
 from service.plugins.personalizer.retention import retained_after
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 CHUNK = 500
 
@@ -20,8 +20,8 @@ CHUNK = 500
 class ModelAndLogs:
     """Exports, imports and resets models; shows and forgets logs."""
 
-    def __init__(self, machine: Machine, admin: Admin, configurations: Configurations) -> None:
-        self._machine, self._admin, self._configurations = machine, admin, configurations
+    def __init__(self, context: RankerContext, admin: Admin, configurations: Configurations) -> None:
+        self._context, self._admin, self._configurations = context, admin, configurations
 
     async def model(self, loop: str) -> bytes:
         return await self._admin.model(loop)
@@ -34,14 +34,14 @@ class ModelAndLogs:
         await self._admin.put_model(loop, new_model(self._configurations.settings(loop)).to_bytes())
 
     async def model_properties(self, loop: str) -> dict[str, Any]:
-        view = self._machine.loop(loop).view
-        created, changed = await self._machine.look_up(lambda log: _times(log, loop, view.since, view.version))
+        view = self._context.loop(loop).view
+        created, changed = await self._context.look_up(lambda log: _times(log, loop, view.created_at, view.version))
         return {"creationTime": show_time(created), "lastModifiedTime": show_time(changed)}
 
     async def log_properties(self, loop: str) -> dict[str, Any]:
         """Return the time of the first and of the last decision, nothing where there is none."""
-        after = await retained_after(self._machine, self._configurations, loop)
-        found = await self._machine.look_up(lambda log: _range(log, loop, after))
+        after = await retained_after(self._context, self._configurations, loop)
+        found = await self._context.look_up(lambda log: _range(log, loop, after))
         return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
 
     async def delete_logs(self, loop: str) -> None:
@@ -49,16 +49,16 @@ class ModelAndLogs:
 
         Those that wait for a reward go later. What was learned from events stays.
         """
-        self._machine.loop(loop)  # one that there is
-        last, now = await self._machine.look_up(lambda log: (log.heads()[loop].last, log.now()))
+        self._context.loop(loop)  # one that there is
+        last, now = await self._context.look_up(lambda log: (log.heads()[loop].last, log.now()))
         await self._configurations.keep(loop, logs_after=last)
         asked = EraseBody(os.urandom(8).hex(), now)
-        await self._machine.append_now(Record(loop, ERASE, body=encode(asked)))
+        await self._context.append_now(Record(loop, ERASE, body=encode(asked)))
 
 
-def _times(log: Log, loop: str, since: int, version: int) -> tuple[int, int]:
+def _times(log: Log, loop: str, created_at: int, version: int) -> tuple[int, int]:
     created = log.of_kind(loop, LOOP)[-1].time
-    found = log.read(loop, max(version, since) - 1, 1)
+    found = log.read(loop, max(version, created_at) - 1, 1)
     changed = found[0].time if found else created
     return (changed if found and found[0].kind == MODEL else created), changed
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from service.learn.pruning import last_before
 from service.plugins.personalizer.configuration import Configurations, kept_of
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 DAY = 86_400_000_000  # microseconds
 
 
-async def retained_after(machine: Machine, configurations: Configurations, loop: str) -> int:
+async def retained_after(context: RankerContext, configurations: Configurations, loop: str) -> int:
     """Return the position behind which events count."""
     kept = kept_of(configurations.settings(loop))
-    after = max(machine.loop(loop).view.since, kept.logs_after)
+    after = max(context.loop(loop).view.created_at, kept.logs_after)
     if kept.log_retention_days < 0:
         return after
-    return await machine.look_up(lambda log: last_before(log, loop, log.now() - kept.log_retention_days * DAY, after))
+    return await context.look_up(lambda log: last_before(log, loop, log.now() - kept.log_retention_days * DAY, after))

@@ -19,7 +19,7 @@ from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
 from service.log.workers import JOB_SECONDS, Worker
 from service.models.shared_models import bytes_of_model
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.settings import Settings
 
 DAY = 86_400_000_000  # microseconds
@@ -29,21 +29,23 @@ LEARNED = (RANK, REWARD, ACTIVATE)
 class RecentLog:
     """A loop's log as if it had begun with ``settings``, and nothing had happened up to a position and a time."""
 
-    def __init__(self, log: Log, loop: str, since: int, settings: Settings, after: int, from_time: int) -> None:
-        self._log, self._loop, self._since = log, loop, since
+    def __init__(self, log: Log, loop: str, created_at: int, settings: Settings, after: int, from_time: int) -> None:
+        self._log, self._loop, self._created_at = log, loop, created_at
         self._after, self._from_time, self._body = after, from_time, encode(settings)
 
     def heads(self) -> dict[str, Head]:
         return {self._loop: self._log.heads()[self._loop]}
 
     def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
-        return [self._seen(entry) for entry in self._log.read(loop, max(after, self._since - 1), limit, bodies=bodies)]
+        return [
+            self._seen(entry) for entry in self._log.read(loop, max(after, self._created_at - 1), limit, bodies=bodies)
+        ]
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         return self.read(loop, 0, 1) if kind == LOOP else []
 
     def _seen(self, entry: Entry) -> Entry:
-        if entry.position == self._since:
+        if entry.position == self._created_at:
             return entry._replace(body=self._body)
         is_recent = entry.position > self._after and entry.time >= self._from_time
         if entry.kind in LEARNED and is_recent:
@@ -65,8 +67,8 @@ class RecentLog:
 class Retrainer:
     """Trains in the background, a loop at a time; the last wish of a loop counts."""
 
-    def __init__(self, machine: Machine, admin: Admin) -> None:
-        self._machine, self._admin = machine, admin
+    def __init__(self, context: RankerContext, admin: Admin) -> None:
+        self._context, self._admin = context, admin
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, loop: str, days: int, after: int) -> None:
@@ -78,18 +80,18 @@ class Retrainer:
 
     async def _train(self, loop: str, days: int, after: int) -> None:
         try:
-            view = self._machine.loop(loop).view
-            asked = loop, view.since, view.settings, days, after
-            state = await self._machine.jobs.call(trained, *asked, seconds=JOB_SECONDS)
+            view = self._context.loop(loop).view
+            asked = loop, view.created_at, view.settings, days, after
+            state = await self._context.jobs.call(trained, *asked, seconds=JOB_SECONDS)
             await self._admin.put_model(loop, state)
         except (ApiError, StoreUnavailable) as error:
             logging.getLogger("fedres.service").warning("loop %r could not be trained again: %s", loop, error)
 
 
-def trained(worker: Worker, loop: str, since: int, settings: Settings, days: int, after: int) -> bytes:
+def trained(worker: Worker, loop: str, created_at: int, settings: Settings, days: int, after: int) -> bytes:
     """Return the shared model that a loop's recent events make."""
     log = worker.log
-    recent = RecentLog(log, loop, since, settings, after, log.now() - days * DAY)
+    recent = RecentLog(log, loop, created_at, settings, after, log.now() - days * DAY)
     with (
         tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
         relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read

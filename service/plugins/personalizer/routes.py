@@ -22,16 +22,16 @@ from service.plugins.personalizer.messages import (
 from service.plugins.personalizer.model_and_logs import ModelAndLogs
 from service.plugins.personalizer.retraining import Retrainer
 from service.plugins.personalizer.routing import PersonalizerRoutes, answered, id_in, reader
-from service.rank.ranker import Machine, Ranker
+from service.rank.ranker import Ranker, RankerContext
 
 
-def personalizer_routes(machine: Machine, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:
+def personalizer_routes(context: RankerContext, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:
     """Return all routes of Azure's API; ``root_path`` is where a proxy offers them."""
-    routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(machine, admin))
-    _decision_routes(routes, Decisions(machine, ranker, configurations))
+    routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(context, admin))
+    _decision_routes(routes, Decisions(context, ranker, configurations))
     _configuration_routes(routes, configurations)
-    model_and_log_routes(routes, ModelAndLogs(machine, admin, configurations))
-    jobs = Jobs(machine, configurations)
+    model_and_log_routes(routes, ModelAndLogs(context, admin, configurations))
+    jobs = Jobs(context, configurations)
     evaluation_routes(routes, jobs, configurations, root_path)
     importance_routes(routes, jobs, root_path)
     return routes

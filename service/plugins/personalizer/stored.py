@@ -13,7 +13,7 @@ import msgspec
 
 from service.log.protocol import Log
 from service.log.records import NOTE, Record, encode
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 
 NAME = "azure-personalizer"  # the event of all notes
 MOST_SECONDS = 3_600.0
@@ -44,26 +44,26 @@ _decode = msgspec.json.Decoder(Job).decode
 class Stored:
     """The jobs of loops."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
 
     async def put(self, loop: str, job: Job) -> None:
-        await self._machine.append(Record(loop, NOTE, NAME, body=encode(job)))
+        await self._context.append(Record(loop, NOTE, NAME, body=encode(job)))
 
     async def list(self, loop: str, kind: str) -> list[Job]:
         """Return the jobs of a kind that were not deleted, oldest first."""
-        since = self._machine.loop(loop).view.since
-        found = await self._machine.look_up(lambda log: _read(log, loop, since))
+        created_at = self._context.loop(loop).view.created_at
+        found = await self._context.look_up(lambda log: _read(log, loop, created_at))
         return [_timed_out(job) for job in found.values() if job.kind == kind and not job.deleted]
 
     async def find(self, loop: str, kind: str, name: str) -> Job | None:
         return next((job for job in await self.list(loop, kind) if job.id == name), None)
 
 
-def _read(log: Log, loop: str, since: int) -> dict[tuple[str, str], Job]:
+def _read(log: Log, loop: str, created_at: int) -> dict[tuple[str, str], Job]:
     found: dict[tuple[str, str], Job] = {}
     for entry in log.find(loop, [NAME]):
-        if entry.kind == NOTE and entry.position > since:
+        if entry.kind == NOTE and entry.position > created_at:
             job = _decode(entry.body)
             found[job.kind, job.id] = job
     return found

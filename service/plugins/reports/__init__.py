@@ -17,14 +17,14 @@ def _routes(core: Core) -> list[Route]:
     from service.plugins.reports.reports import Reports
     from service.plugins.reports.routes import page_routes, report_routes
 
-    return [*report_routes(Reports(core.machine)).all, *page_routes(core.root_path).all]
+    return [*report_routes(Reports(core.context)).all, *page_routes(core.root_path).all]
 
 
 async def _watch_guardrails(core: Core, folder: Path) -> None:
     from service.plugins.reports.guardrails import Guardrails
     from service.plugins.reports.reports import Reports
 
-    await Guardrails(core.admin, Reports(core.machine)).watch(folder / "guardrails.lock")
+    await Guardrails(core.admin, Reports(core.context)).watch(folder / "guardrails.lock")
 
 
 def _commands(app: typer.Typer) -> None:

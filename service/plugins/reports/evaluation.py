@@ -16,7 +16,7 @@ from service.log.workers import Worker
 def evaluation(
     worker: Worker,
     loop: str,
-    since: int,
+    created_at: int,
     policies: Sequence[str],
     estimators: Sequence[str],
     time_uniform: bool,
@@ -32,7 +32,7 @@ def evaluation(
         if policy.startswith("file:"):
             raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        for event in exporter(worker, loop, since).events(loop, since, None):
+        for event in exporter(worker, loop, created_at).events(loop, created_at, None):
             file.write(encode(event) + b"\n")
         file.flush()
         try:

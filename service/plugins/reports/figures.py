@@ -76,8 +76,8 @@ LOST = 0.05  # alarm: share of rewards that are late or have no event
 class LoopFigures:
     """One loop, as far as it was read. ``head`` is where its log ended at the beginning."""
 
-    def __init__(self, since: int, head: Head) -> None:
-        self.since, self.position, self.time = since, since - 1, 0
+    def __init__(self, created_at: int, head: Head) -> None:
+        self.created_at, self.position, self.time = created_at, created_at - 1, 0
         self.removed, self.erased = head.removed, 0  # records that went, and where the last erasure or pruning was
         self.pruned_before = 0  # older events are not in the log any more; microseconds since 1970
         self.experiment = Experiment()
@@ -301,7 +301,7 @@ class Question(msgspec.Struct):
 
     what: str
     loop: str
-    since: int
+    created_at: int
     user: str = ""
     most: int = 20
     settings: list[dict[str, Any]] = []  # changes, for what-if
@@ -338,8 +338,8 @@ class Reporter:
         """Return what the log says now."""
         loop, head = question.loop, log.heads()[question.loop]
         known = self._loops.get(loop)
-        if known is None or known.since != question.since or _is_outdated(known, log, loop, head):
-            known = self._loops[loop] = LoopFigures(question.since, head)
+        if known is None or known.created_at != question.created_at or _is_outdated(known, log, loop, head):
+            known = self._loops[loop] = LoopFigures(question.created_at, head)
             self._reports.pop(loop, None)
         self._loops[loop] = self._loops.pop(loop)  # the newest last
         known.read(log, loop, head.last)

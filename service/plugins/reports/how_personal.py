@@ -12,7 +12,7 @@ from service.errors import ApiError
 from service.plugins.reports.series import Taken
 from service.rank.decide import prepare
 from service.rank.explaining import personal_model, personal_variances, score_parts
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.rank.requests import Action, RankRequest
 
 MOST_USERS = 100  # whose newest decision is looked at
@@ -29,18 +29,18 @@ class HowPersonal(msgspec.Struct):
     trust: float | None  # share of the personal part's variance that users' own data took away; null with ``adagrad``
 
 
-async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPersonal:
+async def how_personal(context: RankerContext, name: str, taken: list[Taken]) -> HowPersonal:
     """Return it; other requests get their turn between two decisions."""
     own = total = before = now = 0.0
     looked_at = with_model = 0
     for one in taken:
         await asyncio.sleep(0)
-        loop = machine.loop(name)
+        loop = context.loop(name)
         request = RankRequest(actions=[Action(one.action, one.features)], context=one.context, user=one.user)
-        [prepared] = prepare([request], loop, machine.preparer)
+        [prepared] = prepare([request], loop, context.preparer)
         if isinstance(prepared, ApiError):  # logged under other limits
             continue
-        model = personal_model(one.user, loop, machine.models)
+        model = personal_model(one.user, loop, context.models)
         [(shared_part, own_part)] = score_parts(prepared, loop, model)
         looked_at += 1
         with_model += model is not None
@@ -50,7 +50,7 @@ async def how_personal(machine: Machine, name: str, taken: list[Taken]) -> HowPe
             before, now = before + variances[0], now + variances[1]
     share = own / total if total else None
     trust = max(0.0, 1 - now / before) if before > 0 else None
-    return HowPersonal(machine.loop(name).view.n_users, looked_at, with_model, share, trust)
+    return HowPersonal(context.loop(name).view.n_users, looked_at, with_model, share, trust)
 
 
 class Remembered:

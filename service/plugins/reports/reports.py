@@ -20,7 +20,7 @@ from service.plugins.reports.how_personal import MOST_USERS, HowPersonal, Rememb
 from service.plugins.reports.series import Taken
 from service.plugins.reports.stories import MOST_DECISIONS, Story, UserDecisions, stories
 from service.plugins.reports.what_if import CHANGEABLE
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.rank.requests import check_id
 from service.settings import read_settings
 
@@ -28,13 +28,13 @@ from service.settings import read_settings
 class Reports:
     """Answers of one ranker."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
         self._personal = Remembered()
 
     async def lift(self, loop: str) -> LiftReport:
         """Return what the loop's control group shows."""
-        view = self._machine.loop(loop).view
+        view = self._context.loop(loop).view
         if not view.settings.control.share:
             message = "the loop must have a control group: set control.share in its settings"
             raise ApiError(404, "no_experiment", message, "control")
@@ -46,7 +46,7 @@ class Reports:
 
     async def what_if(self, loop: str, wanted: Sequence[dict[str, Any]]) -> bytes:
         """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
-        known = msgspec.to_builtins(self._machine.loop(loop).view.settings)
+        known = msgspec.to_builtins(self._context.loop(loop).view.settings)
         for place, changes in enumerate(wanted):
             for name in changes:
                 if name not in CHANGEABLE:
@@ -58,12 +58,12 @@ class Reports:
 
     async def how_personal(self, loop: str) -> HowPersonal:
         """Return how much of the newest decisions' scores is personal; whoever asks soon is told the same again."""
-        view = self._machine.loop(loop).view
+        view = self._context.loop(loop).view
         return await self._personal.ask((view.id, view.settings_version), lambda: self._how_personal(loop))
 
     async def _how_personal(self, loop: str) -> HowPersonal:
         found = await self._ask("taken", loop, most=MOST_USERS)
-        return await how_personal(self._machine, loop, msgspec.json.decode(found, type=list[Taken]))
+        return await how_personal(self._context, loop, msgspec.json.decode(found, type=list[Taken]))
 
     async def devices(self, loop: str) -> bytes:
         """Return the devices that uploaded last, a ``DeviceList`` as JSON."""
@@ -71,7 +71,7 @@ class Reports:
 
     async def story(self, loop: str, event_id: str) -> Story:
         """Return all about an event."""
-        found = await stories(self._machine, loop, [event_id])
+        found = await stories(self._context, loop, [event_id])
         if not found:
             raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
         return found[0]
@@ -80,11 +80,11 @@ class Reports:
         """Return a user's newest decisions among those that reports look at."""
         check_id("user", user)
         events = msgspec.json.decode(await self._ask("user", loop, user=user, most=MOST_DECISIONS), type=list[str])
-        return UserDecisions(user, await stories(self._machine, loop, events))
+        return UserDecisions(user, await stories(self._context, loop, events))
 
     async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
-        question = Question(what, loop, self._machine.loop(loop).view.since, **details)
-        return await self._machine.reports.call(answer, question)
+        question = Question(what, loop, self._context.loop(loop).view.created_at, **details)
+        return await self._context.reports.call(answer, question)
 
     async def evaluate(
         self,
@@ -95,7 +95,7 @@ class Reports:
         time_uniform: bool = False,
     ) -> dict[str, object]:
         """Return off-policy values of policies on the logged events."""
-        view = self._machine.loop(loop).view
-        asked = loop, view.since, policies, estimators, time_uniform, view.settings.reward_range
-        found = await self._machine.jobs.call(evaluation, *asked, seconds=JOB_SECONDS)
+        view = self._context.loop(loop).view
+        asked = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
+        found = await self._context.jobs.call(evaluation, *asked, seconds=JOB_SECONDS)
         return {**found, "events_since": time_or_none(view.events_since)}

@@ -12,7 +12,7 @@ from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
 from service.rank.decide import logged_decision, n_explained_pairs, prepare
 from service.rank.explaining import explain_all
-from service.rank.ranker import Machine
+from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Explained, Ranked, RankRequest
 
 MOST_DECISIONS = 20  # of a user that are told at once
@@ -45,27 +45,27 @@ class UserDecisions(msgspec.Struct):
     decisions: list[Story]
 
 
-async def stories(machine: Machine, loop: str, events: list[str]) -> list[Story]:
+async def stories(context: RankerContext, loop: str, events: list[str]) -> list[Story]:
     """Return the stories of those events that there are, in their order."""
-    since = machine.loop(loop).view.since
+    created_at = context.loop(loop).view.created_at
 
     def read(log: Log) -> list[tuple[dict[str, Any], list[Entry]]]:
-        return list(Exporter(log, since).stories(loop, events))
+        return list(Exporter(log, created_at).stories(loop, events))
 
     found = {
-        str(event["event_id"]): await _story(machine, loop, event, about)
-        for event, about in await machine.look_up(read)
+        str(event["event_id"]): await _story(context, loop, event, about)
+        for event, about in await context.look_up(read)
     }
     return [found[event] for event in events if event in found]
 
 
-async def _story(machine: Machine, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
+async def _story(context: RankerContext, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
     rank = next(entry for entry in about if entry.kind == RANK)
     body = decode_rank(rank.body)
     actions = [Action(action.id, action.features) for action in body.actions]
     request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
     ranking = logged_decision(rank, body, request).result().ranking
-    return Story(event, ranking, [*map(_record, about)], await _explained(machine, loop, request))
+    return Story(event, ranking, [*map(_record, about)], await _explained(context, loop, request))
 
 
 def _record(entry: Entry) -> StoryRecord:
@@ -75,11 +75,11 @@ def _record(entry: Entry) -> StoryRecord:
     return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
 
 
-async def _explained(machine: Machine, name: str, request: RankRequest) -> list[Explained]:
-    loop = machine.loop(name)
-    [prepared] = prepare([request], loop, machine.preparer)
+async def _explained(context: RankerContext, name: str, request: RankRequest) -> list[Explained]:
+    loop = context.loop(name)
+    [prepared] = prepare([request], loop, context.preparer)
     if isinstance(prepared, ApiError):
         return []
     if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:
         return []
-    return await explain_all(prepared, loop, machine.models)
+    return await explain_all(prepared, loop, context.models)

@@ -69,7 +69,7 @@ def last_positions(service):
 def saved_positions(service):
     snapshots = Snapshots(service.store.with_name(service.store.name + "-models"))
     try:
-        return {saved.head.name: saved.position for saved in snapshots.loops()}
+        return {saved.metadata.name: saved.position for saved in snapshots.loops()}
     finally:
         snapshots.close()
 

@@ -49,7 +49,7 @@ class Reader:
     """Reads bodies as the routes do, and compares with a slower way that is not the product's."""
 
     def __init__(self, engine):
-        self._loop, self._preparer = engine.machine.loop("default"), engine.machine.preparer
+        self._loop, self._preparer = engine.context.loop("default"), engine.context.preparer
 
     def check(self, data):
         kind, body = data[:1] or b"\0", data[1:]

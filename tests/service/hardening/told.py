@@ -80,7 +80,7 @@ async def open_desk(folder):
     engine = Engine(folder, memory=folder)  # which whoever lent it removes, also if this process ends
     engine.learner.step()
     with running_writer(folder, open_log=lambda: SqliteLog(sqlite_file(folder / "store.db"))) as writer:
-        client = engine.machine.log = WriterClient(writer.path)
+        client = engine.context.log = WriterClient(writer.path)
         desk = Desk(engine, writer, client)
         await desk.ready()
         try:

@@ -290,9 +290,9 @@ class Held:
 @contextmanager
 def holding(live, monkeypatch):
     """Keep the log from storing what comes in."""
-    held = Held(live.engine.machine.log)
+    held = Held(live.engine.context.log)
     with monkeypatch.context() as patch:
-        patch.setattr(live.engine.machine.log, "append", held.append)
+        patch.setattr(live.engine.context.log, "append", held.append)
         yield held
     live.loop.call_soon_threadsafe(held.let_go)
 

@@ -191,7 +191,7 @@ def test_an_export_that_breaks_off_is_no_whole_reply(start, monkeypatch, caplog)
 
 def test_a_store_that_is_closed_answers_503(start):
     with start() as live, live.client() as client:
-        live.engine.machine.closed = True
+        live.engine.context.closed = True
         for path in ("/v1/rank", "/v1/loops/default/rank"):
             assert error(client.post(path, content=rank_with(), headers=JSON)) == (503, "store_closed")
 
@@ -199,7 +199,7 @@ def test_a_store_that_is_closed_answers_503(start):
 def test_what_the_log_does_not_take_is_answered_503(start, tmp_path):
     client = WriterClient(tmp_path / "no socket")
     with start() as live, live.client() as http:
-        live.engine.machine.log = client
+        live.engine.context.log = client
         for path, body in (("/v1/rank", rank_with()), ("/v1/events/e/reward", b'{"value": 1}')):
             assert error(http.post(path, content=body, headers=JSON)) == (503, "store_gone")
         assert error(http.get("/readyz")) == (503, "not_ready")

@@ -291,7 +291,7 @@ def test_of_two_erasures_the_second_is_completed_also_if_the_first_was_the_last_
             for file in SNAPSHOT:
                 (tmp_path / file).unlink(missing_ok=True)
         with relearned(tmp_path) as learner:
-            assert learner.loops["default"].head.erasing == {"somebody": "second"}
+            assert learner.loops["default"].metadata.erasing == {"somebody": "second"}
         async with running(tmp_path, clock=clock) as engine:
             await engine.settle()
             assert {"first", "second"} <= set(head_of(engine).erased)

@@ -36,7 +36,7 @@ async def rank_and_reward(engine, names, loop="default"):
 
 
 async def said(engine):
-    return (await Status(engine.machine, "store.db").status())["trouble"]
+    return (await Status(engine.context, "store.db").status())["trouble"]
 
 
 def steps(engine, n=3):
@@ -51,7 +51,7 @@ def position_of(folder, kind, event, loop="default"):
 
 async def check_that_the_other_loop_is_well(engine, tag):
     """Learn, change settings and erase in the other loop, on a machine that is ready."""
-    assert "not everything is learned" in Status(engine.machine, "store.db").check_ready()
+    assert "not everything is learned" in Status(engine.context, "store.db").check_ready()
     before = engine.view("other").statistics.rewarded
     await rank_and_reward(engine, [f"{tag}1", f"{tag}2"], "other")
     steps(engine)
@@ -104,7 +104,7 @@ def test_a_loop_that_fails_within_a_batch_stands_still_in_front_of_the_record_an
             steps(engine)
             engine.log.drop("default", bad)
             await engine.settle()
-            assert engine.learner.broken == {}
+            assert engine.learner.halted == {}
             assert engine.view().statistics.rewarded > 20
             assert engine.digest() == rebuilt(tmp_path)
 
@@ -140,7 +140,7 @@ def test_a_loop_that_cannot_be_published_keeps_what_is_published(tmp_path, monke
             before, publish = engine.view().position, learner.publish_loop
 
             def fails(publisher, state, *more):
-                if state.head.name == "default":
+                if state.metadata.name == "default":
                     raise ValueError("planted")
                 publish(publisher, state, *more)
 
@@ -222,7 +222,7 @@ def test_a_model_that_would_not_be_finite_is_neither_published_nor_saved_nor_mad
                 await rank_and_reward(engine, [f"n{k}"])
                 steps(engine)
             assert f"{at}" in await said(engine)
-            shared = engine.machine.loop("default").kalman.shared
+            shared = engine.context.loop("default").kalman.shared
             assert all(np.isfinite(array).all() for array in shared if array.dtype.kind == "f")
             with pytest.raises(Exception, match="learner has published"):
                 await engine.erase_user("default", "user-1")

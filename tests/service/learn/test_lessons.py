@@ -46,8 +46,8 @@ def tell_with_readers(folder, story):
     tell(folder, lambda engine, clock: story(engine, clock, Readers(engine, clock)))
 
 
-def patience_of(engine):
-    return [read_decision(entry.example).patience for entry in engine.logged() if entry.kind == RANK]
+def learn_after_of(engine):
+    return [read_decision(entry.example).learn_after for entry in engine.logged() if entry.kind == RANK]
 
 
 def test_what_is_clicked_most_is_found_within_seconds(tmp_path):
@@ -58,8 +58,8 @@ def test_what_is_clicked_most_is_found_within_seconds(tmp_path):
         assert readers.shown[-100:].count("a2") > 80
         after = await engine.rank("default", request("u1", {"hour": 1}))
         assert (after.ranking[0].id, after.ranking[0].probability > 0.9) == ("a2", True)
-        logged = patience_of(engine)
-        first = next(k for k, patience in enumerate(logged) if patience is not None)
+        logged = learn_after_of(engine)
+        first = next(k for k, delay in enumerate(logged) if delay is not None)
         assert first >= 8
         assert set(logged[first:]) == {SECOND}  # five times 0.2 s
         assert engine.digest() == engine.rebuilt()
@@ -70,8 +70,8 @@ def test_what_is_clicked_most_is_found_within_seconds(tmp_path):
 def test_where_failures_are_told_events_are_learned_when_they_are_told(tmp_path):
     async def story(engine, _, readers):
         await readers.come(60, tell_failures=True)
-        assert set(patience_of(engine)) == {None}
-        assert engine.machine.loop("default").n_learned == 58
+        assert set(learn_after_of(engine)) == {None}
+        assert engine.context.loop("default").n_learned == 58
 
     tell_with_readers(tmp_path, story)
 
@@ -79,12 +79,12 @@ def test_where_failures_are_told_events_are_learned_when_they_are_told(tmp_path)
 @pytest.mark.parametrize(
     "settings", [{"default_reward": None}, {"aggregation": "sum"}, {"outcomes": {"click": 60.0}, "formula": "click"}]
 )
-def test_loops_that_settle_otherwise_have_no_patience(tmp_path, settings):
+def test_loops_that_settle_otherwise_have_no_learn_after(tmp_path, settings):
     async def story():
         async with running(tmp_path, **settings) as engine:
             view = engine.view()
             view.statistics.ranks, view.statistics.settled, view.statistics.rewarded = 100, 20, 20
-            assert view.patience is None
+            assert view.learn_after is None
 
     asyncio.run(story())
 
@@ -96,21 +96,21 @@ def test_a_click_after_that_counts_and_is_not_learned_from(tmp_path):
         clock.pass_seconds(10)
         await engine.settle()
         assert engine.logged()[-1].kind == TICK  # nothing else said that a second was over
-        before, view, digest = engine.machine.loop("default").n_learned, engine.view(), engine.digest()
+        before, view, digest = engine.context.loop("default").n_learned, engine.view(), engine.digest()
         assert before == view.n_assumed + view.statistics.rewarded
-        assert view.n_waiting > view.n_assumed > 30  # the first ones have no patience
+        assert view.n_waiting > view.n_assumed > 30  # the first ones have no learn_after
         silent = next(iter(engine.learner.loops["default"].lessons.assumed))
         await engine.reward("default", silent, 1.0)
         await engine.settle()
         after = engine.view()
         assert after.statistics.rewarded == view.statistics.rewarded + 1
         assert (after.n_assumed, after.n_waiting) == (view.n_assumed - 1, view.n_waiting - 1)
-        assert (engine.machine.loop("default").n_learned, engine.digest()) == (before, digest)
+        assert (engine.context.loop("default").n_learned, engine.digest()) == (before, digest)
         clock.pass_seconds(700)
         await engine.settle()
         ended = engine.view()
         assert (ended.n_assumed, ended.statistics.settled) == (0, 100)
-        assert engine.machine.loop("default").n_learned == 100
+        assert engine.context.loop("default").n_learned == 100
         assert engine.digest() == engine.rebuilt()
 
     tell_with_readers(tmp_path, story)
@@ -169,7 +169,7 @@ def test_what_a_click_has_settled_takes_memory_until_it_is_learned_from(tmp_path
         await engine.settle()
         assert engine.view().n_waiting == 0
         assert 10 * 8 * 899 < engine.view().waiting_bytes < 10 * 10_000
-        engine.machine.quotas = Quotas(pending_bytes=50_000)
+        engine.context.quotas = Quotas(pending_bytes=50_000)
         assert await refused(engine.rank("default", request())) == (429, "too_many_pending_bytes")
         await engine.erase_user("default", "u")
         assert engine.view().waiting_bytes == 0

@@ -95,7 +95,7 @@ class Script:
 
     def models(self, state):
         """Return the users' models."""
-        found = {user: state.models.personal.entry(state.head.id, user) for user in sorted(self.users)}
+        found = {user: state.models.personal.entry(state.metadata.id, user) for user in sorted(self.users)}
         return {user: entry[1] for user, entry in found.items() if entry is not None}
 
     def digest(self, splits=()):
@@ -122,8 +122,8 @@ def test_a_reward_teaches_the_shared_and_the_users_model_about_the_action_taken(
     shared, own = score(prepared, state.models.shared.weights, script.models(state)["u"])
     assert shared.argmax() == own.argmax() == 2
     assert shared[2] > 0
-    assert state.head.version == 3
-    assert (state.head.statistics.settled, state.head.statistics.reward) == (1, 1.0)
+    assert state.metadata.version == 3
+    assert (state.metadata.statistics.settled, state.metadata.statistics.reward) == (1, 1.0)
 
 
 def test_an_event_without_a_user_or_in_a_loop_without_personal_models_teaches_the_shared_model_alone():
@@ -136,7 +136,7 @@ def test_an_event_without_a_user_or_in_a_loop_without_personal_models_teaches_th
 def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_that_says_so():
     waited = Script(default_reward=1.0).rank(0, "e").log("tick", 10)
     assert waited.digest() == Script(default_reward=1.0).rank(0, "e").reward(1, "e", 1.0).digest()
-    assert waited.play().head.version == 3
+    assert waited.play().metadata.version == 3
     first = Script().rank(0, "a").rank(5, "b", action=1).reward(11, "b", 1.0)
     second = Script().rank(0, "a").rank(5, "b", action=1).log("tick", 10).reward(11, "b", 1.0)
     assert first.digest() == second.digest()
@@ -145,7 +145,7 @@ def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_
 def test_no_default_reward_is_nothing_learned():
     state = Script(default_reward=None).rank(0, "e").log("tick", 10).play()
     assert not state.models.shared.weights.any()
-    assert state.join.n_waiting == state.head.statistics.settled == 0
+    assert state.join.n_waiting == state.metadata.statistics.settled == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"aggregation": "sum"}, {"crosses": False}, {"learning_rate": 0.7}])
@@ -212,10 +212,14 @@ def test_records_one_at_a_time_leave_the_loop_as_one_batch_does():
     script = random_script(3, wait_time=5.0)
     script.reward(1e4, "g", 1.0).rank(1e4, "g").rank(1e4, "d", deferred=True).rank(1e4, "f")
     together, single = script.play(), script.play(range(len(script.entries)))
-    assert together.head == single.head
+    assert together.metadata == single.metadata
     assert together.join.events == single.join.events
     assert together.join.n_waiting == single.join.n_waiting == 2
-    assert (together.position, together.time, together.mark) == (single.position, single.time, single.mark)
+    assert (together.position, together.time, together.record_checksum) == (
+        single.position,
+        single.time,
+        single.record_checksum,
+    )
 
 
 # a decision is joined with the settings it was made under
@@ -223,23 +227,23 @@ def test_records_one_at_a_time_leave_the_loop_as_one_batch_does():
 
 def test_the_wait_time_is_that_of_the_decision():
     script = Script(default_reward=1.0).rank(0, "before").change(1, wait_time=100.0).rank(2, "after")
-    assert script.log("tick", 10).play().head.statistics.settled == 1
+    assert script.log("tick", 10).play().metadata.statistics.settled == 1
     assert script.log("tick", 101).play().join.n_waiting == 1
     assert script.log("tick", 102).play().join.n_waiting == 0
 
 
 def test_the_default_reward_is_that_of_the_decision():
     script = Script(default_reward=1.0).rank(0, "before").change(1, default_reward=0.0).rank(2, "after")
-    sums = script.log("tick", 60).play().head.statistics
+    sums = script.log("tick", 60).play().metadata.statistics
     assert (sums.settled, sums.reward) == (2, 1.0)
     script = Script(default_reward=None).rank(0, "before").change(1, default_reward=0.5).log("tick", 60)
-    assert script.play().head.statistics.settled == 0
+    assert script.play().metadata.statistics.settled == 0
 
 
 def test_how_rewards_are_joined_is_that_of_the_decision():
     script = Script(aggregation="sum").rank(0, "e").change(1, aggregation="earliest")
     script.reward(2, "e", 1.0, "a").reward(3, "e", 0.5, "b").log("tick", 60)
-    assert script.play().head.statistics.reward == 1.5
+    assert script.play().metadata.statistics.reward == 1.5
 
 
 @pytest.mark.parametrize("changed", [{"learning_rate": 0.01}, {"crosses": False}, {"personal": False}])
@@ -254,7 +258,7 @@ def test_learning_rate_crosses_and_personal_models_are_those_of_the_decision(cha
 
 def test_an_early_reward_waits_as_long_as_the_settings_at_its_coming_say():
     script = Script().change(0, wait_time=100.0).reward(1, "e", 1.0).change(2).rank(50, "e").log("tick", 51)
-    assert script.play().head.statistics.reward == 1.0
+    assert script.play().metadata.statistics.reward == 1.0
 
 
 # rare records
@@ -265,15 +269,15 @@ def test_the_catalogue_is_what_was_put_and_not_retired_since():
     script = Script().log("actions", 0, body=json.dumps(put).encode())
     script.log("actions", 2, body=b'{"put": [], "retire": ["a0"]}')
     state = script.play()
-    assert (list(state.head.catalogue), state.head.catalogue["b"].put) == (["b"], 2)
-    assert state.head.catalogue_version == 3
+    assert (list(state.metadata.catalogue), state.metadata.catalogue["b"].put) == (["b"], 2)
+    assert state.metadata.catalogue_version == 3
 
 
 def test_an_uploaded_model_takes_the_place_of_the_shared_one():
     model = Script().rank(0, "e").reward(1, "e", 1.0).play().models.shared.to_bytes()
     state = Script().rank(0, "e").log("model", 1, body=model).play()
     assert state.models.shared.to_bytes() == model
-    assert state.head.version == 3
+    assert state.metadata.version == 3
 
 
 def test_what_settled_before_a_model_was_uploaded_is_learned_by_the_one_before():
@@ -285,7 +289,7 @@ def test_what_settled_before_a_model_was_uploaded_is_learned_by_the_one_before()
 def test_apprentices_agreement_and_the_baseline_are_counted():
     script = Script().rank(0, "a", agreed=True, weight=2.0).rank(0, "b", agreed=False, weight=2.0)
     script.rank(0, "c", action=1).reward(1, "a", 1.0).reward(1, "c", 1.0).reward(1, "b", 0.5)
-    sums = script.play().head.statistics
+    sums = script.play().metadata.statistics
     assert (sums.ranks, sums.apprentice, sums.agreed) == (3, 2, 1)
     assert (sums.baseline_weight, sums.baseline_reward) == (4.0, 3.0)  # a and b took the first action with p = 1/2
 
@@ -296,7 +300,7 @@ def test_an_erasure_forgets_the_model_and_the_events_of_that_user_alone():
     state = script.log("erase", 3, user="u", body=encode(EraseBody("token"))).play()
     assert list(script.models(state)) == ["v"]
     assert list(state.join.events) == ["f"]
-    assert state.head.erasing == {"u": "token"}
+    assert state.metadata.erasing == {"u": "token"}
     assert state.models.shared.to_bytes() == shared
 
 
@@ -308,8 +312,8 @@ def test_what_comes_of_a_user_who_is_being_erased_is_ignored_until_that_is_compl
     assert script.digest() == before
     script.log("erased", 61, body=b'{"records": 7, "base": 3, "token": "token"}')
     state = script.play()
-    assert (state.join.events, [*state.join.unmatched], state.head.erasing) == ({}, [], {})
-    assert state.head.erased == ["token"]
+    assert (state.join.events, [*state.join.unmatched], state.metadata.erasing) == ({}, [], {})
+    assert state.metadata.erased == ["token"]
     assert script.rank(62, "new").reward(63, "new", 1.0).digest() != before
 
 
@@ -317,7 +321,7 @@ def test_a_residual_teaches_the_shared_model_what_the_device_leaves_over():
     script = Script().residual(0, 1)
     state = script.play()
     assert script.models(state) == {}
-    assert (state.head.version, state.head.statistics.uploads, state.head.statistics.settled) == (2, 1, 0)
+    assert (state.metadata.version, state.metadata.statistics.uploads, state.metadata.statistics.settled) == (2, 1, 0)
     assert state.models.shared.weights.any()
     assert not Script().residual(0, 1, local=1.0).play().models.shared.weights.any()
 
@@ -334,10 +338,10 @@ def test_an_upload_that_is_not_learned_from_moves_the_version_all_the_same():
 
     script = Script().residual(0, 1)
     state, before = script.play(), script.digest()
-    state.head.guard = Deaf()
+    state.metadata.guard = Deaf()
     state.take(script.residual(1, 2).entries[-1:])
-    assert (digest(state.models.shared, []), state.head.version) == (before, 3)
-    assert (state.head.statistics.uploads, state.head.statistics.passed_over) == (1, 1)
+    assert (digest(state.models.shared, []), state.metadata.version) == (before, 3)
+    assert (state.metadata.statistics.uploads, state.metadata.statistics.passed_over) == (1, 1)
 
 
 def test_a_residual_weighs_what_the_guard_says_of_its_client_and_its_clipped_features():
@@ -347,7 +351,7 @@ def test_a_residual_weighs_what_the_guard_says_of_its_client_and_its_clipped_fea
             return values / 2, 0.5
 
     state = Script().play()
-    state.head.guard = Halving()
+    state.metadata.guard = Halving()
     state.take(Script().residual(0, 1).entries[-1:])
     keys, values = expand(Preparer().prepare(CONTEXT, ACTIONS[:1]), 0)
     model = SharedModel()
@@ -359,7 +363,7 @@ def test_clients_join_in_order_and_only_as_many_as_there_are():
     script = Script(global_learner="fedogd", bits=4, hyperparameters={"n_clients": 2})
     for client in ("a", "b", "a", "c"):
         script.log("join", 1, f"1/{client}", client)
-    assert script.play().head.clients == Clients({"a": 0, "b": 1}, 2)
+    assert script.play().metadata.clients == Clients({"a": 0, "b": 1}, 2)
 
 
 def test_settings_are_kept_while_events_wait_under_them_and_without_annotations():
@@ -370,7 +374,7 @@ def test_settings_are_kept_while_events_wait_under_them_and_without_annotations(
     script.rank(300, "waits", deferred=True)
     for k in range(300):
         script.change(301 + k, learning_rate=0.5 + k / 1000, annotations={"note": "y" * 1_000})
-    head = script.play().head
+    head = script.play().metadata
     assert len(head.history) == 1 + 600  # all of it may be read again after a restart
     assert not any(kept.annotations for kept in head.history.values())
     assert head.settings.annotations == {"note": "y" * 1_000}
@@ -388,7 +392,7 @@ def test_settings_that_no_event_needs_are_forgotten(monkeypatch):
     script.log("activate", 1_100, "waits").reward(1_101, "waits", 0.5)
     waiting, state = script.play([300, 600, 900]), script.play()
     assert waiting.models.shared.to_bytes() == state.models.shared.to_bytes()
-    assert len(state.head.history) == 101 + 500  # and 100 more than are needed
+    assert len(state.metadata.history) == 101 + 500  # and 100 more than are needed
     script.change(1_102).rank(1_103, "new").reward(1_104, "new", 1.0)
-    assert len(script.play().head.history) < 120
+    assert len(script.play().metadata.history) < 120
     assert script.play().models.shared.to_bytes() == script.play(range(0, 1_000, 7)).models.shared.to_bytes()

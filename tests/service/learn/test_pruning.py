@@ -95,7 +95,7 @@ def test_models_are_the_same_live_rebuilt_and_elsewhere_at_every_step(tmp_path, 
                 clock.pass_seconds(601)
                 await play(engine, 20, 20 + seed)
                 assert rebuilt(tmp_path) == engine.digest() == digest_of(other)
-                assert other.loops["default"].head.statistics.ranks == head_of(engine).statistics.ranks
+                assert other.loops["default"].metadata.statistics.ranks == head_of(engine).statistics.ranks
 
     tell(tmp_path, story, model=model, **({"bits": 8} if model == "adagrad" else {}))
 
@@ -294,7 +294,7 @@ def test_a_machine_that_lags_behind_a_pruning_learns_again_from_its_base(tmp_pat
             ask(engine, 300)
             finish(engine)  # the other one has not read what is gone now
             assert digest_of(other) == engine.digest() == rebuilt(tmp_path)
-            assert other.loops["default"].head.statistics == head_of(engine).statistics
+            assert other.loops["default"].metadata.statistics == head_of(engine).statistics
 
     tell(tmp_path, story)
 

@@ -144,7 +144,7 @@ def test_events_on_their_way_end_the_same_after_a_restart_as_without_one(tmp_pat
             assert digest == rebuilt(tmp_path)
             assert engine.view().n_waiting == 0
             with relearned(tmp_path) as learner:
-                assert learner.loops["default"].head == engine.learner.loops["default"].head
+                assert learner.loops["default"].metadata == engine.learner.loops["default"].metadata
                 assert pending(learner) == pending(engine.learner)
         if ends != "killed with an old snapshot":
             assert sums.reward == 0.25 + 0.75 + 0.25 + 0.5 + 0.25 + 1.0 + 0.5 + 0.25 * 2
@@ -265,7 +265,7 @@ def test_loops_do_not_disturb_each_other_and_a_deleted_one_begins_anew(tmp_path)
             await engine.create_loop("other")
             with relearned(tmp_path) as learner:
                 assert engine.digest("other") == learner.digest("other")
-                assert learner.loops["other"].head.since == logged(tmp_path, "other")[-1].position
+                assert learner.loops["other"].metadata.created_at == logged(tmp_path, "other")[-1].position
             await play(engine, 20, seed=2, loop="other")
             live = engine.digest("other")
             assert live == rebuilt(tmp_path, "other")

@@ -6,7 +6,7 @@ import pytest
 from fedres.scoring.model import PersonalModel, SharedModel
 from service.learn.join import Unmatched
 from service.learn.snapshots import Changes, DamagedSnapshot, SavedLoop, Snapshots
-from service.models.loop_metadata import CatalogueAction, Clients, LoopHead, Statistics
+from service.models.loop_metadata import CatalogueAction, Clients, LoopMetadata, Statistics
 from service.settings import Settings
 
 ACTIONS = {"a": CatalogueAction(3, b'{"x": 1}'), "ü": CatalogueAction(4, b"{}")}
@@ -23,7 +23,7 @@ def head(position):
     learner = {"model": "adagrad", "global_learner": "fedogd", "bits": 4, "hyperparameters": {"n_clients": 3}}
     settings = Settings(epsilon=0.2, **learner)
     clients = Clients({"phone": 0, "ümlaut": 2}, 3)
-    return LoopHead("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, {}, 4, clients=clients)
+    return LoopMetadata("shop", 7, settings, 8, position, Statistics(ranks=5), {8: settings}, {}, 4, clients=clients)
 
 
 def changes(position=9, users=("u",), reward=0.5, **more):
@@ -48,7 +48,7 @@ def test_what_was_written_is_read(tmp_path):
     assert snapshots.loops() == []
     snapshots.write(changes(users=("ü", "u")))
     saved, shared, rows, actions = before = contents(snapshots)
-    assert (saved.position, saved.n_personal, saved.head) == (9, 2, head(9))
+    assert (saved.position, saved.n_personal, saved.metadata) == (9, 2, head(9))
     assert shared == SharedModel(4).to_bytes()
     assert rows == [("u", 9, taught(0.5)), ("ü", 9, taught(0.5))]
     assert actions == ACTIONS

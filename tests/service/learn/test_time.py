@@ -135,7 +135,7 @@ def test_what_was_learned_waits_for_the_update_interval_and_a_change_of_settings
             await engine.rank("default", request("u", event_id="e"))
             await engine.reward("default", "e", 1.0)
             engine.learner.step(urgent=False)
-            assert engine.learner.loops["default"].head.version > version == engine.view().version
+            assert engine.learner.loops["default"].metadata.version > version == engine.view().version
             settings = Settings(epsilon=0.5, update_interval=60)
             engine.log.append([[Record("default", SETTINGS, body=encode(settings))]])
             engine.learner.step(urgent=False)

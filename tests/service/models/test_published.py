@@ -163,7 +163,7 @@ def test_a_loop_made_anew_under_its_name_begins_with_its_own_weights(folder):
     learning.publisher.publish_clients(view(9, 9), Clients())
     learning.publish(9)
     loop = models.loop("shop")
-    assert (loop.view.since, loop.weights.any(), loop.catalogue) == (9, False, {})
+    assert (loop.view.created_at, loop.weights.any(), loop.catalogue) == (9, False, {})
 
 
 def test_rankers_read_on_while_the_learner_restarts_and_see_its_new_file_when_it_is_shown(folder):

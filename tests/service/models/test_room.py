@@ -40,11 +40,11 @@ def test_the_learner_waits_until_there_is_room_and_ranking_goes_on(tmp_path, ful
             await engine.reward("default", answer.event_id, 1.0)
             engine.learner.step()
             assert engine.view().position == before
-            assert "no room for models" in Status(engine.machine, "store.db")._trouble()
+            assert "no room for models" in Status(engine.context, "store.db")._trouble()
             full.clear()
             await engine.settle()
             assert engine.view().position > before
-            assert Status(engine.machine, "store.db")._trouble() is None
+            assert Status(engine.context, "store.db")._trouble() is None
             assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())

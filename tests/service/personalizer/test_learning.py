@@ -28,7 +28,7 @@ def top(answer):
 
 async def share_of_right_picks(engine, seed, rounds=2_000):
     """Return how often the most probable action is the best after some rounds."""
-    decisions = Decisions(engine.machine, Ranker(engine.machine), Configurations(Admin(engine.machine)))
+    decisions = Decisions(engine.context, Ranker(engine.context), Configurations(Admin(engine.context)))
     draw, right, n_tested = random.Random(seed), 0, 200
     for t in range(rounds + n_tested):
         taste, time = draw.choice(TASTES), draw.choice(TIMES)

@@ -23,11 +23,11 @@ class App:
     """An application and the parts it talks to."""
 
     def __init__(self, engine, clock):
-        self.engine, self.clock, admin = engine, clock, Admin(engine.machine)
-        self.retrainer = Retrainer(engine.machine, admin)
+        self.engine, self.clock, admin = engine, clock, Admin(engine.context)
+        self.retrainer = Retrainer(engine.context, admin)
         self.configurations = Configurations(admin, self.retrainer)
-        self.decisions = Decisions(engine.machine, Ranker(engine.machine), self.configurations)
-        self.logs = ModelAndLogs(engine.machine, admin, self.configurations)
+        self.decisions = Decisions(engine.context, Ranker(engine.context), self.configurations)
+        self.logs = ModelAndLogs(engine.context, admin, self.configurations)
         self.n = 0
 
     async def show(self, reward=None):

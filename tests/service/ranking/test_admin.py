@@ -48,7 +48,7 @@ def test_registered_actions_are_named_by_id_alone_and_exported_as_they_were(tmp_
 
 def learned(engine, loop):
     """Return how many rewards the published model of a loop has learned."""
-    return engine.machine.loop(loop).n_learned
+    return engine.context.loop(loop).n_learned
 
 
 def test_loops_are_made_listed_changed_and_deleted(tmp_path):

@@ -28,7 +28,7 @@ async def close(aside):
 def test_it_reads_the_log_in_another_process(aside, tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            since = engine.view().since
+            since = engine.view().created_at
             for n in (1, 2):
                 await engine.rank("default", request())
                 assert await aside.call(n_events, "default", since) == n

@@ -225,7 +225,7 @@ def test_the_model_of_devices_and_hosted_users_is_the_same_live_rebuilt_and_afte
             assert (statistics.uploads + statistics.passed_over, statistics.settled) == (360, 72)
         assert rebuilt(tmp_path) == live
         with relearned(tmp_path) as learner:
-            assert learner.loops["default"].head == head
+            assert learner.loops["default"].metadata == head
         for remove in (False, True):
             if remove:
                 (tmp_path / "store.db-models").unlink()

@@ -115,7 +115,7 @@ def test_control_is_counted_apart_and_learned_from_only_where_actions_are_drawn(
             sums = engine.view().statistics
             assert (sums.settled, sums.reward) == (n["treatment"], 0.0)
             assert (sums.control_settled, sums.control_reward) == (n["control"], n["control"])
-            assert sums.learned == engine.machine.loop("default").n_learned == n["treatment"] + learns * n["control"]
+            assert sums.learned == engine.context.loop("default").n_learned == n["treatment"] + learns * n["control"]
             assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())

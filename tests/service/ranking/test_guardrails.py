@@ -70,7 +70,7 @@ async def harm(engine, clock, loop):
 @contextlib.asynccontextmanager
 async def watched(engine, lock):
     minutes = Minutes()
-    minutes.watch = asyncio.ensure_future(Guardrails(engine.admin, Reports(engine.machine), minutes.sleep).watch(lock))
+    minutes.watch = asyncio.ensure_future(Guardrails(engine.admin, Reports(engine.context), minutes.sleep).watch(lock))
     try:
         yield minutes
         assert set(minutes.asked) == {60.0}
@@ -90,7 +90,7 @@ def test_loops_are_looked_at_every_minute_and_one_that_fails_does_not_keep_other
             for loop in ("broken", "down", "refused", "z"):  # "default" comes second, "z" last
                 await engine.create_loop(loop, SHOP)
             await engine.put_settings("default", SHOP)
-            reports = engine.machine.reports = FailingReports(engine.machine.reports)
+            reports = engine.context.reports = FailingReports(engine.context.reports)
             reports.errors = {
                 "broken": RuntimeError("planted"),
                 "down": StoreUnavailable("down", "planted"),
@@ -115,16 +115,16 @@ def test_only_the_ranker_with_the_lock_looks_and_no_failed_look_ends_the_watch(t
     async def story():
         async with running(tmp_path) as engine:
             await engine.put_settings("default", SHOP)
-            reports = engine.machine.reports = FailingReports(engine.machine.reports)
+            reports = engine.context.reports = FailingReports(engine.context.reports)
             with open(tmp_path / "lock", "ab") as other:
                 fcntl.flock(other, fcntl.LOCK_EX)
                 async with watched(engine, tmp_path / "lock") as minutes:
                     await minutes.pass_one()
                     assert reports.asked == []
                     fcntl.flock(other, fcntl.LOCK_UN)
-                    names, engine.machine.models.names = engine.machine.models.names, lambda: 1 / 0
+                    names, engine.context.models.names = engine.context.models.names, lambda: 1 / 0
                     await minutes.pass_one()
-                    engine.machine.models.names = names
+                    engine.context.models.names = names
                     await minutes.pass_one()
                     assert reports.asked == ["default"]
 

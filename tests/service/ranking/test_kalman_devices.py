@@ -30,7 +30,7 @@ def test_uploads_teach_the_shared_model_and_rebuild_to_the_bit(tmp_path):
             await engine.settle()
             shared = engine.learner.loops["default"].models.shared.model.shared
             assert head_of(engine).statistics.uploads == 60
-            assert engine.machine.loop("default").n_learned == 75
+            assert engine.context.loop("default").n_learned == 75
             assert shared.log_tau[1, OWN] != shared.log_tau[5, OWN]  # the slopes moved τ of the devices' weights
             digest = engine.digest("default")
         assert rebuilt(tmp_path) == digest
@@ -50,7 +50,7 @@ def test_a_device_downloads_what_rankers_decide_with(tmp_path):
                 await engine.residuals("default", f"phone-{k}", some_residuals(rng, 1, 10, 1, **SURE))
             await engine.settle()
             model = await engine.federated_model("default")
-            document, loop = read_document(model.body), engine.machine.loop("default")
+            document, loop = read_document(model.body), engine.context.loop("default")
             assert (document.told.version, document.told.tag) == (loop.view.version, model.tag)
             assert engine.model_tag("default") == model.tag
             request = request_of(([5], [1.0]), [([6], [1.0], [7]), ([8], [2.0], [8])])
@@ -77,7 +77,7 @@ def test_a_device_downloads_what_rankers_decide_with(tmp_path):
     ],
 )
 def test_uploads_that_break_a_rule_are_refused(engine_of, change, refusal):
-    good = {"version": engine_of.view().since, **SURE}
+    good = {"version": engine_of.view().created_at, **SURE}
     sent = engine_of.residuals("default", "phone", [residual(**{**good, **change})])
     assert asyncio.run(refused_for(sent)) == refusal
 
@@ -96,7 +96,7 @@ def test_a_repeat_counts_once(tmp_path):
             again = await engine.residuals("default", "phone", [residual(1, local=0.9, **SURE)])
             await engine.settle()
             assert first.positions == again.positions
-            assert engine.machine.loop("default").n_learned == 1
+            assert engine.context.loop("default").n_learned == 1
 
     asyncio.run(story())
 

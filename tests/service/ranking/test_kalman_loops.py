@@ -135,7 +135,7 @@ def test_rankers_have_also_blocks_that_changed_only_because_all_was_learned_agai
                 await engine.reward("default", answer.event_id, float(k % 3 == 0))
                 await engine.settle()
                 if k >= 16:
-                    assert_published(engine.machine.loop("default").kalman.shared, model.shared)
+                    assert_published(engine.context.loop("default").kalman.shared, model.shared)
             assert model.first is None
 
     asyncio.run(story())
@@ -153,7 +153,7 @@ def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
                 await engine.reward("default", answer.event_id, float(rng.random()))
                 if rng.random() < 0.4:
                     await engine.settle()
-                    published = engine.machine.loop("default").kalman
+                    published = engine.context.loop("default").kalman
                     model = engine.learner.loops["default"].models.shared.model
                     assert published.learned == model.learned
                     if model.shared is not None:
@@ -235,7 +235,7 @@ def test_another_shared_model_begins_with_nobodys_personal_models(tmp_path):
             assert engine.user_model("default", "user-1")["blocks"]
             await engine.put_model("default", await engine.model("other"))
             assert await refused(missing(engine, "user-1")) == (404, "unknown_user")
-            learned = [engine.machine.loop(loop).n_learned for loop in ("default", "other")]
+            learned = [engine.context.loop(loop).n_learned for loop in ("default", "other")]
             assert learned[0] == learned[1] > 0
             nobody, somebody = [
                 await engine.rank("default", request(user, {"hour": 1}, event_id=f"{user} asks", explain=True))

@@ -134,7 +134,7 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
             assert 0.05 < found.share < 0.95
             assert 0.2 < found.trust < 0.99
             taken = [Taken(user, raw({"hour": 1}), "a1", raw({"topic": "t1"})) for user in ("u1", "nobody knows")]
-            trusts = [(await how_personal(engine.machine, "default", [one])).trust for one in taken]
+            trusts = [(await how_personal(engine.context, "default", [one])).trust for one in taken]
             assert trusts[0] > 0.2
             assert trusts[1] == 0.0
             valued = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
@@ -157,7 +157,7 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
         async with running(tmp_path, model=model) as engine:
             await play(engine, 60)
             await engine.settle()
-            machine, loop = engine.machine, engine.machine.loop("default")
+            machine, loop = engine.context, engine.context.loop("default")
             for user in ("user-1", "nobody has seen me", None):
                 [prepared] = prepare([request(user, {"hour": 2})], loop, machine.preparer)
                 explained = [*explanations(prepared, loop, machine.models)]
@@ -180,7 +180,7 @@ def test_devices_are_listed_by_their_newest_upload_with_the_age_of_the_model_the
     async def story():
         async with running(tmp_path, clock=clock, model="adagrad") as engine:
             assert (await report(engine)).devices is None
-            since = engine.view().since
+            since = engine.view().created_at
             await engine.residuals("default", "old", [residual(1, since), residual(2, since)])
             clock.pass_seconds(7_200)
             await engine.residuals("default", "new", [residual(1, since)])
@@ -226,9 +226,9 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
                 for _ in range(10):
                     await engine.rank(loop, request())
             monkeypatch.setattr("service.plugins.reports.figures.MOST_KEPT", 25)
-            reporter, log = Reporter(), engine.machine.archive()
+            reporter, log = Reporter(), engine.context.archive()
             for loop in ("default", "b", "default", "c"):
-                question = Question("report", loop, engine.view(loop).since)
+                question = Question("report", loop, engine.view(loop).created_at)
                 assert reporter.answer(log, question).funnel.ranked == 10
             assert [*reporter._loops] == ["default", "c"]
 

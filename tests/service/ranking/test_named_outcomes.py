@@ -142,11 +142,11 @@ def test_each_outcome_has_a_lift_and_a_guardrail_raises_an_alarm(tmp_path, gone,
             assert shown["gone"].absolute.low < gone - 0.05 < shown["gone"].absolute.high
             assert (shown["click"].treatment, shown["click"].absolute) == (0.0, None)
             assert [alarm.code for alarm in found.alarms if alarm.code == "guardrail"] == codes
-            assert await Guardrails(engine.admin, Reports(engine.machine)).check() == []  # nobody asked for it
+            assert await Guardrails(engine.admin, Reports(engine.context)).check() == []  # nobody asked for it
 
             guardrails[0]["revert"] = True
             await engine.patch_settings("default", {"guardrails": guardrails})
-            assert await Guardrails(engine.admin, Reports(engine.machine)).check() == (["default"] if codes else [])
+            assert await Guardrails(engine.admin, Reports(engine.context)).check() == (["default"] if codes else [])
             if codes:
                 held = [await engine.rank("default", request(user=f"u{k}")) for k in range(20)]
                 assert {result.arm for result in held} == {"held"}
@@ -156,7 +156,7 @@ def test_each_outcome_has_a_lift_and_a_guardrail_raises_an_alarm(tmp_path, gone,
                 now = msgspec.json.decode(await engine.report("default"), type=LoopReport)
                 assert [alarm.code for alarm in now.alarms] == ["held"]
                 assert (now.lift.control.events, now.lift.treatment.events) == (20, 0)
-                assert await Guardrails(engine.admin, Reports(engine.machine)).check() == []
+                assert await Guardrails(engine.admin, Reports(engine.context)).check() == []
                 assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())

@@ -101,7 +101,7 @@ def test_requests_that_cannot_have_the_pinned_model_fail_and_later_ones_try_agai
     async def story(engine, clock):
         await taught(engine, clock, "a1", 20)
         await engine.patch_settings("default", {"control": PINNED})
-        machine, look_up = engine.machine, engine.machine.look_up
+        machine, look_up = engine.context, engine.context.look_up
 
         async def broken(function):
             raise RuntimeError("planted")

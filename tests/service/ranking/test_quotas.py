@@ -19,7 +19,7 @@ HOUR = 3_600
 def playing(tmp_path, quotas, play, **options):
     async def story():
         async with running(tmp_path, **options) as engine:
-            engine.machine.quotas = Quotas(**quotas)
+            engine.context.quotas = Quotas(**quotas)
             await play(engine)
 
     asyncio.run(story())
@@ -132,7 +132,7 @@ def test_bytes_of_the_catalogue(tmp_path):
         assert await refused(engine.put_actions("default", [Action("b", large)])) == code
         await engine.put_actions("default", [Action("b", large)], retire=["a"])
         await engine.put_actions("default", [Action("c")])
-        engine.machine.quotas = Quotas(catalogue_bytes=100)
+        engine.context.quotas = Quotas(catalogue_bytes=100)
         await engine.put_actions("default", [Action("b", raw({"text " + "x" * 400: 1}))])  # smaller than it was
         assert await refused(engine.put_actions("default", [Action("b", large)])) == code
 
@@ -252,7 +252,7 @@ def test_what_is_used_of_the_quotas_is_shown(tmp_path):
         await engine.reward("default", answer.event_id, 1.0)
         await engine.rank("default", request("a"))
         await engine.settle()
-        shown = await Status(engine.machine, "store.db").status()
+        shown = await Status(engine.context, "store.db").status()
         assert shown["quotas"]["users"] == 7
         loop = shown["loops"]["default"]
         assert (loop["users"], loop["early_events"], loop["waiting_events"]) == (1, 1, 1)

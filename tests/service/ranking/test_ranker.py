@@ -92,7 +92,7 @@ def test_a_closed_engine_refuses_and_what_it_took_is_stored(tmp_path):
         async with running(tmp_path) as engine:
             waiting = [asyncio.ensure_future(engine.rank("default", request(event_id=f"e{k}"))) for k in range(20)]
             await asyncio.sleep(0)
-            engine.machine.close()
+            engine.context.close()
             answers = await asyncio.gather(*waiting, return_exceptions=True)
             assert await refused(engine.rank("default", request())) == (503, "store_closed")
         stored = {entry.event for entry in logged(tmp_path)}
@@ -195,7 +195,7 @@ def test_decisions_are_drawn_with_the_probabilities_that_are_logged(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             await play(engine, 100)
-            machine, n = engine.machine, 20_000
+            machine, n = engine.context, 20_000
             asked = [request(None, {"hour": k % 4}) for k in range(400)]
             taken, expected, variance = np.zeros(3), np.zeros(3), np.zeros(3)
             for _ in range(n // len(asked)):

@@ -93,7 +93,7 @@ def learned(tmp_path_factory):
         async with running(tmp_path_factory.mktemp("slots")) as engine:
             await engine.put_settings("default", {"epsilon": 0.3})
             await play(engine, 60)
-            loop, models, preparer = engine.machine.loop("default"), engine.machine.models, engine.machine.preparer
+            loop, models, preparer = engine.context.loop("default"), engine.context.models, engine.context.preparer
             return lambda one: decide([one], loop, models, preparer)[0].result()
 
     return asyncio.run(story())

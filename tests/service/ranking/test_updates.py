@@ -162,7 +162,7 @@ def test_a_dense_loop_is_the_same_live_rebuilt_and_after_restarts(tmp_path, name
                 assert model == learner.loops["dense"].models.shared.to_bytes()
         assert rebuilt(tmp_path, "dense") == live
         with relearned(tmp_path) as learner:
-            assert learner.loops["dense"].head == head
+            assert learner.loops["dense"].metadata == head
         for remove in (False, True):
             if remove:
                 (tmp_path / "store.db-models").unlink()
@@ -187,7 +187,7 @@ def test_clients_are_numbered_as_they_join_and_an_erased_ones_number_is_not_give
             assert (await engine.updates("dense", "a", [])).number == 2
             assert await refused_for(engine.updates("dense", "d", [])) == (409, "loop_full", "client")
         with relearned(tmp_path) as learner:
-            assert learner.loops["dense"].head.clients.numbers == {"b": 1, "a": 2}
+            assert learner.loops["dense"].metadata.clients.numbers == {"b": 1, "a": 2}
         async with running(tmp_path, model="adagrad") as engine:
             assert (await engine.updates("dense", "a", [])).number == 2
 

@@ -85,7 +85,7 @@ def _erasures(world, entries):
         if any(entry.user == user for entry in entries):
             yield f"{user} was erased and is in the log"
         state = world.learner.loops[LOOP_NAME]
-        if world.learner.personal.get(state.head.id, user) is not None:
+        if world.learner.personal.get(state.metadata.id, user) is not None:
             yield f"{user} was erased and has a model"
         files = [file for file in Path(world.folder).glob("models*") if file.is_file()]
         if any(user.encode() in file.read_bytes() for file in files):
@@ -120,7 +120,7 @@ def _statistics(world):
     entries = [entry for _, entry in sorted(world.seen.items())]
     if any(not body.cut for body in _completed(entries)):  # also one that nobody was told of
         return  # what was learned from erased events stays in the statistics
-    statistics = world.learner.loops[LOOP_NAME].head.statistics
+    statistics = world.learner.loops[LOOP_NAME].metadata.statistics
     settled, rewarded = expected(entries)
     if (statistics.settled, statistics.rewarded) != (settled, rewarded):
         yield f"{statistics.settled} events learned, {statistics.rewarded} rewarded; must be {settled}, {rewarded}"
@@ -159,7 +159,7 @@ def _models(world):
     if again.get(LOOP_NAME) != live:
         yield "learning the log again gives other models"
     world.learner.publish()
-    shown = world.machine.models.loop(LOOP_NAME)
+    shown = world.context.models.loop(LOOP_NAME)
     shared = world.learner.loops[LOOP_NAME].models.shared
     if hasattr(shared, "weights") and not np.array_equal(shown.weights, shared.weights):
         yield "other weights are published than were learned"

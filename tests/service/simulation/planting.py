@@ -84,7 +84,9 @@ def remove_what_waits():
     """Remove all old events, also those that still wait for a reward."""
 
     def all_old(log, state, before):
-        return pruning.last_before(log, state.head.name, before, max(state.head.since, state.head.pruned.cut))
+        return pruning.last_before(
+            log, state.metadata.name, before, max(state.metadata.created_at, state.metadata.pruned.cut)
+        )
 
     with replaced(pruning, "old_events", all_old):
         yield {"prunings": True, "erasures": False}

@@ -28,7 +28,7 @@ from service.log.direct import is_pruned
 from service.log.records import ERASE, LOOP, RANK, EraseBody, Record, encode
 from service.log.sqlite import SqliteLog
 from service.models.published import Models, Publisher, make_current, new_generation
-from service.rank.ranker import Machine, Ranker
+from service.rank.ranker import Ranker, RankerContext
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
@@ -40,7 +40,7 @@ USERS = [f"user-{k}" for k in range(5)]
 ACTIONS = [Action(f"a{k}", msgspec.Raw(b'{"topic":"t%d"}' % k)) for k in range(3)]
 
 
-class SimulatedMachine(Machine):
+class SimulatedMachine(RankerContext):
     """Looks things up at once, and lets the learner step while something waits for it."""
 
     learner_core: Learner
@@ -96,11 +96,11 @@ class World:
         snapshots = Snapshots(self.folder / "models")
         self.learner = Learner(self.log, LearnerWriter(self.log), snapshots, publisher, snapshot_seconds=1e9)
         self.learner.open()
-        self.machine = SimulatedMachine(
+        self.context = SimulatedMachine(
             Models(self.run_folder), InlineWriter(self.log), InlineLearner(self.learner), lambda: self.log
         )
-        self.machine.learner_core = self.learner
-        self.ranker, self.admin = Ranker(self.machine), Admin(self.machine)
+        self.context.learner_core = self.learner
+        self.ranker, self.admin = Ranker(self.context), Admin(self.context)
 
     def time(self):
         return max(self.clock(), getattr(self, "last_time", 0))
@@ -149,7 +149,7 @@ class World:
 
     def is_pruning(self):
         """Return whether old events are to be removed that are still there."""
-        head = self.learner.loops[LOOP_NAME].head
+        head = self.learner.loops[LOOP_NAME].metadata
         return bool(head.to_prune) or (head.pruned.begun > 0 and not is_pruned(self.log, LOOP_NAME, head.pruned.begun))
 
     def see(self):
@@ -292,7 +292,7 @@ class World:
 
     def check_published(self):
         """What is published must have been learned."""
-        shown = self.machine.models.loop(LOOP_NAME)
+        shown = self.context.models.loop(LOOP_NAME)
         learned = self.learner.loops[LOOP_NAME].position if LOOP_NAME in self.learner.loops else 0
         if shown is not None and shown.view.position > learned:
             self.wrong.append(f"position {shown.view.position} is published, but {learned} is learned")
