@@ -12,8 +12,7 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.channels import Channel, Fixed, group_by_delay
 from fedres.checks import Array
-from fedres.global_learners.base import Observed
-from fedres.global_learners.fedres_sgd import FedResSGD
+from fedres.global_learners.base import Observed, blank
 from fedres.global_learners.protocol import GlobalClient, GlobalServer
 from fedres.local_learners.protocol import Correction, LocalGroup
 from fedres.losses import Loss
@@ -32,7 +31,19 @@ class GlobalLearner(Protocol):
     def loss(self) -> Loss: ...
     @property
     def n_clients(self) -> int: ...
+    @property
+    def minibatch(self) -> int: ...
+    @property
+    def brings_local_model(self) -> bool: ...
     def importance(self, who: Array) -> Array: ...
+    def check(
+        self,
+        n: int,
+        features: npt.ArrayLike,
+        local_prediction: npt.ArrayLike,
+        label: npt.ArrayLike,
+        present: npt.ArrayLike | None = None,
+    ) -> Observed: ...
     def client(self, who: npt.ArrayLike | None = None) -> GlobalClient: ...
     def server(self) -> GlobalServer: ...
 
@@ -167,26 +178,14 @@ class Federation:
 
     def _checked(self, example: Example) -> Example:
         """Return a copy with zeros in the rows without data, or say what is wrong with the others."""
-        k, model = self.learner.n_clients, self.learner.model
-        present = np.ones(k, dtype=bool) if example.present is None else np.array(example.present)
-        if present.dtype != bool or present.shape != (k,):
-            raise ValueError(f"present must be {k} booleans, got {example.present!r}")
-
-        def clean(name: str, values: Array, shape: tuple[int | None, ...]) -> Array:
-            rows = np.array(values)
-            if example.present is not None and rows.shape[:1] == (k,):
-                rows[~present] = 0
-            return checks.array(name, rows, shape)
-
-        features = clean("features", example.features, (k, model.features))
-        label = clean("label", example.label, (k,))
-        self.learner.loss.check(label[present])
-        own = example.local_features
-        if own is not None:
-            own = clean("local_features", own, (k, None))
+        k = self.learner.n_clients
+        features, _, label, present, _ = self.learner.check(k, example.features, 0.0, example.label, example.present)
+        local = example.local_features
+        if local is not None:
+            local = checks.array("local_features", blank("local_features", local, present), (k, None))
         elif any(party.local is not None for party in self.parties):
             raise ValueError("local_features must be given where there are local models, got None")
-        return Example(features, label, own, present)
+        return Example(features, label, local, present)
 
     def _exchange(self, party: _Party) -> None:
         if party.up is not None:
@@ -209,13 +208,13 @@ class _Party:
         self.local = site.local
         self.aligned = local_timing == "aligned"
         self._check_local()
-        if hasattr(self.client, "learn"):
+        if learner.brings_local_model:
             if site.local is not None:
                 raise ValueError("local must be None: this learner's clients bring their own local model")
             self.local, self.aligned = cast(LocalGroup, self.client), False
         if self.local is not None:
             self.local.weigh(learner.importance(site.who))
-        self.batch = learner.batch if isinstance(learner, FedResSGD) else 1
+        self.batch = learner.minibatch
         self.everybody = np.array_equal(site.who, np.arange(learner.n_clients))
         self.waiting: list[_Waiting] = []
         self.covers = np.zeros(len(site.who), dtype=np.int64)
@@ -243,7 +242,7 @@ class _Party:
             part = self.local.score(local_features)
             prediction = self.local.predict(local_features, offset)
             self._learn_locally(self.local, t, local_features, label, offset, present)
-        self.up = self.client.take_in(t, Observed(features, part, label, present, offset))
+        self.up = self.client.update(t, Observed(features, part, label, present, offset))
         self._release(t)
         return Round(t, self.learner.loss, weights, offset, prediction, label.copy(), present.copy())
 

@@ -20,7 +20,7 @@ from bandits.replay import Outcome, replay
 from bandits.streams import Stream
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners import GLOBAL_LEARNERS
+from fedres.global_learners import learner_names
 from fedres.policies import Compiled, Policy, name_of, policy, title_of
 from libsvm_tasks import grid
 from libsvm_tasks.bandit_tasks import bandit_task
@@ -76,7 +76,7 @@ class Scheme:
 
     def __post_init__(self) -> None:
         checks.one_of("schemes", self.scheme, SCHEMES)
-        checks.one_of("global_learner", self.global_learner, GLOBAL_LEARNERS)
+        checks.one_of("global_learner", self.global_learner, learner_names())
         checks.one_of("local_learner", self.local_learner, LOCAL_LEARNERS)
         checks.whole("delay", self.delay, least=0)
         check_model(self.model_name, self.policy)

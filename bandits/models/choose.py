@@ -15,6 +15,7 @@ from bandits.models.kalman import KalmanModel
 from bandits.models.least_squares import LeastSquaresModel
 from bandits.models.protocol import MODELS, Model
 from fedres import checks
+from fedres.global_learners.base import Setting
 from fedres.local_learners.protocol import LocalLearner
 from fedres.local_learners.trusted import RangedLearner
 from fedres.policies import LinUCB, Policy, name_of
@@ -41,9 +42,9 @@ class Choice:
     model_asked_for: str | None = None  # what suits the policy, unless given
 
     def __post_init__(self) -> None:
-        from fedres.global_learners import GLOBAL_LEARNERS
+        from fedres.global_learners import learner_names
 
-        checks.one_of("global_learner", self.global_learner, GLOBAL_LEARNERS)
+        checks.one_of("global_learner", self.global_learner, learner_names())
         checks.one_of("local_learner", self.local_learner, LOCAL_LEARNERS)
         checks.whole("capacity", self.capacity)
         for name in ("uplink_delay", "downlink_delay"):
@@ -92,7 +93,7 @@ class Choice:
 
     def _readable(self, shared: Actions, dims: tuple[int, int], rates: tuple[float, float]) -> Model:
         from bandits.models.federation import AloneModel, FederationModel
-        from fedres.global_learners import global_learner
+        from fedres.global_learners import global_learner, learner_class
         from fedres.local_learners.paced import Paced
         from fedres.local_learners.trusted import Trusted
 
@@ -105,24 +106,23 @@ class Choice:
         if self.scheme == "independent" or (self.scheme == "fedres" and not dims[0]):
             return AloneModel(alone)
         make = None if self.scheme == "central" or not dims[1] else beside
-        given = {**self._step(shared, rates[0]), **self.hyperparameters}
-        if self.global_learner == "fedres-adagrad" and make is not None:
+        kind = learner_class(self.global_learner)
+        options = [field.name for field in fields(kind)]
+        given = {**self._step(shared, rates[0], kind, options), **self.hyperparameters}
+        if "slower" in options and make is not None:
             given.setdefault("slower", SLOWER)
-        if self.global_learner == "fedres-erm":
+        if kind.brings_local_model:
             given.setdefault("local_dim", (dims[1] if self.scheme == "fedres" else 0) or 1)
         learner = global_learner(self.global_learner, dim=dims[0], n_clients=self.capacity, **given)
         return FederationModel(learner, make, dims, self.uplink_delay, self.downlink_delay)
 
-    def _step(self, shared: Actions, rate: float) -> dict[str, float]:
+    def _step(self, shared: Actions, rate: float, kind: type[Setting], options: list[str]) -> dict[str, float]:
         """Return the step that suits the size of the features, under the name the learner has for it."""
-        from fedres.global_learners import GLOBAL_LEARNERS
-
-        known = [field.name for field in fields(GLOBAL_LEARNERS[self.global_learner])]
-        if "learning_rate" in known:
+        if "learning_rate" in options:
             return {"learning_rate": rate}
-        if "step_size" not in known:
+        if "step_size" not in options:
             return {}
-        clients = self.capacity if self.global_learner == "fedres-sgd" else 1  # which steps on a sum over clients
+        clients = self.capacity if kind.sums_clients else 1
         return {"step_size": 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)}
 
 

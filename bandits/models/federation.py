@@ -12,21 +12,11 @@ from bandits.models.centre import Centre
 from bandits.models.protocol import Predicting, Prediction, Sample
 from fedres.checks import Array
 from fedres.federation import Example, Federation, delayed_sites
-from fedres.global_learners.dynamic_fedavg import DynamicFedAvg
-from fedres.global_learners.fedomd import FedOMD
-from fedres.global_learners.fedres_erm import FedResERM
-from fedres.global_learners.fedsea import FedSEA
 from fedres.local_learners.adagrad import kernel
 from fedres.local_learners.each import Each
 from fedres.local_learners.protocol import Features, LocalLearner
 
 Make = Callable[[], LocalLearner]
-KEEPERS = (
-    FedOMD,
-    FedSEA,
-    DynamicFedAvg,
-    FedResERM,
-)  # their clients keep models or samples in their half of the learner
 
 
 class Seat:
@@ -71,7 +61,7 @@ def free(learner: Any) -> None:
 class FederationModel(Predicting):
     """``Model`` of "fedres" and, without ``make``, of "central", for at most ``capacity`` clients at a time.
 
-    FedRes.ERM's clients bring personal models of their own, which take the place of ``make``'s.
+    Clients of some learners bring personal models of their own, which take the place of ``make``'s.
     """
 
     def __init__(
@@ -83,8 +73,8 @@ class FederationModel(Predicting):
         downlink_delay: int | Sequence[int] = 0,
     ) -> None:
         self.capacity = learner.n_clients
-        self.dims, self.make, self.reusable = dims, make, not isinstance(learner, KEEPERS)
-        self.brought = isinstance(learner, FedResERM)
+        self.dims, self.make, self.reusable = dims, make, not learner.keeps_state
+        self.brought = learner.brings_local_model
         self.seats = [Seat() for _ in range(self.capacity)]
         self.centres = [Centre() for _ in range(self.capacity)]
         local = None if make is None or self.brought else lambda who: Each([self.seats[k] for k in who])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,8 @@ import numpy.typing as npt
 from fedres import checks
 from fedres.checks import Array
 from fedres.losses import Loss, Squared
-from fedres.messages import BITS_PER_REAL, Down, Statistics, Triplet, Up
+from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.models import Factored, Model, factored
-
-T = TypeVar("T")
 
 
 class Observed(NamedTuple):
@@ -37,7 +35,14 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """The problem a global learner is set: its hyperparameters add to these fields."""
+    """The problem a global learner is set: its hyperparameters add to these fields.
+
+    The class attributes say what a learner needs of its host.
+    """
+
+    keeps_state: ClassVar[bool] = False  # clients keep models or samples in their half: a place is not for another
+    brings_local_model: ClassVar[bool] = False  # the client half is the local learner too
+    sums_clients: ClassVar[bool] = False  # a step is along the sum of the clients' gradients, not their mean
 
     model: Model
     n_clients: int = 1
@@ -59,6 +64,11 @@ class Setting:
             self.keep("client_weights", weights)
         if self.start is not None:
             self.keep("start", checks.array("start", self.start, (self.model.dim,)))
+
+    @property
+    def minibatch(self) -> int:
+        """The rounds of a mini-batch, inside which both models stay as they are."""
+        return 1
 
     def keep(self, name: str, value: Array) -> None:
         """Set a field to a copy: the caller's array may change."""
@@ -107,9 +117,9 @@ class Setting:
             local_prediction = np.full((n, *outputs), local_prediction)
         here = np.ones(n, dtype=bool) if present is None else _mask(present, n)
         if not here.all():
-            features = _blank("features", features, here)
-            label = _blank("label", label, here)
-            local_prediction = _blank("local_prediction", local_prediction, here)
+            features = blank("features", features, here)
+            label = blank("label", label, here)
+            local_prediction = blank("local_prediction", local_prediction, here)
         label = checks.array("label", label, (n,))
         self.loss.check(label[here])
         features = checks.array("features", features, (n, self.model.features))
@@ -141,7 +151,7 @@ def _mask(present: npt.ArrayLike, n: int) -> Array:
     return result
 
 
-def _blank(name: str, value: npt.ArrayLike, present: Array) -> Array:
+def blank(name: str, value: npt.ArrayLike, present: Array) -> Array:
     """Return ``value`` with zeros in the rows without data, whatever stood there."""
     result = np.array(value, dtype=np.float64)
     if result.ndim == 0 or len(result) != len(present):
@@ -150,58 +160,32 @@ def _blank(name: str, value: npt.ArrayLike, present: Array) -> Array:
     return result
 
 
-def body_of(up: Up, body: type[T]) -> T:
-    """Return the body of an upload that this server can read."""
-    if not isinstance(up.body, body):
-        raise ValueError(f"up must carry a body of type {body.__name__}, got kind {up.kind!r}")
-    return up.body
+L = TypeVar("L", bound=Setting)
 
 
-def _parts(up: Up, model: Model) -> list[tuple[str, Array, tuple[int, ...]]]:
-    """Return the arrays of an upload: name, array, and the shape that a row must have."""
-    body, outputs = up.body, (model.outputs,) if model.outputs else ()
-    if isinstance(body, Triplet):
-        parts = [("local predictions", body.local_prediction, outputs), ("labels", body.label, ())]
-        return [("features", body.features, (model.features,)), *parts]
-    if isinstance(body, Statistics):
-        parts = [("labels", body.label, ()), ("coupling", body.coupling, (model.dim,))]
-        return [("features", body.features, (model.features,)), *parts]
-    if isinstance(body, Factored):
-        return [("factors", part, part.shape[1:]) for layer in body.layers for part in layer]
-    if isinstance(body, tuple):
-        return [("messages", np.zeros(len(body)), ())]
-    return [("rows", body, (model.dim,))]
+class Observer(ABC, Generic[L]):
+    """A clients' half that checks what it receives before it learns from it."""
 
-
-def row_sum(up: Up) -> Array:
-    """Return the sum of an upload's rows."""
-    total: Array = up.body.sum() if isinstance(up.body, Factored) else body_of(up, np.ndarray).sum(axis=0)
-    return total
-
-
-class Observer(ABC):
-    """A clients' half that checks what it is told before it takes it in."""
-
-    def __init__(self, setting: Setting, who: npt.ArrayLike | None = None) -> None:
-        self.setting = setting
-        self.who = setting.clients(who)
+    def __init__(self, learner: L, who: npt.ArrayLike | None = None) -> None:
+        self.learner = learner
+        self.who = learner.clients(who)
 
     def observe(
         self, t: int, features: Array, local_prediction: Array, label: Array, present: Array | None = None
     ) -> Up | None:
-        return self.take_in(t, self.setting.check(len(self.who), features, local_prediction, label, present))
+        return self.update(t, self.learner.check(len(self.who), features, local_prediction, label, present))
 
     @abstractmethod
-    def take_in(self, t: int, seen: Observed) -> Up | None: ...
+    def update(self, t: int, seen: Observed) -> Up | None: ...
 
 
-class Client(Observer):
+class Client(Observer[L]):
     """The clients' half of a learner whose clients all predict with the newest shared model they know."""
 
-    def __init__(self, setting: Setting, who: npt.ArrayLike | None = None) -> None:
-        super().__init__(setting, who)
+    def __init__(self, learner: L, who: npt.ArrayLike | None = None) -> None:
+        super().__init__(learner, who)
         self.version = 0
-        self.shared = setting.first_weights()
+        self.shared = learner.first_weights()
 
     def weights(self, t: int) -> Array:
         return np.broadcast_to(self.shared, (len(self.who), self.shared.size))
@@ -211,28 +195,39 @@ class Client(Observer):
             self.version, self.shared = down.version, down.weights
 
 
-class Server:
+class Server(ABC, Generic[L]):
     """The server's half: the newest shared weights, their version, and what of each client is inside."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    kinds: tuple[str, ...] = ("gradient",)  # of uploads that it reads
+
+    def __init__(self, learner: L) -> None:
+        self.learner = learner
         self.version = 0
-        self.weights = setting.first_weights()
-        self.covers = np.zeros(setting.n_clients, dtype=np.int64)  # rounds count from 1
+        self.weights = learner.first_weights()
+        self.covers = np.zeros(learner.n_clients, dtype=np.int64)  # rounds count from 1
+        self.has_uploads = False  # since the last step
 
-    def accept(self, up: Up) -> None:
-        """Refuse an upload that does not fit, or remember that it will be inside the next model."""
-        self.setting.clients(up.who)
-        if isinstance(up.body, Factored) and up.body.dim != self.weights.size:
-            raise ValueError(f"up must carry factors of {self.weights.size} weights, got {up.body.dim}")
-        for name, part, shape in _parts(up, self.setting.model):
-            if part.shape != (len(up.who), *shape) or not np.isfinite(part).all():
-                wanted = (len(up.who), *shape)
-                raise ValueError(f"up must carry {name} of shape {wanted}, all finite, got shape {part.shape}")
+    def receive(self, up: Up) -> None:
+        """Refuse an upload that does not fit, and then nothing has changed; or learn from it."""
+        self.learner.clients(up.who)
+        up.check(self.kinds, self.learner.model)
+        self.add(up)
         self.covers[up.who] = np.maximum(self.covers[up.who], up.t)
+        self.has_uploads = True
 
-    def publish(self, weights: Array) -> Down:
-        """Make ``weights`` the newest version and return it as a message."""
-        self.weights = weights
+    @abstractmethod
+    def add(self, up: Up) -> None:
+        """Learn from an upload that was checked."""
+
+    def step(self, t: int) -> Down | None:
+        """Close round t: publish new weights if there are uploads since the last."""
+        if not self.has_uploads:
+            return None
+        self.has_uploads = False
+        self.weights = self.next_weights(t)
         self.version += 1
-        return Down(self.version, self.covers.copy(), weights, BITS_PER_REAL * weights.size)
+        return Down(self.version, self.covers.copy(), self.weights, BITS_PER_REAL * self.weights.size)
+
+    @abstractmethod
+    def next_weights(self, t: int) -> Array:
+        """Return the shared weights for after round t."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting, body_of
-from fedres.messages import BITS_PER_REAL, Down, Up
+from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.messages import BITS_PER_REAL, Up
 
 _BATCHES = 0x9E6C63D0876A9A35  # sets the draws of samples apart from those of clients
 _MOST_EPOCHS = 2**20
@@ -26,6 +26,8 @@ class DynamicFedAvg(Setting):
     A client keeps its newest ``buffer`` samples (N_k). An iteration takes place every ``period`` rounds, one round
     being one sample; with period = buffer each iteration sees fresh samples, as in the paper.
     """
+
+    keeps_state = True
 
     step_size: float = 0.1  # μ
     participants: int | None = None  # L; all clients by default
@@ -74,10 +76,9 @@ class DynamicFedAvg(Setting):
         return DynamicFedAvgServer(self)
 
 
-class DynamicFedAvgClient(Client):
+class DynamicFedAvgClient(Client[DynamicFedAvg]):
     def __init__(self, learner: DynamicFedAvg, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.learner = learner
         n, size, outputs = len(self.who), learner.buffer, learner.model.outputs
         self.features = np.zeros((n, size, learner.model.features))
         self.local_prediction = np.zeros((n, size, outputs) if outputs else (n, size))
@@ -85,7 +86,7 @@ class DynamicFedAvgClient(Client):
         self.count = np.zeros(n, dtype=np.int64)  # samples seen by each client
         self.epochs, self.batch = learner.each("epochs"), learner.each("batch")
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present)
         slot = self.count[rows] % self.learner.buffer
         self.features[rows, slot] = seen.features[rows]
@@ -134,25 +135,19 @@ class DynamicFedAvgClient(Client):
         return moved
 
 
-class DynamicFedAvgServer(Server):
+class DynamicFedAvgServer(Server[DynamicFedAvg]):
     """w ← w + (1/L) Σ delta: the mean of the participants' models [DynFed, eq. 12]."""
+
+    kinds = ("delta",)
 
     def __init__(self, learner: DynamicFedAvg) -> None:
         super().__init__(learner)
-        self.n_participants = learner.n_participants
         self.total = np.zeros_like(self.weights)
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        total = body_of(up, np.ndarray).sum(axis=0)
-        self.accept(up)
-        self.total += total
-        self.heard = True
+    def add(self, up: Up) -> None:
+        self.total += up.row_sum()
 
-    def step(self, t: int) -> Down | None:
-        if not self.heard:
-            return None
-        weights = self.weights + self.total / self.n_participants
+    def next_weights(self, t: int) -> Array:
+        weights = self.weights + self.total / self.learner.n_participants
         self.total[:] = 0
-        self.heard = False
-        return self.publish(weights)
+        return weights

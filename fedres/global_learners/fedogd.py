@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting, row_sum
-from fedres.messages import BITS_PER_REAL, Down, Up
+from fedres.global_learners.base import Client, Observed, Server, Setting
+from fedres.messages import BITS_PER_REAL, Up
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.step_sizes import StepSize, as_schedule
 
@@ -37,12 +37,8 @@ class FedOGD(Setting):
         return MeanGradientServer(self, self.step_size, self.radius)
 
 
-class FedOGDClient(Client):
-    def __init__(self, learner: FedOGD, who: npt.ArrayLike | None) -> None:
-        super().__init__(learner, who)
-        self.learner = learner
-
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+class FedOGDClient(Client[FedOGD]):
+    def update(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present)
         if not rows.size:
             return None
@@ -50,28 +46,19 @@ class FedOGDClient(Client):
         return Up(t, self.who[rows], "gradient", self.version, gradient, BITS_PER_REAL * self.shared.size)
 
 
-class MeanGradientServer(Server):
+class MeanGradientServer(Server[Setting]):
     """w ← Π(w − (η_t/K) Σ m_k): divides by all K clients, never by the number that was heard."""
 
-    def __init__(self, setting: Setting, step_size: StepSize, radius: float = math.inf) -> None:
-        super().__init__(setting)
-        self.n_clients, self.radius = setting.n_clients, radius
+    def __init__(self, learner: Setting, step_size: StepSize, radius: float = math.inf) -> None:
+        super().__init__(learner)
+        self.n_clients, self.radius = learner.n_clients, radius
         self.step_size = as_schedule(step_size)
         self.total = np.zeros_like(self.weights)
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        self.accept(up)
-        self.add(row_sum(up))
+    def add(self, up: Up) -> None:
+        self.total += up.row_sum()
 
-    def add(self, total: Array) -> None:
-        self.total += total
-        self.heard = True
-
-    def step(self, t: int) -> Down | None:
-        if not self.heard:
-            return None
+    def next_weights(self, t: int) -> Array:
         weights = self.weights - self.step_size(t) / self.n_clients * self.total  # [OFedIQ, eq. 5]
         self.total[:] = 0
-        self.heard = False
-        return self.publish(project_to_ball(weights, self.radius))
+        return project_to_ball(weights, self.radius)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Observed, Observer, Server, Setting, body_of
+from fedres.global_learners.base import Observed, Observer, Server, Setting
 from fedres.messages import BITS_PER_REAL, Down, Up
 from fedres.mirror_maps import Ball, MirrorMap
 from fedres.models import Factored
@@ -28,6 +28,8 @@ from fedres.step_sizes import StepSize, as_schedule
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedOMD(Setting):
     """y_i = argmin ⟨g, x⟩ + B_ψ(x, x_i)/η_t, and x_i = mean of the y where t+1 ∈ I, else y_i [FedOMD, Alg. 1]."""
+
+    keeps_state = True
 
     step_size: StepSize = 0.1  # η_t
     mirror_map: MirrorMap = field(default_factory=Ball)  # ψ
@@ -90,10 +92,10 @@ class Sent(NamedTuple):
     chosen: Array
 
 
-class FedOMDClient(Observer):
+class FedOMDClient(Observer[FedOMD]):
     def __init__(self, learner: FedOMD, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.learner, self.map = learner, learner.mirror_map
+        self.map = learner.mirror_map
         self.step_size = as_schedule(learner.step_size)
         self.version = 0
         first = self.map.state(learner.first_weights())
@@ -104,7 +106,7 @@ class FedOMDClient(Observer):
     def weights(self, t: int) -> Array:
         return self.map.point(self.state)
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         gradient = self.learner.factors(self.weights(t), self.who, seen)
         self.state = self._advance(gradient, self.step_size(t))  # [FedOMD, eq. 3]
         return self._upload(t) if self.learner.syncs_after(t) else None
@@ -142,22 +144,17 @@ class FedOMDClient(Observer):
         self.state = model if self.map.averages_states else self.map.state(model)
 
 
-class FedOMDServer(Server):
+class FedOMDServer(Server[FedOMD]):
+    kinds = ("delta",)
+
     def __init__(self, learner: FedOMD) -> None:
         super().__init__(learner)
-        self.learner, self.map = learner, learner.mirror_map
+        self.map = learner.mirror_map
         self.mean = _blend(self.map, self.map.state(self.weights))
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        delta = body_of(up, np.ndarray)
-        self.accept(up)
-        self.mean = self.mean + delta.sum(axis=0) / (self.learner.participants or self.learner.n_clients)
-        self.heard = True
+    def add(self, up: Up) -> None:
+        self.mean = self.mean + up.row_sum() / (self.learner.participants or self.learner.n_clients)
 
-    def step(self, t: int) -> Down | None:
-        if not self.heard:
-            return None
-        self.heard = False
+    def next_weights(self, t: int) -> Array:
         state = self.mean if self.map.averages_states else self.map.state(self.mean)
-        return self.publish(self.map.point(state))
+        return self.map.point(state)

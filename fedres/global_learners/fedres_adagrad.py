@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Server, Setting, body_of
+from fedres.global_learners.base import Server, Setting
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import needs_squared_loss
 from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, weighted_step
 from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.paced import PRIOR
-from fedres.messages import Down, Triplet, Up
+from fedres.messages import Triplet, Up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,26 +47,25 @@ class FedResAdaGrad(Setting):
         return FedResAdaGradServer(self)
 
 
-class FedResAdaGradServer(Server):
+class FedResAdaGradServer(Server[FedResAdaGrad]):
+    kinds = ("triplet",)
+
     def __init__(self, learner: FedResAdaGrad) -> None:
         super().__init__(learner)
-        self.learner = learner
         dim = learner.model.dim
         self.state: Array = np.zeros(4 + 2 * dim, dtype=np.float32)
         self.state[2 : 2 + dim] = self.weights
         self.slow = self.state.copy() if learner.slower != 1 else None
         self.evidence = Evidence()
         self.positions = np.arange(dim)
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        body = body_of(up, Triplet)
-        self.accept(up)
+    def add(self, up: Up) -> None:
+        body = up.body
+        assert isinstance(body, Triplet)
         importance = self.learner.importance(up.who)
         for x, part, label, weight in zip(body.features, body.local_prediction, body.label, importance, strict=True):
             if weight > 0:
                 self._learn(x, label, part, weight)
-        self.heard = True
 
     def _learn(self, x: Array, label: float, part: float, weight: float) -> None:
         rate = self.learner.learning_rate
@@ -75,14 +74,7 @@ class FedResAdaGradServer(Server):
             slow = learn(self.slow, self.positions, 0, x, label, part, weight, rate / self.learner.slower)
             self.evidence.add(label - slow, quick - slow)
 
-    def step(self, t: int) -> Down | None:
-        if not self.heard:
-            return None
-        self.heard = False
-        return self.publish(self._weights())
-
-    def _weights(self) -> Array:
-        """Return the weights that clients get."""
+    def next_weights(self, t: int) -> Array:
         here = slice(2, 2 + self.weights.size)
         quick = self.state[here].astype(np.float64)
         if self.slow is None:

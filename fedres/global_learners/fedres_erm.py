@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting, body_of
+from fedres.global_learners.base import Client, Observed, Server, Setting
 from fedres.least_squares import fit, needs_squared_loss
 from fedres.local_learners.protocol import Correction
 from fedres.messages import BITS_PER_REAL, Down, Statistics, Up
@@ -33,6 +33,9 @@ class FedResERM(Setting):
 
     The client half is the local learner too: the host asks it for ``score`` and tells it through ``learn``.
     """
+
+    keeps_state = True
+    brings_local_model = True
 
     local_dim: int = 1  # d_i, local features per client
     local_start: npt.ArrayLike | None = None  # w_{i,1}, 0 by default
@@ -58,12 +61,11 @@ class FedResERM(Setting):
         return FedResERMServer(self)
 
 
-class FedResERMClient(Client):
+class FedResERMClient(Client[FedResERM]):
     """Both models of n clients. ``learn`` a round's local features first, then ``observe`` the round."""
 
     def __init__(self, learner: FedResERM, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.learner = learner
         n, d, local = len(self.who), learner.model.dim, learner.local_dim
         self.first = np.broadcast_to(learner.first_local_weights(), (n, local))
         self.local_weights = self.first  # w_{i,t}
@@ -99,7 +101,7 @@ class FedResERMClient(Client):
     def weigh(self, importance: Array) -> None:
         """Nothing to note: the minimiser of λ_i times a loss is that of the loss."""
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         if self.local_features is None:
             raise ValueError(f"local_features must be given to learn before observe, got none in round {t}")
         local, self.local_features = self.local_features * seen.present[:, None], None
@@ -125,34 +127,30 @@ class FedResERMClient(Client):
             self.stale = False
 
 
-class FedResERMServer(Server):
+class FedResERMServer(Server[FedResERM]):
+    kinds = ("statistics",)
+
     def __init__(self, learner: FedResERM) -> None:
         super().__init__(learner)
-        self.learner = learner
         dim = self.weights.size
         self.first = self.weights
         self.gram = np.zeros((dim, dim))  # GG: Σ x^g x^gᵀ
         self.target = np.zeros(dim)  # Σ x^g y
         self.coupling = np.zeros((learner.n_clients, dim))  # Σ_s x^g_s (x^l_s·w_i), newest of each client
         self.coupled = np.zeros(learner.n_clients, dtype=np.int64)  # the rounds they are from
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        body = body_of(up, Statistics)
-        self.accept(up)
+    def add(self, up: Up) -> None:
+        body = up.body
+        assert isinstance(body, Statistics)
         weighted = body.features * self.learner.importance(up.who)[:, None]
         self.gram += weighted.T @ body.features
         self.target += weighted.T @ body.label
         newest = up.t >= self.coupled[up.who]
         self.coupling[up.who[newest]] = body.coupling[newest]
         self.coupled[up.who[newest]] = up.t
-        self.heard = True
 
-    def step(self, t: int) -> Down | None:
+    def next_weights(self, t: int) -> Array:
         """Solve [FedRes, eq. 3]: the newest local models on all past samples (Algorithm 6 misprints them as w_s^l)."""
-        if not self.heard:
-            return None
-        self.heard = False
         weights = self.learner.importance(np.arange(self.learner.n_clients))
         residual = self.target - weights @ self.coupling
-        return self.publish(fit(self.gram, residual, self.first, self.learner.ridge, self.learner.radius))
+        return fit(self.gram, residual, self.first, self.learner.ridge, self.learner.radius)

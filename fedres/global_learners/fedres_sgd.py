@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Server, Setting, row_sum
+from fedres.global_learners.base import Client, Observed, Server, Setting
 from fedres.messages import BITS_PER_REAL, Down, Triplet, Up
 from fedres.mirror_maps import Ball, project_to_ball
 from fedres.models import Linear
@@ -32,6 +32,8 @@ class FedResSGD(Setting):
     shared model is fetched once per batch [FedRes, section 4].
     """
 
+    sums_clients = True
+
     step_size: StepSize = 0.1  # η
     timing: str = "aligned"
     batch: int = 1  # b
@@ -44,24 +46,28 @@ class FedResSGD(Setting):
         checks.whole("batch", self.batch)
         Ball(self.radius)
 
+    @property
+    def minibatch(self) -> int:
+        return self.batch
+
     def takes_part(self, t: int, who: Array) -> Array:
         return np.full(len(who), t % self.batch == 0)
 
     def client(self, who: npt.ArrayLike | None = None) -> AlignedClient | TripletClient:
         if self.timing == "aligned":
             return AlignedClient(self, who)
-        return TripletClient(self, who, self.batch)
+        return TripletClient(self, who)
 
     def server(self) -> FedResSGDServer:
         return FedResSGDServer(self)
 
 
-class BatchClient(Client):
+class BatchClient(Client[Setting]):
     """Fetches the shared model at the first round of a batch and uploads at the last."""
 
-    def __init__(self, setting: Setting, who: npt.ArrayLike | None, batch: int) -> None:
-        super().__init__(setting, who)
-        self.batch = batch
+    def __init__(self, learner: Setting, who: npt.ArrayLike | None) -> None:
+        super().__init__(learner, who)
+        self.batch = learner.minibatch
         self.newest: Down | None = None
 
     def receive(self, down: Down) -> None:
@@ -81,16 +87,16 @@ class AlignedClient(BatchClient):
     """Sends the gradient at the models that made the prediction; of a linear model its factors, x^g and ∂ℓ/∂ŷ."""
 
     def __init__(self, learner: FedResSGD, who: npt.ArrayLike | None) -> None:
-        super().__init__(learner, who, learner.batch)
+        super().__init__(learner, who)
         self.factored = learner.batch == 1 and isinstance(learner.model, Linear)
         self.total = np.zeros((len(self.who), 0 if self.factored else learner.model.dim))
         self.active = np.zeros(len(self.who), dtype=bool)
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         self._fetch(t)
         if self.factored:
             return self._residual(t, seen)
-        self.total += self.setting.gradient(self.shared, self.who, seen) / self.batch
+        self.total += self.learner.gradient(self.shared, self.who, seen) / self.batch
         self.active |= seen.present
         return self._batch_gradient(t) if t % self.batch == 0 and self.active.any() else None
 
@@ -98,8 +104,8 @@ class AlignedClient(BatchClient):
         rows = np.flatnonzero(seen.present)
         if not rows.size:
             return None
-        body = self.setting.factors(self.shared, self.who[rows], seen.take(rows))
-        bits = BITS_PER_REAL * (self.setting.model.features + max(self.setting.model.outputs, 1))
+        body = self.learner.factors(self.shared, self.who[rows], seen.take(rows))
+        bits = BITS_PER_REAL * (self.learner.model.features + max(self.learner.model.outputs, 1))
         return Up(t, self.who[rows], "gradient", self.version, body, bits)
 
     def _batch_gradient(self, t: int) -> Up:
@@ -112,11 +118,11 @@ class AlignedClient(BatchClient):
 class TripletClient(BatchClient):
     """Sends Z = (x^g, local prediction, y) of every round, a batch at a time."""
 
-    def __init__(self, setting: Setting, who: npt.ArrayLike | None, batch: int = 1) -> None:
-        super().__init__(setting, who, batch)
+    def __init__(self, learner: Setting, who: npt.ArrayLike | None) -> None:
+        super().__init__(learner, who)
         self.rounds: list[Observed] = []
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         self._fetch(t)
         self.rounds.append(seen)
         if t % self.batch:
@@ -127,36 +133,34 @@ class TripletClient(BatchClient):
         if not who.size:
             return None
         body = Triplet(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-        bits = BITS_PER_REAL * (self.setting.model.features + max(self.setting.model.outputs, 1) + 1)
+        bits = BITS_PER_REAL * (self.learner.model.features + max(self.learner.model.outputs, 1) + 1)
         return Up(t, who, "triplet", self.version, body, bits)
 
 
-class FedResSGDServer(Server):
+class FedResSGDServer(Server[FedResSGD]):
     def __init__(self, learner: FedResSGD) -> None:
         super().__init__(learner)
-        self.learner = learner
+        self.kinds = ("triplet",) if learner.timing == "on_arrival" else ("gradient",)
         self.step_size = as_schedule(learner.step_size)
         self.arrived: list[Up] = []
 
-    def receive(self, up: Up) -> None:
-        wanted = "triplet" if self.learner.timing == "on_arrival" else "gradient"
-        if up.kind != wanted:
-            raise ValueError(f"up must be of kind {wanted!r} for timing {self.learner.timing!r}, got {up.kind!r}")
-        self.accept(up)
+    def add(self, up: Up) -> None:
         self.arrived.append(up)
 
     def step(self, t: int) -> Down | None:
-        if not self.arrived or t % self.learner.batch:  # one fetch per batch, also where uploads arrive in between
-            return None
+        """Step at the end of a batch only, also where uploads arrive in between."""
+        return None if t % self.learner.batch else super().step(t)
+
+    def next_weights(self, t: int) -> Array:
         total = np.sum([self._gradient(up) for up in self.arrived], axis=0)
         self.arrived = []
         weights = self.weights - self.step_size(t) * total  # [FedRes, eq. 8]
-        return self.publish(project_to_ball(weights, self.learner.radius))
+        return project_to_ball(weights, self.learner.radius)
 
     def _gradient(self, up: Up) -> Array:
         """Return Σ ∇^g over the rows of an upload."""
         body = up.body
         if not isinstance(body, Triplet):
-            return row_sum(up)
+            return up.row_sum()
         seen = Observed(body.features, body.local_prediction, body.label, np.ones(len(up.who), dtype=bool))
         return self.learner.factors(self.weights, up.who, seen).sum() / self.learner.batch

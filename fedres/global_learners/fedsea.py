@@ -26,6 +26,8 @@ class FedSEA(Setting):
     Its steps (``fedres.step_sizes``), regret (on expected losses) and bounds (``fedres.bounds``) are its own.
     """
 
+    keeps_state = True
+
     step_size: StepSize = 0.1  # η_t
     period: int = 1  # τ
     radius: float = math.inf

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedres import checks
-from fedres.global_learners.base import Server, Setting, body_of
+from fedres.checks import Array
+from fedres.global_learners.base import Server, Setting
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import fit, needs_squared_loss
-from fedres.messages import Down, Triplet, Up
+from fedres.messages import Triplet, Up
 from fedres.mirror_maps import Ball
 
 
@@ -41,25 +42,21 @@ class FictitiousPlay(Setting):
         return FictitiousPlayServer(self)
 
 
-class FictitiousPlayServer(Server):
+class FictitiousPlayServer(Server[FictitiousPlay]):
+    kinds = ("triplet",)
+
     def __init__(self, learner: FictitiousPlay) -> None:
         super().__init__(learner)
-        self.learner = learner
         self.first = self.weights
         self.gram = np.zeros((self.weights.size, self.weights.size))  # Σ x^g x^gᵀ
         self.target = np.zeros_like(self.weights)  # Σ x^g (y − local prediction)
-        self.heard = False
 
-    def receive(self, up: Up) -> None:
-        body = body_of(up, Triplet)
-        self.accept(up)
+    def add(self, up: Up) -> None:
+        body = up.body
+        assert isinstance(body, Triplet)
         weighted = body.features * self.learner.importance(up.who)[:, None]
         self.gram += weighted.T @ body.features
         self.target += weighted.T @ (body.label - body.local_prediction)
-        self.heard = True
 
-    def step(self, t: int) -> Down | None:
-        if not self.heard:
-            return None
-        self.heard = False
-        return self.publish(fit(self.gram, self.target, self.first, self.learner.ridge, self.learner.radius))
+    def next_weights(self, t: int) -> Array:
+        return fit(self.gram, self.target, self.first, self.learner.ridge, self.learner.radius)

@@ -63,13 +63,12 @@ def heads(seed: int, t: int, who: Array, participation: npt.ArrayLike) -> Array:
     return result
 
 
-class OFedAvgClient(Client):
+class OFedAvgClient(Client[OFedAvg]):
     def __init__(self, learner: OFedAvg, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.learner = learner
         self.chance = chances(learner.participation, self.who)
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         rows = np.flatnonzero(seen.present & self.learner.takes_part(t, self.who))
         if not rows.size:
             return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedres import checks, draws
 from fedres.checks import Array
-from fedres.global_learners.base import Client, Observed, Setting, body_of
+from fedres.global_learners.base import Client, Observed, Setting
 from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.global_learners.ofedavg import chances, checked_participation, heads
 from fedres.messages import BITS_PER_REAL, Up
@@ -56,10 +56,9 @@ class OFedIQ(Setting):
         return OFedIQServer(self)
 
 
-class OFedIQClient(Client):
+class OFedIQClient(Client[OFedIQ]):
     def __init__(self, learner: OFedIQ, who: npt.ArrayLike | None) -> None:
         super().__init__(learner, who)
-        self.learner = learner
         self.chance = chances(learner.participation, self.who)
         self.quantizer = None if learner.levels is None else Quantizer(learner.levels, learner.blocks)
         self.rows = np.empty(0, dtype=np.intp)  # who will send at the end of this period
@@ -67,7 +66,7 @@ class OFedIQClient(Client):
         self.local: Array = np.empty((0, self.shared.size))  # g_{k,t} of those rows
         self.active: Array = np.empty(0, dtype=bool)
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         if (t - 1) % self.learner.period == 0:
             self._begin(t)
         if not self.rows.size:
@@ -114,16 +113,16 @@ def _seeds(seed: int, t: int, who: Array) -> Array:
 
 
 class OFedIQServer(MeanGradientServer):
-    """Adds up what arrives, decoded [OFedIQ, eq. 9]."""
+    """Adds up what arrives, decoded where it is quantised [OFedIQ, eq. 9]."""
+
+    kinds = ("gradient", "quantised gradient")
 
     def __init__(self, learner: OFedIQ) -> None:
         super().__init__(learner, learner.step_size)
         self.quantizer = None if learner.levels is None else Quantizer(learner.levels, learner.blocks)
 
-    def receive(self, up: Up) -> None:
-        if self.quantizer is None:
-            super().receive(up)
-            return
-        total = self.quantizer.decode_sum(body_of(up, tuple), self.weights.size)
-        self.accept(up)
-        self.add(total)
+    def add(self, up: Up) -> None:
+        if isinstance(up.body, tuple) and self.quantizer is not None:
+            self.total += self.quantizer.decode_sum(up.body, self.weights.size)
+        else:
+            super().add(up)

@@ -23,7 +23,7 @@ class GlobalClient(Protocol):
     ) -> Up | None:
         """Check round t's examples (rows without data: ``present`` is False), take them in, say what to upload."""
 
-    def take_in(self, t: int, seen: Observed) -> Up | None:
+    def update(self, t: int, seen: Observed) -> Up | None:
         """Do the same with examples that are checked, for a host that did so: it may know the ``offset`` too."""
 
     def receive(self, down: Down) -> None:

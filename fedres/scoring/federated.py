@@ -18,7 +18,6 @@ import numpy as np
 from fedres import checks, global_learner
 from fedres.checks import Array
 from fedres.global_learners.base import Observed
-from fedres.global_learners.fedogd import MeanGradientServer
 from fedres.messages import Kind, Up
 from fedres.models import Factored
 from fedres.quantizer import Quantizer
@@ -251,13 +250,9 @@ class FederatedModel(SharedModel):
         before = server.weights, getattr(server, "mean", None)
         if not np.isfinite(rows).all():
             return
-        up = Up(t, who, self.wire.kind or "gradient", server.version, rows, 0)
+        kind: Kind = "delta" if self.wire.kind == "delta" else "gradient"  # a packed one is decoded by now
         with np.errstate(over="ignore", invalid="ignore"):
-            if isinstance(server, MeanGradientServer):  # also where uploads are packed: they are decoded by now
-                server.accept(up)
-                server.add(rows.sum(axis=0))
-            else:
-                server.receive(up)
+            server.receive(Up(t, who, kind, server.version, rows, 0))
             server.step(t)
         if not all(np.abs(array).max() <= LARGEST for array in self._arrays()):
             server.weights, mean = before

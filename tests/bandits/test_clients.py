@@ -12,6 +12,7 @@ from bandits.models.kalman import KalmanModel
 from bandits.models.least_squares import LeastSquaresModel
 from fedres.global_learners import GLOBAL_LEARNERS
 from fedres.policies import name_of
+from libsvm_tasks import bandit as replay_bandit
 
 
 def test_with_the_defaults_any_number_of_clients_may_join():
@@ -90,6 +91,44 @@ def test_no_global_learner_hands_a_used_place_on(name):
     options = {"global_learner": name, "local_learner": "linear", "capacity": 4, "hyperparameters": hyperparameters}
     with FederatedBandit("epsilon-greedy", **options) as bandit:
         assert_nothing_is_handed_on(bandit)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that offers a learner by entry points; its clients keep state, so that no place is used again."""
+    source = "from fedres.global_learners import FedOGD\nclass Still(FedOGD): keeps_state = True\n"
+    (tmp_path / "still_bandit.py").write_text(source)
+    info = tmp_path / "still_bandit-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: still-bandit\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[fedres.global_learners]\nstill = still_bandit:Still\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_learner_of_an_installed_package_serves_a_bandit_as_ours_do():
+    ours, theirs = (
+        FederatedBandit("epsilon-greedy", global_learner=name, capacity=4, hyperparameters={"step_size": 0.1})
+        for name in ("fedogd", "still")
+    )
+    assert play(theirs, 30) == play(ours, 30)
+    for bandit in (ours, theirs):
+        bandit.leave("anna")
+    probe = list(map(rows, next(problem(1))[:2]))
+    for client in "cde":
+        ours.decide(client, *probe)
+    theirs.decide("c", *probe), theirs.decide("d", *probe)
+    with pytest.raises(ValueError, match="clients that ever join, with this global learner, got 4"):
+        theirs.decide("e", *probe)
+    with pytest.raises(ValueError, match=r"global_learner must be one of .*still, got 'stil'"):
+        FederatedBandit("greedy", global_learner="stil")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_replay_takes_a_learner_of_an_installed_package_by_name():
+    small = {"clients": 2, "rounds": 40, "rollouts": 1, "schemes": ["fedres"], "policies": ["epsilon-greedy"]}
+    [ours], [theirs] = (replay_bandit("digits", global_learner=name, **small) for name in ("fedogd", "still"))
+    assert theirs["reward"] == ours["reward"]
 
 
 def test_a_used_place_counts_decisions_from_one():

@@ -125,7 +125,7 @@ def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
         offset = learner.model.predict(host.weights(t), features)
         up, same = (
             told.observe(t, features, 0.0, label, present),
-            host.take_in(t, Observed(features, np.zeros(K), label, present, offset)),
+            host.update(t, Observed(features, np.zeros(K), label, present, offset)),
         )
         assert (up is None) == (same is None)
         if up is not None:
