@@ -4,7 +4,7 @@ from bandits.evaluation.columns import Columns
 from bandits.evaluation.compare import Evaluation, Row, evaluate
 from bandits.evaluation.logs import LoggedEvent, read_events
 from bandits.evaluation.policies import POLICY_FORMS
-from bandits.evaluation.table import Log, load_log, table
+from bandits.evaluation.table import Log, load_log, log_of, table
 
 __all__ = [
     "POLICY_FORMS",
@@ -15,6 +15,7 @@ __all__ = [
     "Row",
     "evaluate",
     "load_log",
+    "log_of",
     "read_events",
     "table",
 ]

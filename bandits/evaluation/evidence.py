@@ -23,8 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import gammaln, ndtri
 
 from fedres.checks import Array
 
@@ -41,11 +39,15 @@ class Rule:
 
 def fixed_time(level: float) -> Rule:
     """Return the rule for one look at a log whose length was not chosen by its rewards."""
+    from scipy.special import ndtri  # in functions: a service that evaluates nothing need not load SciPy
+
     return Rule(bootstrap_score, float(ndtri((1 + level) / 2)))
 
 
 def time_uniform(level: float, n: int) -> Rule:
     """Return the rule for a look at ``n`` numbers that may be one of many: all limits hold together [OJ24]."""
+    from scipy.special import gammaln
+
     regret = 0.5 * math.log(math.pi) + gammaln(n + 1) - gammaln(n + 0.5)  # of a universal portfolio after n rounds
     return Rule(log_wealth, float(-math.log(1 - level) + regret))
 
@@ -82,6 +84,8 @@ def log_wealth(z: Array, count: Array, largest: float) -> float:
 
 def _best_stake(z: Array, count: Array, largest: float) -> float:
     """Return argmax Σ log(1 − s z) over 0 ≤ s < 1 / largest."""
+    from scipy.optimize import brentq
+
     y = z / largest
 
     def falling(s: float) -> float:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import stdtrit
 
 from bandits.evaluation.evidence import Rule, fixed_time, time_uniform
 from fedres.checks import Array
@@ -111,6 +109,8 @@ def upper_limit(seen: Terms, possible: Terms, top: float, rule: Rule) -> float:
 
     ``possible`` holds the terms that a single event could have had.
     """
+    from scipy.optimize import brentq
+
     total = float(seen.b.sum())
     estimate = float(seen.a.sum()) / total if total > 0 else top
     if not estimate < top:
@@ -132,6 +132,8 @@ def upper_limit(seen: Terms, possible: Terms, top: float, rule: Rule) -> float:
 
 def student_limit(seen: Terms, top: float, level: float) -> float:
     """Return the upper end of Student's interval, one observation a user [CM15]: needed where users are few."""
+    from scipy.special import stdtrit
+
     n, total = seen.a.size, float(seen.b.sum())
     if n < 2 or total <= 0:
         return top

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaln, ndtr, stdtrit
 
 from bandits.evaluation.intervals import Interval
 from fedres.checks import Array
@@ -73,6 +72,8 @@ class Lift:
 
 def lift(control: Arm, treatment: Arm, level: float = 0.95) -> Lift:
     """Return how much more the treatment earns, with an interval that holds at all looks together."""
+    from scipy.special import ndtr, stdtrit
+
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
     n_users = control.n_users + treatment.n_users
@@ -98,6 +99,8 @@ def lift(control: Arm, treatment: Arm, level: float = 0.95) -> Lift:
 def sample_ratio_is_wrong(n_control: int, n_treatment: int, share: float) -> bool:
     """Return whether users were not assigned with the probability ``share``; a false alarm is 1 in 1,000 at most,
     however often one looks [LM22]."""
+    from scipy.special import betaln
+
     k, n = n_control, n_control + n_treatment
     prior = 10 * share, 10 * (1 - share)
     evidence = betaln(prior[0] + k, prior[1] + n - k) - betaln(*prior)

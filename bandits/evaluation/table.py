@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bandits.evaluation.columns import Columns
-from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, read_events
+from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, from_record, read_events
 from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.values import number
 from fedres.checks import Array
@@ -74,9 +74,7 @@ class Log:
 
     def users(self) -> Array:
         """Return a number for the user of each event, from 0 on; an event without one has a number of its own."""
-        number: dict[object, int] = {}
-        keys = (i if about[1] is None else about[1] for i, about in enumerate(self.about))
-        return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+        return number_users(about[1] for about in self.about)
 
     @property
     def n_actions(self) -> Array:
@@ -87,6 +85,13 @@ class Log:
         """Return the sum of ``pairs`` over the actions of each event."""
         total: Array = np.add.reduceat(pairs, self.offsets[:-1])
         return total
+
+
+def number_users(users: Iterable[str | None]) -> Array:
+    """Return a number for each user, from 0 on; an event without a user has a number of its own."""
+    number: dict[object, int] = {}
+    keys = (i if user is None else user for i, user in enumerate(users))
+    return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
 
 
 def load_log(
@@ -103,6 +108,14 @@ def load_log(
     if len(log) == 0:
         name = source if isinstance(source, str | Path) else "the table"
         raise ValueError(f"{name} must hold events with a reward, got {log.n_without_reward} events, none with one")
+    return log
+
+
+def log_of(records: Iterable[dict[str, Any]]) -> Log:
+    """Return a log of objects as our JSON lines have them, those without a reward left out."""
+    log = table(map(from_record, records))
+    if len(log) == 0:
+        raise ValueError(f"the log must hold events with a reward, got {log.n_without_reward} events, none with one")
     return log
 
 

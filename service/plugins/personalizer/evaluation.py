@@ -3,58 +3,30 @@
 from __future__ import annotations
 
 import math
-import tempfile
+import operator
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, reduce
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from bandits.evaluation import Log, evaluate, log_of
+from bandits.evaluation.compare import LEAST_EVENTS
+from bandits.evaluation.importance import scored_columns
+from bandits.evaluation.over_time import SnipsSums, snips_sums
+from bandits.evaluation.policies import target_probabilities
+from bandits.evaluation.reward_model import crossfit_rewards
 from fedres.checks import Array
-from service.log.records import encode
 from service.plugins.personalizer.arguments import DEFAULT_ARGUMENTS, DEFAULT_EPSILON, with_epsilon
 from service.plugins.personalizer.durations import microseconds, read_time, show_time
 
-if TYPE_CHECKING:  # loaded with SciPy by the first evaluation: a ranker starts without them
-    from bandits.evaluation import Log, LoggedEvent
-    from bandits.evaluation.policies import Policy
-
 BIN = 5 * 60 * 1_000_000  # microseconds
 EXPERIMENTS = (0.0, 0.05, 0.1)  # shares of exploration that an optimisation tries
-NORMAL = 1.96  # of 95% intervals over time
+MOST_EVENTS = 100_000  # whose features are looked at, the newest
 
 
-class Sums(msgspec.Struct):
-    """Over the events of a stretch of time; w is the ratio of the policies' probabilities, r the reward."""
-
-    time: int  # microseconds since 1970, when it begins
-    n: int = 0
-    weight: float = 0.0  # Σ w
-    reward: float = 0.0  # Σ w r
-    squares: float = 0.0  # Σ (w r)²
-    weight_squares: float = 0.0  # Σ w²
-    products: float = 0.0  # Σ w² r
-    possible: float = 0.0  # events with w > 0
-
-    def add(self, other: Sums) -> None:
-        for name in ("n", "weight", "reward", "squares", "weight_squares", "products", "possible"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def value(self) -> float:
-        """Return the self-normalised estimate (SNIPS)."""
-        return self.reward / self.weight if self.weight else 0.0
-
-    def half_width(self) -> float:
-        """Return half of the normal interval of that: Σ w² (r − v)² is its variance times (Σ w)²."""
-        if not self.weight:
-            return 0.0
-        v = self.value()
-        spread = self.squares - 2 * v * self.products + v * v * self.weight_squares
-        return NORMAL * math.sqrt(max(spread, 0.0)) / self.weight
-
-
-class PolicyValue(msgspec.Struct):
+class EvaluatedPolicy(msgspec.Struct):
     """What a policy would have earned."""
 
     name: str
@@ -63,32 +35,20 @@ class PolicyValue(msgspec.Struct):
     value: float
     low: float
     high: float
-    bins: list[Sums]
-
-
-def baseline(event: LoggedEvent) -> list[float]:
-    """Always take the first action."""
-    return [1.0] + [0.0] * (len(event.actions) - 1)
+    bins: list[SnipsSums]
 
 
 def evaluate_policies(
     events: Iterable[dict[str, Any]], online: str, custom: Sequence[dict[str, str]], *, optimise: bool
-) -> list[PolicyValue]:
+) -> list[EvaluatedPolicy]:
     """Return the online policy, the baseline, uniform draws, custom policies, and others if they are to be found."""
-    from bandits.evaluation import load_log
-    from bandits.evaluation.reward_model import crossfit_rewards
-
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        for event in events:
-            file.write(encode(event) + b"\n")
-        file.flush()
-        log = load_log(file.name)
-    wanted: list[tuple[str, str, str, str | Policy]] = [
+    log = log_of(events)
+    wanted = [
         ("online", online, "Online", "logging"),
-        ("baseline1", "", "Baseline", baseline),
+        ("baseline1", "", "Baseline", "first"),
         ("baselineRand", "", "Random", "uniform"),
     ]
-    wanted += [(one["name"], one["arguments"], "Custom", _policy(one["arguments"])) for one in custom]
+    wanted += [(policy["name"], policy["arguments"], "Custom", _policy(policy["arguments"])) for policy in custom]
     if optimise:
         for epsilon in EXPERIMENTS:
             arguments = with_epsilon(DEFAULT_ARGUMENTS, epsilon)
@@ -96,7 +56,7 @@ def evaluate_policies(
     # a model cannot be fitted to one event alone: all actions are worth the same then
     rewards = cache(lambda: crossfit_rewards(log, min(5, len(log))) if len(log) > 1 else np.zeros(log.action.size))
     times = np.array([microseconds(read_time(str(about[0]))) for about in log.about])
-    return [_valued(log, times, rewards, *one) for one in wanted]
+    return [_evaluated(log, times, rewards, *policy) for policy in wanted]
 
 
 def _policy(arguments: str) -> str:
@@ -108,53 +68,37 @@ def _policy(arguments: str) -> str:
     return f"epsilon-greedy:{epsilon}"
 
 
-def _valued(
-    log: Log, times: Array, rewards: Any, name: str, arguments: str, source: str, policy: str | Policy
-) -> PolicyValue:
-    from bandits.evaluation import evaluate
-    from bandits.evaluation.compare import LEAST_EVENTS
-    from bandits.evaluation.policies import target_probabilities
-
+def _evaluated(
+    log: Log, times: Array, rewards: Any, name: str, arguments: str, source: str, policy: str
+) -> EvaluatedPolicy:
     if policy == "logging":
         weight = np.ones(len(log))
     else:
         weight = target_probabilities(log, policy, rewards)[log.chosen] / log.propensity
-    bins = _binned(times, weight, log.reward)
+    bins = snips_sums(times, BIN, weight, log.reward)
     if len(log) < LEAST_EVENTS:  # too few for an interval that means anything
-        whole = total(bins)
-        return PolicyValue(name, arguments, source, whole.value(), -1.0, 1.0, bins)
+        return EvaluatedPolicy(name, arguments, source, total(bins).value(), -1.0, 1.0, bins)
     row = evaluate(log, [policy], estimators=("snips",)).rows[-1]
     value, low, high = (0.0 if math.isnan(number) else number for number in (row.value, row.low, row.high))
-    return PolicyValue(name, arguments, source, value, low, high, bins)
+    return EvaluatedPolicy(name, arguments, source, value, low, high, bins)
 
 
-def _binned(times: Array, weight: Array, reward: Array) -> list[Sums]:
-    starts, inverse = np.unique(times // BIN * BIN, return_inverse=True)
-
-    def summed(values: Array) -> list[float]:
-        found: list[float] = np.bincount(inverse, values, len(starts)).tolist()
-        return found
-
-    product = weight * reward
-    columns = (weight, product, product**2, weight**2, weight * product, (weight > 0).astype(float))
-    counts = np.bincount(inverse, minlength=len(starts)).tolist()
-    names = ("weight", "reward", "squares", "weight_squares", "products", "possible")
-    sums = dict(zip(names, map(summed, columns), strict=True))
-    return [
-        Sums(at, counts[k], **{name: column[k] for name, column in sums.items()})
-        for k, at in enumerate(starts.tolist())
-    ]
-
-
-def total(bins: Sequence[Sums]) -> Sums:
+def total(bins: Sequence[SnipsSums]) -> SnipsSums:
     """Return the sums over all time."""
-    whole = Sums(bins[0].time if bins else 0)
-    for one in bins:
-        whole.add(one)
-    return whole
+    return reduce(operator.add, bins, SnipsSums(bins[0].time if bins else 0))
 
 
-def best_policy(values: Sequence[PolicyValue]) -> str:
+def feature_scores(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return namespaces, names and scores, the highest first."""
+    scores: list[tuple[float, str, str]] = []
+    for kind, name, score, _ in scored_columns(list(events)[-MOST_EVENTS:]):
+        namespace, _, rest = name.partition(".")
+        scores.append((score, namespace if rest else kind, rest or namespace))
+    scores.sort(key=lambda row: (-row[0], row[1:]))
+    return [{"namespace": space, "featureName": name, "score": score} for score, space, name in scores]
+
+
+def best_policy(values: Sequence[EvaluatedPolicy]) -> str:
     """Return the name of the policy with the highest estimate; the online one wins ties."""
     return max(values, key=lambda one: one.value).name if values else ""
 
@@ -162,7 +106,7 @@ def best_policy(values: Sequence[PolicyValue]) -> str:
 # as Azure's two families show them
 
 
-def old_results(values: Sequence[PolicyValue], end: str) -> list[dict[str, Any]]:
+def old_results(values: Sequence[EvaluatedPolicy], end: str) -> list[dict[str, Any]]:
     """Return the policy results of v1.x: sums for every five minutes and in total."""
     shown = []
     for one in values:
@@ -181,7 +125,7 @@ def old_results(values: Sequence[PolicyValue], end: str) -> list[dict[str, Any]]
     return shown
 
 
-def _old_summary(sums: Sums, at: str, window: str, half_width: float) -> dict[str, Any]:
+def _old_summary(sums: SnipsSums, at: str, window: str, half_width: float) -> dict[str, Any]:
     return {
         "timeStamp": at,
         "ipsEstimatorNumerator": sums.reward,
@@ -196,7 +140,7 @@ def _old_summary(sums: Sums, at: str, window: str, half_width: float) -> dict[st
 
 
 def new_results(
-    values: Sequence[PolicyValue], start: int, end: int, minutes: int, *, rolling: bool
+    values: Sequence[EvaluatedPolicy], start: int, end: int, minutes: int, *, rolling: bool
 ) -> list[dict[str, Any]]:
     """Return the policy results of 2022: estimates of windows, or from the beginning to each, within a time."""
     return [
@@ -212,14 +156,14 @@ def new_results(
     ]
 
 
-def _series(bins: Sequence[Sums], start: int, end: int, width: int, *, rolling: bool) -> list[dict[str, Any]]:
-    windows: dict[int, Sums] = {}
-    for one in bins:
-        at = one.time // width * width
-        windows.setdefault(at, Sums(at)).add(one)
-    so_far, shown = Sums(0), []
+def _series(bins: Sequence[SnipsSums], start: int, end: int, width: int, *, rolling: bool) -> list[dict[str, Any]]:
+    windows: dict[int, SnipsSums] = {}
+    for sums in bins:
+        at = sums.time // width * width
+        windows[at] = windows.get(at, SnipsSums(at)) + sums
+    so_far, shown = SnipsSums(0), []
     for at, sums in windows.items():
-        so_far.add(sums)
+        so_far = so_far + sums
         seen = sums if rolling else so_far
         value, half = seen.value(), seen.half_width()
         if start <= at <= end:

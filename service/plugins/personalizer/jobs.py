@@ -19,11 +19,10 @@ from service.plugins.personalizer import evaluation
 from service.plugins.personalizer.configuration import Configurations, kept_of
 from service.plugins.personalizer.durations import microseconds, read_time, show_time
 from service.plugins.personalizer.errors import Refusal
-from service.plugins.personalizer.evaluation import PolicyValue
+from service.plugins.personalizer.evaluation import EvaluatedPolicy, feature_scores
 from service.plugins.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
 from service.plugins.personalizer.retention import retained_after
 from service.plugins.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
-from service.plugins.reports.importance import feature_scores
 from service.rank.ranker import RankerContext
 
 EVALUATION, IMPORTANCE = "evaluation", "importance"
@@ -210,8 +209,8 @@ def summary(job: Job) -> dict[str, Any]:
     return shown | ({"evaluationType": "Manual"} if job.kind == EVALUATION else {})
 
 
-def _values(job: Job) -> list[PolicyValue]:
-    return msgspec.convert(job.result.get("values", []), list[PolicyValue])
+def _values(job: Job) -> list[EvaluatedPolicy]:
+    return msgspec.convert(job.result.get("values", []), list[EvaluatedPolicy])
 
 
 def new_evaluation(job: Job, query: dict[str, str]) -> dict[str, Any]:

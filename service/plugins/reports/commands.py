@@ -13,7 +13,7 @@ from service.console import JsonFile, check_writable, console, one_line_errors, 
 from service.plugins.tools.commands import store_errors
 
 if TYPE_CHECKING:
-    from service.plugins.reports.loop_report import LoopReport
+    from service.plugins.reports.report import LoopReport
 
 
 @one_line_errors
@@ -29,8 +29,8 @@ def report(
 
     from service.log import opening
     from service.log.records import DELETED, LOOP
-    from service.plugins.reports.figures import Question, Reporter
     from service.plugins.reports.page import report_page
+    from service.plugins.reports.reader import LoopReaders
 
     path = store_path(store, folder)
     if not is_postgresql(store) and not path.exists():
@@ -42,25 +42,25 @@ def report(
         made = [entry.position for entry in opened.of_kind(loop, LOOP)]
         if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
             raise ValueError(f"loop must be one that exists, got {loop!r}")
-        found = Reporter().answer(opened, Question("report", loop, made[-1]))
-    _print(found)
+        shown = LoopReaders().loop(opened, loop, made[-1]).report()
+    _print(shown)
     if html is not None:
-        html.write_bytes(report_page(loop, msgspec.json.encode(found)))
-    write_json(json_file, msgspec.to_builtins(found))
+        html.write_bytes(report_page(loop, msgspec.json.encode(shown)))
+    write_json(json_file, msgspec.to_builtins(shown))
 
 
-def _print(found: LoopReport) -> None:
+def _print(shown: LoopReport) -> None:
     import msgspec
     from rich.table import Table
 
-    for alarm in found.alarms:
+    for alarm in shown.alarms:
         typer.echo(f"ALARM: {alarm.message}")
-    typer.echo("There is no control group." if found.lift is None else found.lift.sentence)
+    typer.echo("There is no control group." if shown.lift is None else shown.lift.sentence)
     table = Table("policy", "reward per event", "95% interval", "warning")
-    for value in found.values:
+    for value in shown.values:
         reward = value.reward
         table.add_row(value.policy, f"{reward.value:.4g}", f"{reward.low:.4g} to {reward.high:.4g}", value.warning)
-    if found.values:
+    if shown.values:
         console().print(table)
-    counts = msgspec.structs.asdict(found.funnel)
+    counts = msgspec.structs.asdict(shown.funnel)
     typer.echo(", ".join(f"{n:,} {name}" for name, n in counts.items()))

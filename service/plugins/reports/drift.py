@@ -1,19 +1,24 @@
-"""Drift: are rewards, and the errors of their predictions, of late unlike those before?"""
+"""Drift: are recent rewards, and the errors of their predictions, unlike those before?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from bandits.evaluation.over_time import mean_change
+from bandits.evaluation.table import number_users
 from fedres.checks import Array
-from service.plugins.reports.experiments import Bounds
-from service.plugins.reports.series import Finished, numbered
+from service.plugins.reports.lift import Bounds
+
+if TYPE_CHECKING:
+    from service.plugins.reports.report import FinishedDecision
 
 LEAST = 500  # events before the two parts are compared
 LEAST_USERS = 20  # in either of them; an event without a user is one
-RECENT = 0.2  # share of the events that is "of late"
+RECENT = 0.2  # share of the events that counts as recent
 ERRORS = 4.0  # half the width of intervals, in standard errors: somebody looks all day
 
 
@@ -37,14 +42,14 @@ class Drift(msgspec.Struct):
     is_drifting: bool  # predictions of late are off, to a side, and further than before
 
 
-def drift_of(events: Sequence[Finished]) -> Drift | None:
+def drift_of(events: Sequence[FinishedDecision]) -> Drift | None:
     """Return it for the policy's events with a reward, oldest decision first; None where there are too few."""
     if len(events) < LEAST:
         return None
-    events = sorted(events, key=lambda one: one.time)
-    reward = np.array([one.reward for one in events], float)
-    error = reward - np.array([one.scores[one.chosen] for one in events], float)
-    user = numbered([one.user or f"\0{one.event_id}" for one in events])
+    events = sorted(events, key=lambda event: event.time)
+    reward = np.array([event.reward for event in events], float)
+    error = reward - np.array([event.scores[event.chosen] for event in events], float)
+    user = number_users(event.user for event in events)
     n_recent = int(RECENT * len(events))
     recent = np.arange(len(events)) >= len(events) - n_recent
     if min(np.unique(user[part]).size for part in (recent, ~recent)) < LEAST_USERS:
@@ -64,9 +69,6 @@ def drift_of(events: Sequence[Finished]) -> Drift | None:
 
 
 def _change(values: Array, recent: Array, user: Array) -> Change:
-    """Return how the mean changed; all events of a user are one observation, before and after together."""
-    means = float(values[~recent].mean()), float(values[recent].mean())
-    parts = np.where(recent, (values - means[1]) / recent.sum(), -(values - means[0]) / (~recent).sum())
-    half = ERRORS * float(np.sqrt((np.bincount(user, parts) ** 2).sum()))
-    difference = means[1] - means[0]
-    return Change(*means, Bounds(difference, difference - half, difference + half))
+    earlier, later, error = mean_change(values, recent, user)
+    difference, half = later - earlier, ERRORS * error
+    return Change(earlier, later, Bounds(difference, difference - half, difference + half))

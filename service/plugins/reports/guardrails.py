@@ -14,7 +14,7 @@ from service.admin.admin import Admin
 from service.control_group import LONGEST_REASON
 from service.errors import ApiError
 from service.log.protocol import StoreUnavailable
-from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
 
 WATCH_SECONDS = 60.0  # between two looks
@@ -60,8 +60,8 @@ class Guardrails:
         _, settings = self._admin.settings(loop)
         if settings.control.hold or not any(guardrail.revert for guardrail in settings.guardrails):
             return False
-        found = msgspec.json.decode(await self._reports.report(loop), type=LoopReport)
-        reasons = " ".join(alarm.message for alarm in found.alarms if alarm.revert)
+        report = msgspec.json.decode(await self._reports.report(loop), type=LoopReport)
+        reasons = " ".join(alarm.message for alarm in report.alarms if alarm.revert)
         if reasons:
             control = {**msgspec.to_builtins(settings.control), "hold": reasons[:LONGEST_REASON]}
             await self._admin.patch_settings(loop, {"control": control})

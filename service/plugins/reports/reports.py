@@ -1,24 +1,30 @@
-"""What a loop's log shows: lift, figures over time, other settings, how personal it is, single events, evaluations.
+"""What a loop's log shows: lift, reports, other settings, personalization, single events, evaluations.
 
 The log is read by processes of its own (``service.log.workers``), which remember what they have read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from service.admin.exporting import time_or_none
+from bandits.evaluation import evaluate, log_of
+from service.admin.exporting import exporter, time_or_none
 from service.errors import ApiError, invalid
-from service.log.workers import JOB_SECONDS
-from service.plugins.reports.evaluation import evaluation
-from service.plugins.reports.experiments import LiftReport
-from service.plugins.reports.figures import Question, answer
-from service.plugins.reports.how_personal import MOST_USERS, HowPersonal, Remembered, how_personal
-from service.plugins.reports.series import Taken
-from service.plugins.reports.stories import MOST_DECISIONS, Story, UserDecisions, stories
+from service.log.workers import JOB_SECONDS, Worker
+from service.plugins.reports.event_details import MOST_DECISIONS, EventDetails, UserDecisions, event_details
+from service.plugins.reports.lift import LiftReport
+from service.plugins.reports.personalization import (
+    MOST_USERS,
+    CachedReport,
+    Personalization,
+    TakenAction,
+    personalization,
+)
+from service.plugins.reports.reader import LoopReader, read_loop
+from service.plugins.reports.report import range_of
 from service.plugins.reports.what_if import CHANGEABLE
 from service.rank.ranker import RankerContext
 from service.rank.requests import check_id
@@ -26,11 +32,11 @@ from service.settings import read_settings
 
 
 class Reports:
-    """Answers of one ranker."""
+    """Reports of one ranker."""
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
-        self._personal = Remembered()
+        self._personalization = CachedReport()
 
     async def lift(self, loop: str) -> LiftReport:
         """Return what the loop's control group shows."""
@@ -38,53 +44,56 @@ class Reports:
         if not view.settings.control.share:
             message = "the loop must have a control group: set control.share in its settings"
             raise ApiError(404, "no_experiment", message, "control")
-        return msgspec.json.decode(await self._ask("lift", loop), type=LiftReport)
+        return msgspec.json.decode(await self._read(loop, LoopReader.lift), type=LiftReport)
 
     async def report(self, loop: str) -> bytes:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
-        return await self._ask("report", loop)
+        return await self._read(loop, LoopReader.report)
 
     async def what_if(self, loop: str, wanted: Sequence[dict[str, Any]]) -> bytes:
         """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
-        known = msgspec.to_builtins(self._context.loop(loop).view.settings)
+        settings = msgspec.to_builtins(self._context.loop(loop).view.settings)
         for place, changes in enumerate(wanted):
             for name in changes:
                 if name not in CHANGEABLE:
                     raise invalid(
                         f"settings must be of {', '.join(CHANGEABLE)}, got {name[:100]!r}", f"settings[{place}]"
                     )
-            read_settings({**known, **changes})
-        return await self._ask("what-if", loop, settings=list(wanted))
+            read_settings({**settings, **changes})
+        return await self._read(loop, LoopReader.what_if, list(wanted))
 
-    async def how_personal(self, loop: str) -> HowPersonal:
-        """Return how much of the newest decisions' scores is personal; whoever asks soon is told the same again."""
+    async def personalization(self, loop: str) -> Personalization:
+        """Return how much of the newest decisions' scores is personal; an answer is repeated for a while."""
         view = self._context.loop(loop).view
-        return await self._personal.ask((view.id, view.settings_version), lambda: self._how_personal(loop))
 
-    async def _how_personal(self, loop: str) -> HowPersonal:
-        found = await self._ask("taken", loop, most=MOST_USERS)
-        return await how_personal(self._context, loop, msgspec.json.decode(found, type=list[Taken]))
+        async def make() -> Personalization:
+            taken = msgspec.json.decode(
+                await self._read(loop, LoopReader.newest_taken, MOST_USERS), type=list[TakenAction]
+            )
+            return await personalization(self._context, loop, taken)
+
+        return await self._personalization.get((view.id, view.settings_version), make)
 
     async def devices(self, loop: str) -> bytes:
         """Return the devices that uploaded last, a ``DeviceList`` as JSON."""
-        return await self._ask("devices", loop)
+        return await self._read(loop, LoopReader.device_list)
 
-    async def story(self, loop: str, event_id: str) -> Story:
+    async def event_details(self, loop: str, event_id: str) -> EventDetails:
         """Return all about an event."""
-        found = await stories(self._context, loop, [event_id])
-        if not found:
+        details = await event_details(self._context, loop, [event_id])
+        if not details:
             raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
-        return found[0]
+        return details[0]
 
     async def decisions(self, loop: str, user: str) -> UserDecisions:
         """Return a user's newest decisions among those that reports look at."""
         check_id("user", user)
-        events = msgspec.json.decode(await self._ask("user", loop, user=user, most=MOST_DECISIONS), type=list[str])
-        return UserDecisions(user, await stories(self._context, loop, events))
+        events = msgspec.json.decode(await self._read(loop, LoopReader.events_of, user, MOST_DECISIONS), type=list[str])
+        return UserDecisions(user, await event_details(self._context, loop, events))
 
-    async def _ask(self, what: str, loop: str, **details: Any) -> bytes:
-        question = Question(what, loop, self._context.loop(loop).view.created_at, **details)
-        return await self._context.reports.call(answer, question)
+    async def _read(self, loop: str, question: Callable[..., Any], *arguments: Any) -> bytes:
+        created_at = self._context.loop(loop).view.created_at
+        return await self._context.reports.call(read_loop, loop, created_at, question, *arguments)
 
     async def evaluate(
         self,
@@ -94,8 +103,29 @@ class Reports:
         *,
         time_uniform: bool = False,
     ) -> dict[str, object]:
-        """Return off-policy values of policies on the logged events."""
+        """Return off-policy values of policies on the logged events; those that read files are refused."""
+        for policy in policies:
+            if policy.startswith("file:"):
+                raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
         view = self._context.loop(loop).view
-        asked = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
-        found = await self._context.jobs.call(evaluation, *asked, seconds=JOB_SECONDS)
-        return {**found, "events_since": time_or_none(view.events_since)}
+        wanted = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
+        document = await self._context.jobs.call(evaluation, *wanted, seconds=JOB_SECONDS)
+        return {**document, "events_since": time_or_none(view.events_since)}
+
+
+def evaluation(
+    worker: Worker,
+    loop: str,
+    created_at: int,
+    policies: Sequence[str],
+    estimators: Sequence[str],
+    time_uniform: bool,
+    range_now: tuple[float, float],
+) -> dict[str, object]:
+    """Return what policies would have earned on a loop's events; ``range_now`` is what a reward can be by settings."""
+    try:
+        log = log_of(exporter(worker, loop, created_at).events(loop, created_at, None))
+        span = range_of(log.reward, range_now)
+        return evaluate(log, policies, estimators=estimators, time_uniform=time_uniform, reward_range=span).to_json()
+    except ValueError as error:
+        raise ApiError(422, "invalid_evaluation", str(error)) from None

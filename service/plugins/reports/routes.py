@@ -12,13 +12,13 @@ from service.http.endpoints import json_response, loop_of, read_json, user_of
 from service.http.page_headers import HEADERS
 from service.http.router import PARAMETERS
 from service.http.routes import ADMIN, HTML, JSON, OPEN, READ, Routes
-from service.plugins.reports.device_figures import DeviceList
-from service.plugins.reports.experiments import LiftReport
-from service.plugins.reports.how_personal import HowPersonal
-from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.devices import DeviceList
+from service.plugins.reports.event_details import EventDetails, UserDecisions
+from service.plugins.reports.lift import LiftReport
 from service.plugins.reports.page import ASSETS, PAGES, asset, page
+from service.plugins.reports.personalization import Personalization
+from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
-from service.plugins.reports.stories import Story, UserDecisions
 from service.plugins.reports.what_if import WhatIf
 from service.rank.requests import Id
 
@@ -57,17 +57,17 @@ def report_routes(reports: Reports) -> Routes:
         wanted = await read_json(request, WhatIfRequest)
         return Response(await reports.what_if(loop, wanted.settings), media_type=JSON)
 
-    @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=HowPersonal)
+    @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=Personalization)
     async def get_personal(loop: Loop) -> Response:
-        return json_response(await reports.how_personal(loop))
+        return json_response(await reports.personalization(loop))
 
     @routes.of_loop("GET", "/devices", ADMIN, "List the devices that uploaded last.", reply=DeviceList)
     async def get_devices(loop: Loop) -> Response:
         return Response(await reports.devices(loop), media_type=JSON)
 
-    @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Tell the story of an event.", reply=Story)
+    @routes.of_loop("GET", "/events/{event_id}", ADMIN, "Show the details of an event.", reply=EventDetails)
     async def get_event(loop: Loop, request: Request) -> Response:
-        return json_response(await reports.story(loop, str(request.scope[PARAMETERS]["event_id"])))
+        return json_response(await reports.event_details(loop, str(request.scope[PARAMETERS]["event_id"])))
 
     @routes.of_loop("GET", "/users/{user}/decisions", ADMIN, "Show a user's newest decisions.", reply=UserDecisions)
     async def get_decisions(loop: Loop, user: User) -> Response:

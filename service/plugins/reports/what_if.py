@@ -16,17 +16,16 @@ import numpy as np
 from fedres.checks import Array
 from fedres.policies import POLICIES, loop_rule
 from fedres.policies.kernels import explore, spread
-from service.plugins.reports.evaluation import range_of
-from service.plugins.reports.experiments import Bounds
-from service.plugins.reports.series import LEAST_VALUED, Finished, logged_events
+from service.plugins.reports.lift import Bounds
+from service.plugins.reports.report import LEAST_EVALUATED, FinishedDecision, evaluated
 from service.settings import Settings
 
 CHANGEABLE = ("policy", "epsilon", "gamma", "floor")  # settings that the log can value
-MOST_VALUED = 10_000  # events, the newest
+MOST_EVALUATED = 10_000  # events, the newest
 OPTIMISTIC = "optimistic-squarecb"
 
 
-class Valued(msgspec.Struct):
+class SettingsValue(msgspec.Struct):
     """Changed settings, and what the loop would have earned per event under them, exploration included."""
 
     settings: dict[str, Any]  # as PATCH /settings takes them
@@ -41,21 +40,21 @@ class WhatIf(msgspec.Struct):
 
     events: int  # finished decisions of the policy that this is about
     logged: Bounds | None  # what they earned; null below 100 of them
-    valued: list[Valued]
+    valued: list[SettingsValue]
 
 
 def candidates(now: Settings) -> list[dict[str, Any]]:
     """Return changes worth a look: exploring more, less, and by another rule."""
-    found: list[dict[str, Any]] = [
+    worth: list[dict[str, Any]] = [
         *({"policy": "epsilon-greedy", "epsilon": epsilon} for epsilon in (0.02, 0.05, 0.1, 0.2)),
         {"policy": "squarecb", "gamma": None},
         {"policy": "greedy"},
     ]
     if now.policy in ("squarecb", OPTIMISTIC):
-        found = [{"gamma": now.greed / 4}, {"gamma": now.greed * 4}, *found[1:2], found[-1]]
+        worth = [{"gamma": now.greed / 4}, {"gamma": now.greed * 4}, worth[1], worth[-1]]
     if now.policy == OPTIMISTIC:
-        found.insert(2, {"floor": 10 * now.floor if now.floor <= 0.05 else now.floor / 10})
-    return [changes for changes in found if changed(now, changes) != now]
+        worth.insert(2, {"floor": 10 * now.floor if now.floor <= 0.05 else now.floor / 10})
+    return [changes for changes in worth if changed(now, changes) != now]
 
 
 def changed(now: Settings, changes: Mapping[str, Any]) -> Settings:
@@ -64,52 +63,43 @@ def changed(now: Settings, changes: Mapping[str, Any]) -> Settings:
 
 
 def what_if(
-    events: Sequence[Finished], settings: Mapping[int, Settings], now: Settings, wanted: Sequence[dict[str, Any]]
+    events: Sequence[FinishedDecision],
+    settings: Mapping[int, Settings],
+    now: Settings,
+    wanted: Sequence[dict[str, Any]],
 ) -> WhatIf:
     """Return values on events in which every action had a chance; ``settings`` are those in force, by position."""
-    events = events[-MOST_VALUED:]
-    if len(events) < LEAST_VALUED:
-        missing = f"there are {len(events)} decisions to tell from, and {LEAST_VALUED} are needed"
-        return WhatIf(len(events), None, [Valued(one, None, None, None, missing) for one in wanted])
-    found = [_valued(events, settings, now, one) for one in wanted]
-    return WhatIf(len(events), _logged(events, now), found)
+    events = events[-MOST_EVALUATED:]
+    if len(events) < LEAST_EVALUATED:
+        missing = f"there are {len(events)} decisions to tell from, and {LEAST_EVALUATED} are needed"
+        return WhatIf(len(events), None, [SettingsValue(changes, None, None, None, missing) for changes in wanted])
+    values = [_value_of(changes, events, settings, now) for changes in wanted]
+    [logged] = evaluated(events, [], now.reward_range)
+    return WhatIf(len(events), Bounds(logged.value, logged.low, logged.high), values)
 
 
-def _valued(
-    events: Sequence[Finished], settings: Mapping[int, Settings], now: Settings, changes: dict[str, Any]
-) -> Valued:
-    target = changed(now, changes)
-    given = {one.event_id: found for one in events if (found := _target(one, settings[one.settings], target))}
-    if len(given) < LEAST_VALUED:
-        missing = f"only {len(given)} of the decisions were made by {target.policy}, whose widths are not in the log"
-        return Valued(changes, None, None, None, missing)
-    row = _evaluated([one for one in events if one.event_id in given], now, given).rows[1]
+def _value_of(
+    changes: dict[str, Any], events: Sequence[FinishedDecision], settings: Mapping[int, Settings], now: Settings
+) -> SettingsValue:
+    wanted = changed(now, changes)
+    targets = {event.event_id: _target(event, settings[event.settings], wanted) for event in events}
+    told = [event for event in events if targets[event.event_id]]
+    if len(told) < LEAST_EVALUATED:
+        missing = f"only {len(told)} of the decisions were made by {wanted.policy}, whose widths are not in the log"
+        return SettingsValue(changes, None, None, None, missing)
+    _, row = evaluated(told, [lambda event: targets[event.event_id] or []], now.reward_range)
     difference = Bounds(row.difference, row.difference_low, row.difference_high)
-    return Valued(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
+    return SettingsValue(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
 
 
-def _logged(events: Sequence[Finished], now: Settings) -> Bounds:
-    row = _evaluated(events, now, None).rows[0]
-    return Bounds(row.value, row.low, row.high)
-
-
-def _evaluated(events: Sequence[Finished], now: Settings, given: Mapping[str, Sequence[float]] | None) -> Any:
-    from bandits.evaluation import evaluate, table
-
-    log = table(logged_events(events))
-    policies = [] if given is None else [lambda event: given[event.event_id]]
-    span = range_of(log.reward, now.reward_range)
-    return evaluate(log, policies, estimators=("snips",), time_uniform=True, reward_range=span)
-
-
-def _target(one: Finished, then: Settings, wanted: Settings) -> list[float] | None:
+def _target(decision: FinishedDecision, then: Settings, wanted: Settings) -> list[float] | None:
     """Return the probabilities that other settings would have given, None where the log does not tell."""
     if POLICIES[str(wanted.policy)].needs_widths:
-        return _rescaled(np.array(one.probabilities), then, wanted) if then.policy == wanted.policy else None
-    scores, n = np.array(one.scores), len(one.scores)
-    found = np.empty(n)
-    explore(loop_rule(wanted), 0, one.n_learned, scores, np.zeros(n), np.ones(n, np.bool_), found)
-    return _summed(found)
+        return _rescaled(np.array(decision.probabilities), then, wanted) if then.policy == wanted.policy else None
+    scores, n = np.array(decision.scores), len(decision.scores)
+    probabilities = np.empty(n)
+    explore(loop_rule(wanted), 0, decision.n_learned, scores, np.zeros(n), np.ones(n, np.bool_), probabilities)
+    return _normalized(probabilities)
 
 
 def _rescaled(probability: Array, then: Settings, wanted: Settings) -> list[float] | None:
@@ -119,10 +109,10 @@ def _rescaled(probability: Array, then: Settings, wanted: Settings) -> list[floa
     share = np.maximum((probability - floor / n) / (1 - floor), 1e-12)
     best = share >= share.max() * (1 - 1e-9)
     gap = np.maximum(1 / share - n, 0.0) * min(_greed(wanted) / greed, 1e12)
-    found = np.where(best, 0.0, 1 / (n + gap))
-    found[best] = (1 - found.sum()) / best.sum()
-    spread(np.ones(n, np.bool_), wanted.floor, found)
-    return _summed(found)
+    probabilities = np.where(best, 0.0, 1 / (n + gap))
+    probabilities[best] = (1 - probabilities.sum()) / best.sum()
+    spread(np.ones(n, np.bool_), wanted.floor, probabilities)
+    return _normalized(probabilities)
 
 
 def _greed(settings: Settings) -> float:
@@ -130,5 +120,5 @@ def _greed(settings: Settings) -> float:
     return settings.greed / (high - low)
 
 
-def _summed(found: Array) -> list[float]:
-    return [float(value) for value in found / found.sum()]
+def _normalized(probabilities: Array) -> list[float]:
+    return [float(p) for p in probabilities / probabilities.sum()]

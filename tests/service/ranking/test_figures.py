@@ -13,8 +13,8 @@ from playing import refused, request
 from bandits.evaluation import evaluate
 from service.log.opening import Store
 from service.log.workers import WorkerProcess
-from service.plugins.reports.figures import Question, Reporter, answer
-from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.reader import LoopReader, LoopReaders, read_loop
+from service.plugins.reports.report import LoopReport
 
 
 async def lived(engine, clock, n, seed=0, **fields):
@@ -91,8 +91,8 @@ def test_a_reporter_goes_on_where_it_stopped_and_forgets_who_was_erased(tmp_path
             await lived(engine, clock, 120, seed=1)
             after = await report(engine)
             assert (before.events, after.events) == (120, 240)
-            question = Question("report", "default", engine.view().created_at)
-            assert Reporter().answer(engine.context.archive(), question) == after
+            read = LoopReaders().loop(engine.context.archive(), "default", engine.view().created_at)
+            assert read.report() == after
             mine = sum(event["user"] == "u3" for event in await engine.events("default"))
             assert mine > 0
             await engine.erase_user("default", "u3")
@@ -146,7 +146,7 @@ def test_a_process_of_its_own_answers_the_same_at_the_lowest_priority_and_is_sta
         async with running(tmp_path, clock=clock, control={"share": 0.3}) as engine:
             await lived(engine, clock, 120)
             reports = WorkerProcess(Store(tmp_path / "store.db"))
-            question = answer, Question("report", "default", engine.view().created_at)
+            question = read_loop, "default", engine.view().created_at, LoopReader.report
             expected = json.loads(await engine.report("default"))
             assert json.loads(await reports.call(*question)) == expected
             process = reports._process

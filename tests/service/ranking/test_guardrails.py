@@ -47,11 +47,11 @@ class FailingReports:
     def __init__(self, reports):
         self.reports, self.errors, self.asked = reports, {}, []
 
-    async def call(self, function, question):
-        self.asked.append(question.loop)
-        if question.loop in self.errors:
-            raise self.errors[question.loop]
-        return await self.reports.call(function, question)
+    async def call(self, function, loop, *arguments):
+        self.asked.append(loop)
+        if loop in self.errors:
+            raise self.errors[loop]
+        return await self.reports.call(function, loop, *arguments)
 
     def close(self):
         self.reports.close()

@@ -12,10 +12,9 @@ from service.log.opening import Store
 from service.log.workers import WorkerProcess
 from service.plugins.devices.uploads import Residual
 from service.plugins.reports.drift import drift_of
-from service.plugins.reports.figures import Question, Reporter, answer
-from service.plugins.reports.how_personal import HowPersonal, Remembered, how_personal
-from service.plugins.reports.loop_report import LoopReport
-from service.plugins.reports.series import Finished, Taken
+from service.plugins.reports.personalization import CachedReport, Personalization, TakenAction, personalization
+from service.plugins.reports.reader import LoopReader, LoopReaders, read_loop
+from service.plugins.reports.report import FinishedDecision, LoopReport
 from service.plugins.reports.what_if import WhatIf, changed, what_if
 from service.rank.decide import prepare
 from service.rank.explaining import explanations, personal_model, score_parts
@@ -30,7 +29,7 @@ async def report(engine, loop="default"):
 
 
 def finished(k, reward, probabilities=(0.5, 0.5), scores=(0.5, 0.5), chosen=0, user=None, n_learned=100):
-    return Finished(
+    return FinishedDecision(
         str(k), k * SECOND, user, False, ("a", "b"), chosen, tuple(probabilities), tuple(scores), 1, n_learned, reward
     )
 
@@ -119,7 +118,7 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
 
     async def story():
         async with running(tmp_path, clock=clock) as engine:
-            assert (await engine.how_personal("default")).looked_at == 0
+            assert (await engine.personalization("default")).looked_at == 0
             for k in range(150):
                 user = k % 10
                 result = await engine.rank("default", request(user=f"u{user}", context={"hour": k % 3}))
@@ -129,12 +128,12 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
                 await engine.settle()
             clock.pass_seconds(1_000)
             await engine.settle()
-            found = await engine.how_personal("default")
+            found = await engine.personalization("default")
             assert (found.users_with_model, found.looked_at, found.with_model) == (10, 10, 10)
             assert 0.05 < found.share < 0.95
             assert 0.2 < found.trust < 0.99
-            taken = [Taken(user, raw({"hour": 1}), "a1", raw({"topic": "t1"})) for user in ("u1", "nobody knows")]
-            trusts = [(await how_personal(engine.context, "default", [one])).trust for one in taken]
+            taken = [TakenAction(user, raw({"hour": 1}), "a1", raw({"topic": "t1"})) for user in ("u1", "nobody knows")]
+            trusts = [(await personalization(engine.context, "default", [one])).trust for one in taken]
             assert trusts[0] > 0.2
             assert trusts[1] == 0.0
             valued = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
@@ -146,7 +145,7 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
             for wrong in ([{"wait_time": 5}], [{"epsilon": 2}]):
                 assert (await refused(engine.what_if("default", wrong)))[0] == 422
             await engine.patch_settings("default", {"personal": False})
-            assert (await engine.how_personal("default")).share == 0.0
+            assert (await engine.personalization("default")).share == 0.0
 
     asyncio.run(story())
 
@@ -157,11 +156,11 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
         async with running(tmp_path, model=model) as engine:
             await play(engine, 60)
             await engine.settle()
-            machine, loop = engine.context, engine.context.loop("default")
+            context, loop = engine.context, engine.context.loop("default")
             for user in ("user-1", "nobody has seen me", None):
-                [prepared] = prepare([request(user, {"hour": 2})], loop, machine.preparer)
-                explained = [*explanations(prepared, loop, machine.models)]
-                own = personal_model(user, loop, machine.models)
+                [prepared] = prepare([request(user, {"hour": 2})], loop, context.preparer)
+                explained = [*explanations(prepared, loop, context.models)]
+                own = personal_model(user, loop, context.models)
                 assert (own is not None) == (user == "user-1")
                 parts = score_parts(prepared, loop, own)
                 assert parts == [(one.shared, one.personal) for one in explained]
@@ -197,7 +196,7 @@ def test_devices_are_listed_by_their_newest_upload_with_the_age_of_the_model_the
 
 
 def test_features_that_are_constant_gone_or_only_in_the_catalogue_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.plugins.reports.feature_figures.SAMPLED", 50)
+    monkeypatch.setattr("service.plugins.reports.features.SAMPLED", 50)
     clock = Clock()
 
     async def story():
@@ -225,12 +224,11 @@ def test_a_reporter_forgets_the_loops_that_nobody_asked_about_for_longest(tmp_pa
             for loop in ("default", "b", "c"):
                 for _ in range(10):
                     await engine.rank(loop, request())
-            monkeypatch.setattr("service.plugins.reports.figures.MOST_KEPT", 25)
-            reporter, log = Reporter(), engine.context.archive()
+            monkeypatch.setattr("service.plugins.reports.reader.MOST_KEPT", 25)
+            readers, log = LoopReaders(), engine.context.archive()
             for loop in ("default", "b", "default", "c"):
-                question = Question("report", loop, engine.view(loop).created_at)
-                assert reporter.answer(log, question).funnel.ranked == 10
-            assert [*reporter._loops] == ["default", "c"]
+                assert readers.loop(log, loop, engine.view(loop).created_at).report().funnel.ranked == 10
+            assert [*readers._readers] == ["default", "c"]
 
     asyncio.run(story())
 
@@ -240,7 +238,7 @@ def test_whoever_waits_behind_a_slow_report_is_told_in_time(tmp_path, monkeypatc
 
     async def story():
         reports = WorkerProcess(Store(tmp_path / "store.db"))
-        question = answer, Question("report", "default", 1)
+        question = read_loop, "default", 1, LoopReader.report
         async with reports._turn:  # somebody else's report is being made
             assert await refused(reports.call(*question)) == (503, "report_timeout")
 
@@ -253,18 +251,18 @@ def test_of_many_who_ask_how_personal_a_loop_is_one_makes_a_ranker_work():
     async def make():
         made.append(now[0])
         await asyncio.sleep(0)
-        return HowPersonal(users_with_model=1, looked_at=len(made) - 1, with_model=1, share=0.5, trust=0.5)
+        return Personalization(users_with_model=1, looked_at=len(made) - 1, with_model=1, share=0.5, trust=0.5)
 
     async def story():
-        answers = Remembered(lambda: now[0])
-        await answers.ask("shop", make)  # about no decision, so not remembered
-        several = await asyncio.gather(*(answers.ask("shop", make) for _ in range(10)))
+        answers = CachedReport(lambda: now[0])
+        await answers.get("shop", make)  # about no decision, so not remembered
+        several = await asyncio.gather(*(answers.get("shop", make) for _ in range(10)))
         assert [one.looked_at for one in several] == [1] * 10
-        await answers.ask("news", make)
+        await answers.get("news", make)
         now[0] = 119.9
-        await answers.ask("shop", make)
+        await answers.get("shop", make)
         now[0] = 120.1
-        await answers.ask("shop", make)
+        await answers.get("shop", make)
 
     asyncio.run(story())
     assert made == [0.0, 0.0, 0.0, 120.1]

@@ -9,7 +9,7 @@ from machine import Clock, running
 from playing import refused, request
 
 from service.plugins.reports.guardrails import Guardrails
-from service.plugins.reports.loop_report import LoopReport
+from service.plugins.reports.report import LoopReport
 from service.plugins.reports.reports import Reports
 
 SHOP = {
@@ -20,8 +20,8 @@ SHOP = {
 
 
 async def told(engine, event="e"):
-    story = await engine.story("default", event)
-    return story.event["status"], story.event["reward"], story.event["outcomes"]
+    event = (await engine.event_details("default", event)).event
+    return event["status"], event["reward"], event["outcomes"]
 
 
 def test_outcomes_within_their_windows_make_the_reward_at_the_end_of_the_wait(tmp_path):

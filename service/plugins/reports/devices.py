@@ -12,7 +12,7 @@ MOST_LISTED = 100
 HOUR, DAY = 3_600_000_000, 86_400_000_000  # microseconds
 
 
-class Device(msgspec.Struct):
+class SeenDevice(msgspec.Struct):
     """A device that uploaded something, or joined."""
 
     client: str
@@ -24,7 +24,7 @@ class Device(msgspec.Struct):
 class DeviceList(msgspec.Struct):
     """Those that uploaded last, the newest first."""
 
-    devices: list[Device]
+    devices: list[SeenDevice]
 
 
 class DeviceSummary(msgspec.Struct):
@@ -68,7 +68,7 @@ class DeviceLog:
 
     def newest(self) -> DeviceList:
         newest = [*reversed(self._seen.items())][:MOST_LISTED]
-        return DeviceList([Device(client, _shown(time), n, lag) for client, (time, n, lag) in newest])
+        return DeviceList([SeenDevice(client, _shown(time), n, lag) for client, (time, n, lag) in newest])
 
 
 def _version(entry: Entry) -> int | None:

@@ -1,4 +1,4 @@
-"""The whole story of an event: what was decided and why, all that was logged about it, and what came of it."""
+"""The details of an event: what was decided and why, all that was logged about it, and its reward."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from service.rank.explaining import explain_all
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, Explained, Ranked, RankRequest
 
-MOST_DECISIONS = 20  # of a user that are told at once
+MOST_DECISIONS = 20  # of a user that are shown at once
 EXPLAINED_PAIRS = 2_000  # of features, for each event
 
 
-class StoryRecord(msgspec.Struct, omit_defaults=True):
+class EventRecord(msgspec.Struct, omit_defaults=True):
     """A record about an event."""
 
     time: str
@@ -29,12 +29,12 @@ class StoryRecord(msgspec.Struct, omit_defaults=True):
     outcome: str | None = None  # its name
 
 
-class Story(msgspec.Struct):
+class EventDetails(msgspec.Struct):
     """An event as it is exported, how the actions were ranked then, what was logged, and how they score now."""
 
     event: dict[str, Any]
     ranking: list[Ranked]
-    records: list[StoryRecord]
+    records: list[EventRecord]
     explanations: list[Explained]  # by the models as they are now; empty where there are too many features
 
 
@@ -42,37 +42,37 @@ class UserDecisions(msgspec.Struct):
     """A user's newest decisions, the newest first."""
 
     user: str
-    decisions: list[Story]
+    decisions: list[EventDetails]
 
 
-async def stories(context: RankerContext, loop: str, events: list[str]) -> list[Story]:
-    """Return the stories of those events that there are, in their order."""
+async def event_details(context: RankerContext, loop: str, events: list[str]) -> list[EventDetails]:
+    """Return the details of those events that there are, in their order."""
     created_at = context.loop(loop).view.created_at
 
     def read(log: Log) -> list[tuple[dict[str, Any], list[Entry]]]:
         return list(Exporter(log, created_at).stories(loop, events))
 
-    found = {
-        str(event["event_id"]): await _story(context, loop, event, about)
+    details = {
+        str(event["event_id"]): await _details(context, loop, event, about)
         for event, about in await context.look_up(read)
     }
-    return [found[event] for event in events if event in found]
+    return [details[event] for event in events if event in details]
 
 
-async def _story(context: RankerContext, loop: str, event: dict[str, Any], about: list[Entry]) -> Story:
+async def _details(context: RankerContext, loop: str, event: dict[str, Any], about: list[Entry]) -> EventDetails:
     rank = next(entry for entry in about if entry.kind == RANK)
     body = decode_rank(rank.body)
     actions = [Action(action.id, action.features) for action in body.actions]
     request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
     ranking = logged_decision(rank, body, request).result().ranking
-    return Story(event, ranking, [*map(_record, about)], await _explained(context, loop, request))
+    return EventDetails(event, ranking, [*map(_record, about)], await _explained(context, loop, request))
 
 
-def _record(entry: Entry) -> StoryRecord:
+def _record(entry: Entry) -> EventRecord:
     if entry.kind != REWARD:
-        return StoryRecord(time_of(entry), entry.kind)
+        return EventRecord(time_of(entry), entry.kind)
     reward = decode_reward(entry.body)
-    return StoryRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
+    return EventRecord(time_of(entry), entry.kind, reward.value, reward.id, reward.outcome)
 
 
 async def _explained(context: RankerContext, name: str, request: RankRequest) -> list[Explained]:

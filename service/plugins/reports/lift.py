@@ -6,16 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from bandits.evaluation.intervals import Interval
+from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
 from service.control_group import Control
-
-if TYPE_CHECKING:  # SciPy is loaded by the first report
-    from bandits.evaluation.intervals import Interval
-    from bandits.evaluation.lift import Arm, Lift
 
 
 class Bounds(msgspec.Struct):
@@ -62,7 +59,7 @@ class LiftReport(msgspec.Struct):
     events_since: str | None = None  # older events were removed from the log; null if none were
 
 
-class Sums:
+class UserSums:
     """Rewards, or sums of an outcome, and events of each user; how many events had another one than the default."""
 
     def __init__(self) -> None:
@@ -70,14 +67,12 @@ class Sums:
         self.n_rewarded = 0
 
     def add(self, user: str, reward: float, events: float = 1) -> None:
-        mine = self.users.setdefault(user, [0.0, 0.0])
-        mine[0] += reward
-        mine[1] += events
+        sums = self.users.setdefault(user, [0.0, 0.0])
+        sums[0] += reward
+        sums[1] += events
 
-    def arm(self, before: Sums) -> Arm:
+    def arm(self, before: UserSums) -> Arm:
         """Return them as an arm, with what the same users earned before."""
-        from bandits.evaluation.lift import Arm
-
         numbers = np.array([*self.users.values()], float).reshape(-1, 2)
         earlier = np.array([before.users.get(user, (np.nan, 1.0)) for user in self.users], float).reshape(-1, 2)
         return Arm(numbers[:, 0], numbers[:, 1], self.n_rewarded, earlier[:, 0] / earlier[:, 1])
@@ -88,8 +83,10 @@ class Experiment:
 
     def __init__(self) -> None:
         self.control, self.position, self.began = Control(), 0, 0
-        self.arms = defaultdict[tuple[str, bool], Sums](Sums)  # by outcome, "" is the reward; and whether it is control
-        self.before = defaultdict[str, Sums](Sums)
+        self.arms = defaultdict[tuple[str, bool], UserSums](
+            UserSums
+        )  # by outcome, "" is the reward; and whether it is control
+        self.before = defaultdict[str, UserSums](UserSums)
 
     def take_settings(self, control: Control, position: int, time: int) -> None:
         if control == self.control and self.position:
@@ -109,11 +106,9 @@ class Experiment:
 
     def report(self) -> LiftReport:
         """Return what it shows."""
-        from bandits.evaluation.lift import lift, sample_ratio_is_wrong
-
         control, treatment = (self.arms["", is_control].arm(self.before[""]) for is_control in (True, False))
-        found = lift(control, treatment)
-        half = None if found.absolute is None else (found.absolute.high - found.absolute.low) / 4
+        measured = lift(control, treatment)
+        half = None if measured.absolute is None else (measured.absolute.high - measured.absolute.low) / 4
         share = self.control.share
         is_wrong = sample_ratio_is_wrong(control.n_users, treatment.n_users, share) if share else False
         return LiftReport(
@@ -121,37 +116,35 @@ class Experiment:
             began=datetime.fromtimestamp(self.began / 1e6, UTC).isoformat(timespec="seconds"),
             share=share,
             baseline=self.control.baseline,
-            control=_arm_report(control, found.control),
-            treatment=_arm_report(treatment, found.treatment),
-            absolute=_bounds(found.absolute),
-            relative=_bounds(found.relative),
-            sentence=sentence(found),
-            missing=found.missing,
+            control=_arm_report(control, measured.control),
+            treatment=_arm_report(treatment, measured.treatment),
+            absolute=_bounds(measured.absolute),
+            relative=_bounds(measured.relative),
+            sentence=sentence(measured),
+            missing=measured.missing,
             sample_ratio_is_wrong=is_wrong and not self.control.hold,
-            variance_left=found.variance_left,
-            more_users=None if half is None else found.more_users(half),
+            variance_left=measured.variance_left,
+            more_users=None if half is None else measured.more_users(half),
             outcomes=[self._outcome(name) for name, is_control in [*self.arms] if name and not is_control],
         )
 
     def _outcome(self, name: str) -> OutcomeLift:
-        from bandits.evaluation.lift import lift
-
         control, treatment = (self.arms[name, is_control].arm(self.before[name]) for is_control in (True, False))
         n_had = control.n_rewarded + treatment.n_rewarded  # one arm may have hardly any, which is what is to be seen
-        found = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
-        means = _arm_report(control, found.control).reward, _arm_report(treatment, found.treatment).reward
-        return OutcomeLift(name, means[0], means[1], _bounds(found.absolute), _bounds(found.relative))
+        measured = lift(replace(control, n_rewarded=n_had), replace(treatment, n_rewarded=n_had))
+        means = _arm_report(control, measured.control).reward, _arm_report(treatment, measured.treatment).reward
+        return OutcomeLift(name, means[0], means[1], _bounds(measured.absolute), _bounds(measured.relative))
 
 
-def sentence(found: Lift) -> str:
+def sentence(measured: Lift) -> str:
     """Return the lift in words."""
-    if found.absolute is None:
-        return f"Not enough data yet: {found.missing}."
-    value, low, high = found.absolute
+    if measured.absolute is None:
+        return f"Not enough data yet: {measured.missing}."
+    value, low, high = measured.absolute
     verdict = "earns more than" if low > 0 else "earns less than" if high < 0 else "cannot be told apart yet from"
     text = f"The policy {verdict} its control group: {value:+.4g} per event, 95% interval {low:+.4g} to {high:+.4g}"
-    if found.relative is not None:
-        share, least, most = (f"{100 * bound:+.3g}%" for bound in found.relative)
+    if measured.relative is not None:
+        share, least, most = (f"{100 * bound:+.3g}%" for bound in measured.relative)
         text += f"; {share} ({least} to {most})"
     return f"{text}. The interval is valid at any time."
 

@@ -7,28 +7,16 @@ any influence has 0 on average, however many values it has. Numbers are grouped 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fedres.checks import Array
 from fedres.scoring.flattening import FeatureError, Limits, flatten
-from service.log.records import encode
 
-MOST_EVENTS = 100_000  # the newest count
 QUARTILES = (0.25, 0.5, 0.75)
 CONTEXT, ACTION = "context", "action"
-
-
-def feature_scores(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return namespaces, names and scores, the highest first."""
-    found: list[tuple[float, str, str]] = []
-    for kind, name, score, _ in scored_columns(list(events)[-MOST_EVENTS:]):
-        namespace, _, rest = name.partition(".")
-        found.append((score, namespace if rest else kind, rest or namespace))
-    found.sort(key=lambda one: (-one[0], one[1:]))
-    return [{"namespace": space, "featureName": name, "score": score} for score, space, name in found]
 
 
 def scored_columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, list[Any]]]:
@@ -53,8 +41,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:
     """Return the values of each feature in all events, None where it is missing."""
     columns: dict[tuple[str, str], list[Any]] = {}
     for at, row in enumerate(rows):
-        chosen = next((one["features"] for one in row["actions"] if one["id"] == row["action"]), None)
-        for kind, features in ((CONTEXT, row["context"]), (ACTION, chosen)):
+        for kind, features in _parts(row):
             for name, value in _flat(features):
                 column = columns.setdefault((kind, name), [])
                 column += [None] * (at - len(column))
@@ -65,10 +52,21 @@ def _columns(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:
     return columns
 
 
+def _parts(row: dict[str, Any]) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Return the features of the context and of the action that was taken."""
+    taken = next((action["features"] for action in row["actions"] if action["id"] == row["action"]), None)
+    return (CONTEXT, row["context"]), (ACTION, taken)
+
+
+def names_in(row: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return kind and name of each feature of an event."""
+    return {(kind, name) for kind, features in _parts(row) for name in flat_names(features)}
+
+
 def _flat(features: Any) -> list[tuple[str, Any]]:
     """Return names and values; a string is the value of its name."""
     try:
-        named = flatten(encode(features), Limits())
+        named = flatten(msgspec.json.encode(features), Limits())
     except FeatureError:  # logged under other limits
         return []
     return [(one.field, one.value if one.name == one.field else one.name[len(one.field) + 1 :]) for one in named]

@@ -1,6 +1,6 @@
-"""Figures of a loop from one pass over its log, which goes on where it stopped when it is asked again.
+"""Reads the log of a loop for reports, once, and goes on where it stopped when it is asked again.
 
-``LoopFigures`` takes records in order and keeps sums and the newest finished events; ``report`` says what they show.
+``LoopReader`` takes records in order and keeps sums and the newest finished events; ``report`` says what they show.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from bandits.evaluation.over_time import snips_by_bucket, snips_so_far
+from bandits.evaluation.table import number_users
 from fedres.checks import Array
 from service.admin.exporting import NO_FEATURES, settle, time_or_none
 from service.learn.join import Join, Rules, Settled
@@ -40,23 +42,21 @@ from service.log.records import (
     read_decision,
 )
 from service.outcomes import Guardrail
-from service.plugins.reports.device_figures import DeviceList, DeviceLog
+from service.plugins.reports.devices import DeviceList, DeviceLog
 from service.plugins.reports.drift import Drift, drift_of
-from service.plugins.reports.experiments import Experiment, LiftReport, OutcomeLift
-from service.plugins.reports.feature_figures import FeatureSamples
-from service.plugins.reports.loop_report import LoopReport
-from service.plugins.reports.series import (
+from service.plugins.reports.features import FeatureSamples, Sample
+from service.plugins.reports.lift import Experiment, LiftReport, OutcomeLift
+from service.plugins.reports.personalization import TakenAction
+from service.plugins.reports.report import (
     Alarm,
     Delays,
-    Finished,
+    FinishedDecision,
     Funnel,
-    Line,
-    Taken,
+    LoopReport,
+    RewardSeries,
     buckets,
-    line_of,
-    numbered,
+    reward_series,
     traffic_of,
-    uniform_line,
     values_of,
 )
 from service.plugins.reports.what_if import WhatIf, candidates, what_if
@@ -73,21 +73,26 @@ COLLAPSED, WATCHED = 0.95, 200  # alarm: this share of so many of the newest dec
 LOST = 0.05  # alarm: share of rewards that are late or have no event
 
 
-class LoopFigures:
-    """One loop, as far as it was read. ``head`` is where its log ended at the beginning."""
+class LoopReader:
+    """One loop, as far as it was read. ``head`` is where its log ended at the beginning.
 
-    def __init__(self, created_at: int, head: Head) -> None:
+    A report is made anew once something was logged, but not before ``rest`` times as long as the last one took.
+    """
+
+    def __init__(self, created_at: int, head: Head, rest: float = 0.0) -> None:
         self.created_at, self.position, self.time = created_at, created_at - 1, 0
         self.removed, self.erased = head.removed, 0  # records that went, and where the last erasure or pruning was
         self.pruned_before = 0  # older events are not in the log any more; microseconds since 1970
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
-        self.finished: deque[Finished] = deque(maxlen=MOST)
-        self._pending: dict[str, tuple[Finished, LoggedRank]] = {}
+        self.finished: deque[FinishedDecision] = deque(maxlen=MOST)
+        self._pending: dict[str, tuple[FinishedDecision, LoggedRank]] = {}
         self._samples, self._devices, self._n_learned = FeatureSamples(), DeviceLog(), 0
         self._catalogue: dict[str, msgspec.Raw] = {}
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
+        self._rest, self._report_until = rest, 0.0
+        self._report: LoopReport | None = None
 
     def read(self, log: Log, loop: str, last: int) -> None:
         """Read what is new."""
@@ -124,8 +129,8 @@ class LoopFigures:
         return rules_of(self._settings.get(position) or self._settings[self._newest])
 
     def _is_activated(self, event: str | None) -> bool:
-        found = self._join.events.get(event or "")
-        return found is not None and found.rules is not None and found.status != "deferred"
+        pending = self._join.events.get(event or "")
+        return pending is not None and pending.rules is not None and pending.status != "deferred"
 
     def _rank(self, entry: Entry) -> None:
         assert entry.event is not None
@@ -139,7 +144,7 @@ class LoopFigures:
         body = decode_rank(entry.body)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
-        decided = Finished(
+        decided = FinishedDecision(
             entry.event,
             entry.time,
             entry.user,
@@ -164,10 +169,10 @@ class LoopFigures:
         self._n_learned += reward is not None and (not decided.control or settings.control.learns)
         pending = self._pending.pop(event, None)
         if pending is not None:
-            finished, body = pending[0]._replace(reward=reward), pending[1]
-            self.finished.append(finished)
+            decision, body = pending
+            self.finished.append(decision._replace(reward=reward))
             if reward is not None:
-                self._samples.add(finished, body)
+                self._samples.add(Sample(decision.user, reward, body))
         if event in self._apprentice:
             self._apprentice.remove(event)
         elif reward is not None:
@@ -182,70 +187,78 @@ class LoopFigures:
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""
-        newest = (one for one, _ in reversed(self._pending.values()) if one.user == user)
-        finished = (one for one in reversed(self.finished) if one.user == user)
-        found = sorted([*islice(newest, most), *islice(finished, most)], key=lambda one: -one.time)
-        return [one.event_id for one in found[:most]]
+        pending = (decision for decision, _ in reversed(self._pending.values()) if decision.user == user)
+        finished = (decision for decision in reversed(self.finished) if decision.user == user)
+        newest = sorted([*islice(pending, most), *islice(finished, most)], key=lambda decision: -decision.time)
+        return [decision.event_id for decision in newest[:most]]
 
-    def newest_taken(self, most: int) -> list[Taken]:
+    def newest_taken(self, most: int) -> list[TakenAction]:
         """Return what the newest finished decisions of different users took."""
-        found: dict[str, Taken] = {}
-        for one, body in reversed(self._samples.newest):
-            if len(found) == most:
+        by_user: dict[str, TakenAction] = {}
+        for user, _, body in reversed(self._samples.newest):
+            if len(by_user) == most:
                 break
-            if one.user is not None and one.user not in found:
+            if user is not None and user not in by_user:
                 action = body.actions[body.action]
                 features = action.features or self._catalogue.get(action.id, NO_FEATURES)
-                found[one.user] = Taken(one.user, body.context, action.id, features)
-        return [*found.values()]
+                by_user[user] = TakenAction(user, body.context, action.id, features)
+        return [*by_user.values()]
 
-    def what_if(self, wanted: Sequence[dict[str, Any]]) -> WhatIf:
+    def what_if(self, changes: Sequence[dict[str, Any]]) -> WhatIf:
         """Return what other settings of exploration would have earned."""
         now = self._settings[self._newest]
-        settings = {**dict.fromkeys({one.settings for one in self.finished}, now), **self._settings}
-        known = [one for one in self.finished if one.reward is not None and _is_known(one)]
-        return what_if(known, settings, now, wanted or candidates(now))
+        settings = {**dict.fromkeys({decision.settings for decision in self.finished}, now), **self._settings}
+        evaluable = [decision for decision in self.finished if decision.reward is not None and decision.is_evaluable]
+        return what_if(evaluable, settings, now, changes or candidates(now))
 
     def device_list(self) -> DeviceList:
         return self._devices.newest()
 
     def report(self) -> LoopReport:
-        """Return what the log shows."""
-        rewarded = [one for one in self.finished if one.reward is not None]
+        """Return what the log shows, or showed shortly before."""
+        began = time.monotonic()
+        if self._report is None or (self._report.position != self.position and began >= self._report_until):
+            self._report = self._new_report()
+            ended = time.monotonic()
+            self._report_until = ended + self._rest * (ended - began)
+        return self._report
+
+    def _new_report(self) -> LoopReport:
+        rewarded = [decision for decision in self.finished if decision.reward is not None]
+        of_policy = [decision for decision in rewarded if not decision.control]
         ends, bucket = buckets(rewarded)
-        reward = np.array([one.reward for one in rewarded], float)
-        user = numbered([one.user or f"\0{one.event_id}" for one in rewarded])
-        control = np.array([one.control for one in rewarded], bool)
-        known = np.array([_is_known(one) for one in rewarded], bool)
-        drift = drift_of([one for one in rewarded if not one.control])
+        n = len(ends)
+        reward = np.array([decision.reward for decision in rewarded], float)
+        user = number_users(decision.user for decision in rewarded)
+        control = np.array([decision.control for decision in rewarded], bool)
+        evaluable = np.array([decision.is_evaluable for decision in rewarded], bool)
         weight = np.array([1 / (len(one.actions) * one.probabilities[one.chosen]) for one in rewarded], float)
 
-        def line(mask: Array, weights: Array) -> Line:
-            return line_of(bucket[mask], reward[mask], weights[mask], user[mask], len(ends))
+        def mean(of: Array) -> RewardSeries:
+            return reward_series(snips_by_bucket(bucket[of], reward[of], np.ones(of.sum()), user[of], n))
 
-        own = np.ones(len(rewarded))
-        waiting = {**msgspec.structs.asdict(self.funnel), "waiting": self._join.n_waiting}
-        shows = self.lift() if self.experiment.control.share else None
+        uniform = snips_so_far(bucket[evaluable], reward[evaluable], weight[evaluable], user[evaluable], n)
+        drift = drift_of(of_policy)
+        lift = self.lift() if self.experiment.control.share else None
         return LoopReport(
             position=self.position,
             time=datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(timespec="seconds"),
             events=len(rewarded),
             bucket_ends=[end / 1e6 for end in ends],
-            policy=line(~control, own),
-            control=line(control, own),
-            uniform=uniform_line(bucket[known], reward[known], weight[known], user[known], len(ends)),
-            traffic=traffic_of([one for one in rewarded if not one.control], bucket[~control], len(ends)),
-            funnel=Funnel(**waiting),
+            policy=mean(~control),
+            control=mean(control),
+            uniform=reward_series(uniform),
+            traffic=traffic_of(of_policy, bucket[~control], n),
+            funnel=msgspec.structs.replace(self.funnel, waiting=self._join.n_waiting),
             delays=Delays(DELAYS, self.delays),
             features=self._samples.features(self._catalogue),
             drift=drift,
             devices=self._devices.summary(self.time),
-            lift=shows,
+            lift=lift,
             values=values_of(
-                [one for one, good in zip(rewarded, known, strict=True) if good],
-                self._settings[self._newest].reward_range,
+                [decision for decision in rewarded if decision.is_evaluable], self._settings[self._newest].reward_range
             ),
-            alarms=self._alarms(rewarded, shows, drift),
+            alarms=self._alarms(rewarded, lift, drift),
             events_since=time_or_none(self.pruned_before),
         )
 
@@ -253,14 +266,16 @@ class LoopFigures:
         """Return what the control group shows, of the events that the log has."""
         return msgspec.structs.replace(self.experiment.report(), events_since=time_or_none(self.pruned_before))
 
-    def _alarms(self, rewarded: Sequence[Finished], shows: LiftReport | None, drift: Drift | None) -> list[Alarm]:
+    def _alarms(
+        self, rewarded: Sequence[FinishedDecision], lift: LiftReport | None, drift: Drift | None
+    ) -> list[Alarm]:
         alarms, held = [], self.experiment.control.hold
         if held:
             alarms.append(Alarm("held", f"The baseline decides for everybody: {held}"))
-        elif shows is not None and shows.sample_ratio_is_wrong:
+        elif lift is not None and lift.sample_ratio_is_wrong:
             alarms.append(Alarm("sample_ratio", "Users are not split as control.share says: do not trust the lift."))
         for guardrail in self._settings[self._newest].guardrails:
-            alarms += _guarded(guardrail, [] if shows is None or held else shows.outcomes)
+            alarms += _guarded(guardrail, [] if lift is None or held else lift.outcomes)
         newest = [one for one in rewarded[-2 * WATCHED :] if not one.control and len(one.actions) > 1][-WATCHED:]
         if len(newest) == WATCHED:
             [(action, n)] = Counter(one.actions[one.chosen] for one in newest).most_common(1)
@@ -279,97 +294,59 @@ class LoopFigures:
         return alarms
 
 
-def _is_known(one: Finished) -> bool:
-    """Return whether the policy decided, and every action had a chance."""
-    return not one.control and min(one.probabilities) > 0
-
-
 def _guarded(guardrail: Guardrail, outcomes: Sequence[OutcomeLift]) -> Iterator[Alarm]:
     """Yield an alarm where an outcome surely did what it must not."""
     revert = guardrail.revert
-    for one in outcomes:
-        if one.outcome == guardrail.outcome and one.absolute is not None:
-            change = f"{one.absolute.low:+.3g} to {one.absolute.high:+.3g} per event against the control group"
-            if guardrail.rise is not None and one.absolute.low > guardrail.rise:
-                yield Alarm("guardrail", f"{one.outcome} rose by more than {guardrail.rise:g}: {change}.", revert)
-            if guardrail.fall is not None and one.absolute.high < -guardrail.fall:
-                yield Alarm("guardrail", f"{one.outcome} fell by more than {guardrail.fall:g}: {change}.", revert)
+    for outcome in outcomes:
+        if outcome.outcome == guardrail.outcome and outcome.absolute is not None:
+            name, low, high = outcome.outcome, outcome.absolute.low, outcome.absolute.high
+            change = f"{low:+.3g} to {high:+.3g} per event against the control group"
+            if guardrail.rise is not None and low > guardrail.rise:
+                yield Alarm("guardrail", f"{name} rose by more than {guardrail.rise:g}: {change}.", revert)
+            if guardrail.fall is not None and high < -guardrail.fall:
+                yield Alarm("guardrail", f"{name} fell by more than {guardrail.fall:g}: {change}.", revert)
 
 
-class Question(msgspec.Struct):
-    """What is asked about a loop that was made at position ``since``: a key of ``_ANSWERS``."""
-
-    what: str
-    loop: str
-    created_at: int
-    user: str = ""
-    most: int = 20
-    settings: list[dict[str, Any]] = []  # changes, for what-if
+def read_loop(worker: Worker, loop: str, created_at: int, question: Callable[..., Any], *arguments: Any) -> bytes:
+    """Return what a method of ``LoopReader`` returns, as JSON, once the log of a loop is read."""
+    reader = worker.kept(LoopReaders, worker.rest).loop(worker.log, loop, created_at)
+    return msgspec.json.encode(question(reader, *arguments))
 
 
-def answer(worker: Worker, question: Question) -> bytes:
-    """Return the answer as JSON."""
-    return msgspec.json.encode(worker.kept(Reporter, worker.rest).answer(worker.log, question))
-
-
-def _is_outdated(known: LoopFigures, log: Log, loop: str, head: Head) -> bool:
-    """Return whether records that were read are gone; while old events are being removed, that can wait."""
-    if known.removed == head.removed:
-        return False
-    erased = log.of_kind(loop, ERASED)
-    if not erased or erased[-1].position > known.erased:
-        return True
-    body = decode_erased(erased[-1].body)
-    return not body.cut or is_pruned(log, loop, body.begun)
-
-
-class Reporter:
-    """Answers questions, and remembers what it read for the next one.
-
-    A report is made anew once something was logged, but not before ``rest`` times as long as the last one took.
-    """
+class LoopReaders:
+    """One reader for each loop that was asked about."""
 
     def __init__(self, rest: float = 0.0) -> None:
-        self._loops: dict[str, LoopFigures] = {}
-        self._reports: dict[str, tuple[LoopReport, float]] = {}  # and until when it is good enough
+        self._readers: dict[str, LoopReader] = {}
         self._rest = rest
 
-    def answer(self, log: Log, question: Question) -> Any:
-        """Return what the log says now."""
-        loop, head = question.loop, log.heads()[question.loop]
-        known = self._loops.get(loop)
-        if known is None or known.created_at != question.created_at or _is_outdated(known, log, loop, head):
-            known = self._loops[loop] = LoopFigures(question.created_at, head)
-            self._reports.pop(loop, None)
-        self._loops[loop] = self._loops.pop(loop)  # the newest last
-        known.read(log, loop, head.last)
+    def loop(self, log: Log, loop: str, created_at: int) -> LoopReader:
+        """Return the reader of a loop, which has read all that is in the log now."""
+        head = log.heads()[loop]
+        reader = self._readers.pop(loop, None)
+        if reader is None or reader.created_at != created_at or _is_outdated(reader, log, loop, head):
+            reader = LoopReader(created_at, head, self._rest)
+        self._readers[loop] = reader  # the newest last
+        reader.read(log, loop, head.last)
         self._forget_others()
-        return _ANSWERS[question.what](self, known, question)
+        return reader
 
     def _forget_others(self) -> None:
         """Forget the loops that were not asked about for longest, where all together are too many events."""
-        kept = 0
-        for loop, figures in [*reversed(self._loops.items())]:
-            kept += figures.n_kept
-            if kept > MOST_KEPT and figures is not next(reversed(self._loops.values())):
-                del self._loops[loop]
-                self._reports.pop(loop, None)
-
-    def _report(self, figures: LoopFigures, question: Question) -> LoopReport:
-        began = time.monotonic()
-        known, until = self._reports.get(question.loop, (None, 0.0))
-        if known is None or (known.position != figures.position and began >= until):
-            known = figures.report()
-            now = time.monotonic()
-            self._reports[question.loop] = known, now + self._rest * (now - began)
-        return known
+        newest, *others = reversed(self._readers.items())
+        n_kept = newest[1].n_kept
+        for loop, reader in others:
+            n_kept += reader.n_kept
+            if n_kept > MOST_KEPT:
+                del self._readers[loop]
 
 
-_ANSWERS: dict[str, Callable[[Reporter, LoopFigures, Question], Any]] = {
-    "report": Reporter._report,
-    "lift": lambda _, figures, question: figures.lift(),
-    "user": lambda _, figures, question: figures.events_of(question.user, question.most),
-    "taken": lambda _, figures, question: figures.newest_taken(question.most),
-    "devices": lambda _, figures, question: figures.device_list(),
-    "what-if": lambda _, figures, question: figures.what_if(question.settings),
-}
+def _is_outdated(reader: LoopReader, log: Log, loop: str, head: Head) -> bool:
+    """Return whether records that were read are gone; while old events are being removed, that can wait."""
+    if reader.removed == head.removed:
+        return False
+    erased = log.of_kind(loop, ERASED)
+    if not erased or erased[-1].position > reader.erased:
+        return True
+    body = decode_erased(erased[-1].body)
+    return not body.cut or is_pruned(log, loop, body.begun)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Hashable
 import msgspec
 
 from service.errors import ApiError
-from service.plugins.reports.series import Taken
 from service.rank.decide import prepare
 from service.rank.explaining import personal_model, personal_variances, score_parts
 from service.rank.ranker import RankerContext
@@ -19,7 +18,16 @@ MOST_USERS = 100  # whose newest decision is looked at
 SECONDS = 120.0  # for which an answer is told again: it takes the ranker as long as a hundred decisions
 
 
-class HowPersonal(msgspec.Struct):
+class TakenAction(msgspec.Struct):
+    """The action that a user's newest finished decision took."""
+
+    user: str
+    context: msgspec.Raw
+    action: str
+    features: msgspec.Raw
+
+
+class Personalization(msgspec.Struct):
     """About the newest decisions of different users, by the models as they are now."""
 
     users_with_model: int  # of the loop
@@ -29,46 +37,46 @@ class HowPersonal(msgspec.Struct):
     trust: float | None  # share of the personal part's variance that users' own data took away; null with ``adagrad``
 
 
-async def how_personal(context: RankerContext, name: str, taken: list[Taken]) -> HowPersonal:
+async def personalization(context: RankerContext, name: str, decisions: list[TakenAction]) -> Personalization:
     """Return it; other requests get their turn between two decisions."""
-    own = total = before = now = 0.0
+    personal = total = before = now = 0.0
     looked_at = with_model = 0
-    for one in taken:
+    for taken in decisions:
         await asyncio.sleep(0)
         loop = context.loop(name)
-        request = RankRequest(actions=[Action(one.action, one.features)], context=one.context, user=one.user)
+        request = RankRequest(actions=[Action(taken.action, taken.features)], context=taken.context, user=taken.user)
         [prepared] = prepare([request], loop, context.preparer)
         if isinstance(prepared, ApiError):  # logged under other limits
             continue
-        model = personal_model(one.user, loop, context.models)
-        [(shared_part, own_part)] = score_parts(prepared, loop, model)
+        model = personal_model(taken.user, loop, context.models)
+        [(shared_part, personal_part)] = score_parts(prepared, loop, model)
         looked_at += 1
         with_model += model is not None
-        own += abs(own_part)
-        total += abs(shared_part) + abs(own_part)
+        personal += abs(personal_part)
+        total += abs(shared_part) + abs(personal_part)
         if (variances := personal_variances(prepared, loop, model)) is not None:
             before, now = before + variances[0], now + variances[1]
-    share = own / total if total else None
+    share = personal / total if total else None
     trust = max(0.0, 1 - now / before) if before > 0 else None
-    return HowPersonal(context.loop(name).view.n_users, looked_at, with_model, share, trust)
+    return Personalization(context.loop(name).view.n_users, looked_at, with_model, share, trust)
 
 
-class Remembered:
+class CachedReport:
     """The newest answers: of many who ask at a time, one makes a ranker work."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[Hashable, tuple[float, HowPersonal]] = {}
+        self._reports: dict[Hashable, tuple[float, Personalization]] = {}  # with the time until which each is returned
         self._lock = asyncio.Lock()
 
-    async def ask(self, key: Hashable, make: Callable[[], Awaitable[HowPersonal]]) -> HowPersonal:
-        """Return what is remembered of a key, made anew where it is old or was about nothing."""
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[Personalization]]) -> Personalization:
+        """Return the cached report of a key, made anew where it is old or was about nothing."""
         async with self._lock:
             now = self._clock()
-            self._known = {name: (until, one) for name, (until, one) in self._known.items() if now < until}
-            if key in self._known:
-                return self._known[key][1]
-            found = await make()
-            if found.looked_at:
-                self._known[key] = self._clock() + SECONDS, found
-            return found
+            self._reports = {name: cached for name, cached in self._reports.items() if now < cached[0]}
+            if key in self._reports:
+                return self._reports[key][1]
+            report = await make()
+            if report.looked_at:
+                self._reports[key] = self._clock() + SECONDS, report
+            return report

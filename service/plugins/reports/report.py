@@ -1,0 +1,194 @@
+"""The report of a loop: its parts, and how they are made of finished decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from bandits.evaluation import LoggedEvent, Row, evaluate, table
+from bandits.evaluation.over_time import MeanSeries
+from bandits.evaluation.policies import Policy
+from fedres.checks import Array
+from service.plugins.reports.devices import DeviceSummary
+from service.plugins.reports.drift import Drift
+from service.plugins.reports.features import Feature
+from service.plugins.reports.lift import Bounds, LiftReport
+
+LEAST_EVALUATED = 100  # events before policies are evaluated
+N_BUCKETS = 48  # of time
+MOST_ACTIONS = 8  # shown by name; the others are added up
+POLICIES = {"first": "first", "uniform": "uniform", "likeliest": "greedy"}  # names in bandits.evaluation, and ours
+
+
+class FinishedDecision(NamedTuple):
+    """A decision and its reward."""
+
+    event_id: str
+    time: int
+    user: str | None
+    control: bool
+    actions: tuple[str, ...]  # ids that were not excluded
+    chosen: int
+    probabilities: tuple[float, ...]
+    scores: tuple[float, ...]  # predicted rewards
+    settings: int  # position of those in force
+    n_learned: int  # finished events that the model had learned from, about
+    reward: float | None = None
+
+    @property
+    def is_evaluable(self) -> bool:
+        """Whether the policy decided, and every action had a chance."""
+        return not self.control and min(self.probabilities) > 0
+
+
+class PolicyValue(msgspec.Struct):
+    """What a policy would have earned on the logged decisions of the loop's own policy, per event."""
+
+    policy: str  # logged, first, uniform or greedy: always the likeliest action of the logged policy
+    reward: Bounds
+    difference: Bounds | None  # to the logged policy, event by event; null for itself
+    ess: float  # effective sample size
+    warning: str  # empty where nothing is wrong
+
+
+class RewardSeries(msgspec.Struct):
+    """Mean rewards by time, with 95% bands for each point alone; null where there is no event."""
+
+    events: list[int]
+    reward: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class Traffic(msgspec.Struct):
+    """Which actions the policy took, by time."""
+
+    actions: list[str | None]  # the most frequent ones; null is all others
+    events: list[list[int]]  # of each action
+    evenness: list[float | None]  # entropy of the actions taken, as a share of what it can be
+
+
+class Funnel(msgspec.Struct):
+    """What became of decisions and of rewards, since the loop was made."""
+
+    ranked: int = 0
+    activated: int = 0  # deferred decisions count once they are activated
+    rewarded: int = 0
+    expired: int = 0  # without a reward
+    waiting: int = 0
+    late: int = 0  # rewards
+    unmatched: int = 0  # rewards
+
+
+class Delays(msgspec.Struct):
+    """How long rewards took; the last count is of all that took longer."""
+
+    up_to_seconds: tuple[float, ...]
+    events: list[int]
+
+
+class Alarm(msgspec.Struct):
+    code: str
+    message: str
+    revert: bool = False  # it asks for the baseline
+
+
+class LoopReport(msgspec.Struct):
+    """What a loop's log shows, up to a position."""
+
+    position: int
+    time: str  # of the last record
+    events: int  # finished ones that series and values are about: the newest
+    bucket_ends: list[float]  # seconds since 1970
+    policy: RewardSeries
+    control: RewardSeries
+    uniform: RewardSeries  # what uniform picks would have earned until then, by inverse propensity (SNIPS)
+    traffic: Traffic
+    funnel: Funnel
+    delays: Delays
+    features: list[Feature]  # the most important first
+    drift: Drift | None  # null below 500 events of the policy, or 20 users before or of late
+    devices: DeviceSummary | None  # null without any
+    lift: LiftReport | None  # null without a control group
+    values: list[PolicyValue]  # empty below 100 events whose probabilities are known
+    alarms: list[Alarm]
+    events_since: str | None = None  # older events were removed from the log; null if none were
+
+
+def buckets(events: Sequence[FinishedDecision]) -> tuple[list[float], Array]:
+    """Return the ends of equal spans of time in microseconds, and the number of the span of each event."""
+    if not events:
+        return [], np.zeros(0, int)
+    times = np.array([event.time for event in events], float)
+    low, high = times.min(), times.max()
+    width = max((high - low) / N_BUCKETS, 1.0)
+    n = 1 if high == low else N_BUCKETS
+    return [float(low + width * (k + 1)) for k in range(n)], np.minimum((times - low) // width, n - 1).astype(int)
+
+
+def reward_series(series: MeanSeries) -> RewardSeries:
+    """Return a series with few digits, null for NaN."""
+    mean, low, high = ([float(f"{value:.6g}") if np.isfinite(value) else None for value in row] for row in series[1:])
+    return RewardSeries(series.events.tolist(), mean, low, high)
+
+
+def traffic_of(events: Sequence[FinishedDecision], bucket: Array, n: int) -> Traffic:
+    taken = [event.actions[event.chosen] for event in events]
+    frequent = [action for action, _ in Counter(taken).most_common(MOST_ACTIONS)]
+    places = {action: place for place, action in enumerate(frequent)}
+    others = len(set(taken)) > MOST_ACTIONS
+    counts = np.zeros((len(frequent) + others, n), int)
+    for action, place in zip(taken, bucket, strict=True):
+        counts[places.get(action, len(frequent)), place] += 1
+    share = counts / np.maximum(counts.sum(0), 1)
+    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(0) / np.log(max(len(counts), 2))
+    evenness = [round(float(e), 4) if total else None for e, total in zip(entropy, counts.sum(0), strict=True)]
+    return Traffic([*frequent, *([None] * others)], counts.tolist(), evenness)
+
+
+def evaluated(
+    events: Sequence[FinishedDecision], policies: Sequence[str | Policy], range_now: tuple[float, float]
+) -> Sequence[Row]:
+    """Return a row for the logging policy and one for each other, by SNIPS with intervals for all looks together."""
+    log = table(
+        LoggedEvent(
+            event.event_id,
+            {},
+            event.actions,
+            ({},) * len(event.actions),
+            event.chosen,
+            event.probabilities[event.chosen],
+            event.reward,
+            event.probabilities,
+            user=event.user,
+        )
+        for event in events
+    )
+    span = range_of(log.reward, range_now)
+    return evaluate(log, policies, estimators=("snips",), time_uniform=True, reward_range=span).rows
+
+
+def range_of(rewards: Array, range_now: tuple[float, float]) -> tuple[float, float] | None:
+    """Return what a reward can be by today's settings, None where earlier ones, or sums, went beyond that."""
+    low, high = range_now
+    return range_now if rewards.size and low <= rewards.min() and rewards.max() <= high else None
+
+
+def values_of(events: Sequence[FinishedDecision], range_now: tuple[float, float]) -> list[PolicyValue]:
+    """Return the values of simple policies on decisions whose actions all had a chance."""
+    if len(events) < LEAST_EVALUATED:
+        return []
+    return [
+        PolicyValue(
+            POLICIES.get(row.policy, "logged"),
+            Bounds(row.value, row.low, row.high),
+            None if row.policy == "logging" else Bounds(row.difference, row.difference_low, row.difference_high),
+            float(row.ess),
+            row.warning,
+        )
+        for row in evaluated(events, [*POLICIES], range_now)
+    ]
