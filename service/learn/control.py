@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import msgspec
 
 from service.learn.join import Join
 from service.learn.learner import Learner
+from service.log.frames import framed, read_frame, receive_frame
 from service.log.protocol import StoreUnavailable
 from service.models.shared_models import bytes_of_model
 
-LENGTH = struct.Struct("<I")
 SECONDS = 30.0  # for an answer
 REQUEST_BYTES = 1 << 16
 
@@ -82,24 +81,10 @@ def serve_one(listener: socket.socket, learner: Learner) -> None:
     with client:
         client.settimeout(SECONDS)
         try:
-            (length,) = LENGTH.unpack(_exactly(client, LENGTH.size))
-            if length > REQUEST_BYTES:
-                return
-            question = msgspec.msgpack.decode(_exactly(client, length), type=Question)
-            body = msgspec.msgpack.encode(answer(learner, question))
-            client.sendall(LENGTH.pack(len(body)) + body)
+            question = msgspec.msgpack.decode(receive_frame(client.recv, REQUEST_BYTES), type=Question)
+            client.sendall(framed(answer(learner, question)))
         except (OSError, msgspec.MsgspecError, EOFError):
             return
-
-
-def _exactly(client: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = client.recv(size - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
 
 
 class LearnerClient:
@@ -120,10 +105,8 @@ class LearnerClient:
     async def _ask(self, question: Question) -> Any:
         reader, writer = await asyncio.open_unix_connection(str(self._path))
         try:
-            body = msgspec.msgpack.encode(question)
-            writer.write(LENGTH.pack(len(body)) + body)
-            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-            reply = msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)
+            writer.write(framed(question))
+            reply = msgspec.msgpack.decode(await read_frame(reader), type=Answer)
         finally:
             writer.close()
         if reply.error is not None:

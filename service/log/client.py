@@ -1,6 +1,6 @@
 """How rankers and the learner reach the log writer: over its Unix socket, one acknowledgement for each record.
 
-A message is a length, then msgpack. A ranker sends the records of an event-loop turn in one.
+A ranker sends the records of an event-loop turn in one message.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from service.log.frames import Frames, framed
 from service.log.protocol import NO_EPOCHS, Duplicate, Group, Outcome, Pruning, Refused, StoreUnavailable
 from service.log.records import Record
 
@@ -25,9 +25,6 @@ REPLY_SECONDS = 60.0  # the learner waits for a reply
 DEADLINE_SECONDS = 10.0  # a ranker waits for a reply; SQLite itself waits 5 s for a lock
 LOOK_SECONDS = 1.0  # between two looks at the writer
 TRY_SECONDS = 10.0  # without a commit, before the store is tried by a write
-
-LENGTH = struct.Struct("<I")
-LARGEST_FRAME = 1 << 30  # bytes
 
 T = TypeVar("T")
 
@@ -93,15 +90,6 @@ Reply = Done | Failed
 
 read_request = msgspec.msgpack.Decoder(Request).decode
 read_reply = msgspec.msgpack.Decoder(Reply).decode
-_encode_into = msgspec.msgpack.Encoder().encode_into
-
-
-def framed(message: Any) -> bytearray:
-    """Return the message as it travels."""
-    frame = bytearray(LENGTH.size)
-    _encode_into(message, frame, LENGTH.size)
-    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
-    return frame
 
 
 def as_reply(outcome: Outcome) -> int | tuple[str, int]:
@@ -115,30 +103,6 @@ def as_outcome(reply: int | tuple[str, int]) -> Outcome:
         return reply
     message, first = reply
     return Duplicate(message, first) if first >= 0 else Refused(message)
-
-
-class Frames:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that end in ``data``."""
-        if self._rest:
-            data = self._rest + data
-        at, found = 0, []
-        while len(data) - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(data, at)
-            if length > LARGEST_FRAME:
-                raise ConnectionError(f"a message must have at most {LARGEST_FRAME} bytes, got {length}")
-            end = at + LENGTH.size + length
-            if end > len(data):
-                break
-            found.append(data[at + LENGTH.size : end])
-            at = end
-        self._rest = data[at:]
-        return found
 
 
 def _gone() -> StoreUnavailable:

@@ -11,7 +11,6 @@ import gc
 import os
 import pickle
 import select
-import struct
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from io import FileIO
 from typing import Any, Protocol, TypeVar, cast
 
 from service.errors import ApiError, unavailable
+from service.log.frames import framed_bytes, read_frame, receive_frame
 from service.log.opening import Store, open_log
 from service.log.protocol import Log, StoreUnavailable
 from service.log.records import DamagedRecord
@@ -28,8 +28,6 @@ SECONDS = 120.0  # that an answer may take, its wait for others included
 JOB_SECONDS = 3_600.0  # that an evaluation may take, with those before it
 IDLE_SECONDS = 300.0  # after which the process ends
 REST = 9.0  # times as long as a report took, before the next one of the loop: a tenth of a core at most
-
-_SIZE = struct.Struct("<Q")  # in front of each message
 
 T = TypeVar("T")
 
@@ -81,18 +79,20 @@ class WorkerProcess:
     def __init__(self, store: Store) -> None:
         self._store, self._turn = store, asyncio.Lock()
         self._process: Process | None = None
-        self._owed = 0  # answers on their way
-        self._size: int | None = None  # of the answer that is coming in
 
     async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
         """Return what the function returns there; wait no longer than ``seconds``, ``SECONDS`` by default."""
         patience = SECONDS if seconds is None else seconds
+        message = pickle.dumps((function, arguments))
         try:
-            async with asyncio.timeout(patience), self._turn:
-                failed, answer = await self._exchange(pickle.dumps((function, arguments)))
+            async with asyncio.timeout(patience):
+                await self._turn.acquire()
+                exchange = asyncio.ensure_future(self._exchange(message))
+                exchange.add_done_callback(self._end_turn)
+                failed, answer = await asyncio.shield(exchange)  # the next turn begins when this answer is read
         except TimeoutError:  # the process goes on, and knows more when it is asked again
-            message = f"the report, with those asked for before it, took longer than {patience:g} s; try again"
-            raise ApiError(503, "report_timeout", message) from None
+            text = f"the report, with those asked for before it, took longer than {patience:g} s; try again"
+            raise ApiError(503, "report_timeout", text) from None
         except (ConnectionError, asyncio.IncompleteReadError):
             self.close()
             raise ApiError(503, "report_failed", "the process of reports has ended; try again") from None
@@ -104,25 +104,21 @@ class WorkerProcess:
             raise answer
         return answer  # type: ignore[no-any-return]
 
+    def _end_turn(self, exchange: asyncio.Future[tuple[bool, Any]]) -> None:
+        self._turn.release()
+        if not exchange.cancelled():
+            exchange.exception()  # whoever asked may have gone away
+
     async def _exchange(self, message: bytes) -> tuple[bool, Any]:
-        process = self._process
-        if process is None or process.returncode is not None:
+        if self._process is None or self._process.returncode is not None:
             self.close()
-            process, self._owed, self._size = await self._start(), 0, None
-            self._process = process
+            self._process = await self._start()
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(_framed(message))
-        self._owed += 1
+        process.stdin.write(framed_bytes(message))
         await process.stdin.drain()
-        while True:  # answers that came too late are passed over
-            if self._size is None:  # else who asked for it went away meanwhile
-                [self._size] = _SIZE.unpack(await process.stdout.readexactly(_SIZE.size))
-            reply = await process.stdout.readexactly(self._size)
-            self._size = None
-            self._owed -= 1
-            if not self._owed:
-                return pickle.loads(reply)  # type: ignore[no-any-return]
+        return pickle.loads(await read_frame(process.stdout))  # type: ignore[no-any-return]
 
     async def _start(self) -> Process:
         path = os.pathsep.join(filter(None, sys.path))
@@ -133,7 +129,7 @@ class WorkerProcess:
             *words, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
         )
         assert process.stdin is not None
-        process.stdin.write(_framed(pickle.dumps(self._store)))  # no argument of the process: it may hold a password
+        process.stdin.write(framed_bytes(pickle.dumps(self._store)))  # not an argument: it may hold a password
         return process
 
     def close(self) -> None:
@@ -145,35 +141,22 @@ class WorkerProcess:
                 process.kill()
 
 
-def _framed(message: bytes) -> bytes:
-    return _SIZE.pack(len(message)) + message
-
-
 def main() -> None:
     """Do what is asked for on standard input, and answer on standard output: whether it failed, and what came of it."""
     os.nice(19)
     gc.disable()  # nothing here is in cycles, and a collection looks at all events that are remembered
     questions, answers = FileIO(0), sys.stdout.buffer  # the first without a buffer, which select could not see
-    store = pickle.loads(_read(questions))
+    store = pickle.loads(receive_frame(questions.read))
     worker = Worker(cache(lambda: open_log(store)), REST)  # opened by the first question, which is told why it cannot
-    while select.select([questions], [], [], IDLE_SECONDS)[0] and (message := _read(questions)):
+    while select.select([questions], [], [], IDLE_SECONDS)[0]:
+        try:
+            message = receive_frame(questions.read)
+        except EOFError:
+            return
         try:
             function, arguments = pickle.loads(message)
             reply = pickle.dumps((False, function(worker, *arguments)))
         except Exception as error:
             reply = pickle.dumps((True, error))
-        answers.write(_framed(reply))
+        answers.write(framed_bytes(reply))
         answers.flush()
-
-
-def _read(questions: FileIO) -> bytes:
-    """Return a message; nothing once there are no more."""
-    head = _exactly(questions, _SIZE.size)
-    return _exactly(questions, _SIZE.unpack(head)[0]) if head else b""
-
-
-def _exactly(questions: FileIO, size: int) -> bytes:
-    read = b""
-    while len(read) < size and (more := questions.read(size - len(read))):
-        read += more
-    return read if len(read) == size else b""

@@ -68,10 +68,10 @@ class RankerContext:
         limits: Limits | None = None,
         only: Collection[str] | None = None,
         quotas: Quotas | None = None,
-        aside: Callable[[], LogWorker] | None = None,
+        new_worker: Callable[[], LogWorker] | None = None,
     ) -> None:
-        aside = aside or (lambda: WorkerThread(self.archive))
-        self.reports, self.exports, self.jobs = aside(), aside(), aside()  # none of them waits for the others
+        make = new_worker or (lambda: WorkerThread(self.archive))
+        self.reports, self.exports, self.jobs = make(), make(), make()  # none of them waits for the others
         self.quotas = quotas or Quotas()
         self.models, self.log, self.learner = models, log, learner
         self.limits = limits or Limits()

@@ -67,8 +67,8 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     client = WriterClient(config.log_socket)
     connecting = asyncio.ensure_future(client.connect())
     learner = LearnerClient(config.learner_socket)
-    open_store, aside = partial(open_log, config.store), partial(WorkerProcess, config.store)
-    context = RankerContext(Models(config.run), client, learner, open_store, only=config.loops, aside=aside)
+    open_store, new_worker = partial(open_log, config.store), partial(WorkerProcess, config.store)
+    context = RankerContext(Models(config.run), client, learner, open_store, only=config.loops, new_worker=new_worker)
     status = Status(context, config.store.path.name, config.run, config.store.path.parent)
     share = config.limits.requests_per_second / config.rankers  # a key's requests are spread over all rankers
     limits = dataclasses.replace(config.limits, requests_per_second=share)

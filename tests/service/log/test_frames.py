@@ -1,22 +1,13 @@
 """Messages between the writer and its clients are cut where they end, and say what happened."""
 
+import io
 import random
 
 import pytest
 
-from service.log.client import (
-    LARGEST_FRAME,
-    LENGTH,
-    Append,
-    Done,
-    Failed,
-    Frames,
-    as_outcome,
-    as_reply,
-    framed,
-    read_request,
-)
+from service.log.client import Append, Done, Failed, as_outcome, as_reply, read_request
 from service.log.client import read_reply as read_a_reply
+from service.log.frames import LARGEST_FRAME, LENGTH, Frames, framed, framed_bytes, receive_frame
 from service.log.protocol import Duplicate, Refused
 from service.log.records import Record
 
@@ -41,6 +32,16 @@ def test_messages_are_cut_where_they_end_however_they_come():
 def test_a_message_that_claims_to_be_too_large_ends_the_connection():
     with pytest.raises(ConnectionError, match="at most"):
         Frames().feed(LENGTH.pack(LARGEST_FRAME + 1))
+
+
+def test_a_message_is_received_whole_or_not_at_all():
+    stream = io.BytesIO(framed_bytes(b"first") + framed_bytes(b"") + framed_bytes(b"cut off")[:-1])
+    assert [receive_frame(stream.read), receive_frame(stream.read)] == [b"first", b""]
+    for data in (b"", framed_bytes(b"cut off")[:-1]):
+        with pytest.raises(EOFError):
+            receive_frame(io.BytesIO(data).read)
+    with pytest.raises(ConnectionError, match="at most 4 bytes"):
+        receive_frame(io.BytesIO(framed_bytes(b"first")).read, 4)
 
 
 @pytest.mark.parametrize("outcome", [7, Refused("no"), Duplicate("twice", 3), Duplicate("twice in a group", 0)])
