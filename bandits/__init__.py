@@ -1,6 +1,7 @@
 """Contextual bandits on federated residual learning: decide, explore, learn from rewards, evaluate from logs.
 
-``FederatedBandit`` decides for many clients; ``arms``, ``rows`` and ``sparse`` say what there is to choose from;
+``Bandit`` decides for many clients, with a model (``Kalman``, ``AdaGrad``, ``LinearUCB``, ``Federated``) and a policy;
+``arms``, ``rows`` and ``sparse`` say what there is to choose from;
 ``policy`` makes a policy by name; ``evaluate`` tells from logged decisions what another policy would have earned.
 """
 
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bandits.actions import Actions, arms, rows, sparse
+    from bandits.bandit import Bandit
     from bandits.decisions import Decision, UnknownDecisionError
     from bandits.evaluation.compare import evaluate
     from bandits.federated import FederatedBandit
+    from bandits.models.kinds import AdaGrad, Federated, Kalman, LinearUCB
     from fedres.policies import (
         EpsilonGreedy,
         ExploreEvery,
@@ -30,6 +33,11 @@ _HOME = {
     "arms": "bandits.actions",
     "rows": "bandits.actions",
     "sparse": "bandits.actions",
+    "Bandit": "bandits.bandit",
+    "AdaGrad": "bandits.models.kinds",
+    "Federated": "bandits.models.kinds",
+    "Kalman": "bandits.models.kinds",
+    "LinearUCB": "bandits.models.kinds",
     "Decision": "bandits.decisions",
     "UnknownDecisionError": "bandits.decisions",
     "FederatedBandit": "bandits.federated",
@@ -46,12 +54,17 @@ _HOME = {
 
 __all__ = [
     "Actions",
+    "AdaGrad",
+    "Bandit",
     "Decision",
     "EpsilonGreedy",
     "ExploreEvery",
+    "Federated",
     "FederatedBandit",
     "Greedy",
+    "Kalman",
     "LinUCB",
+    "LinearUCB",
     "OptimisticSquareCB",
     "Softmax",
     "SquareCB",

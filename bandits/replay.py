@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
-from bandits.models.choose import check_model, default_model, default_rates, least_squares
 from bandits.models.compiled import AdaGradModel
 from bandits.models.kalman import KalmanModel
-from bandits.models.least_squares import age, fill, learn_common, learn_own, predict_all
+from bandits.models.kinds import check_model, default_model, default_rates, model_kind
+from bandits.models.least_squares import LeastSquaresModel, age, fill, learn_common, learn_own, predict_all
 from bandits.models.protocol import SCHEMES
 from bandits.streams import Chunk, Stream
 from fedres import checks
@@ -221,7 +221,8 @@ class _LeastSquares(Player):
     ) -> None:
         super().__init__(stream, policy, seed)
         first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
-        model = least_squares(policy, scheme, first[0], first[1])
+        model = model_kind("linucb", policy, scheme, 0).start(first[0], first[1])
+        assert isinstance(model, LeastSquaresModel)
         for p in range(stream.n_clients):
             model.join(p)
         self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(5))

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bandits.bandit import Bandit
 from bandits.federated import FederatedBandit
-from bandits.models.choose import LOCAL_LEARNERS, check_model, default_model
+from bandits.models.kinds import LOCAL_LEARNERS, check_model, default_model
 from bandits.models.protocol import SCHEMES
 from bandits.replay import Outcome, replay
 from bandits.streams import Stream
@@ -117,7 +118,7 @@ class Scheme:
             return step_through(bandit, stream)
 
 
-def step_through(bandit: FederatedBandit, stream: Stream) -> Outcome:
+def step_through(bandit: Bandit, stream: Stream) -> Outcome:
     """Return what ``bandits.replay`` returns, from a bandit that is asked one decision at a time."""
     actions, probabilities, rewards, regrets = (np.zeros((stream.n_rounds, stream.n_clients)) for _ in range(4))
     t = 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,8 +15,6 @@ from fedres.policies import Policy, checked_probabilities
 from fedres.policies.kernels import draw, explore, pick
 
 SCHEMES = ("independent", "central", "fedres")
-MODELS = ("adagrad", "linucb", "residual-kalman")
-
 
 # A rewarded decision: the client's slot, the action, features that hold at least that action's, shared (x^g) and
 # private (x^l), and the reward in [0, 1]. A plain tuple, made in an eighth of the time: one a round is.
@@ -60,8 +59,12 @@ class Model(Protocol):
         """Free what the personal models hold."""
 
 
+@runtime_checkable
 class Stored(Model, Protocol):
-    """A model whose state is plain arrays: they can be saved, published and compared. Messages under way are not."""
+    """A model whose state is plain arrays and the messages under way (``waiting``): it can be saved and compared."""
+
+    version: int
+    waiting: deque[Any]
 
     def to_arrays(self) -> dict[str, Array]:
         """Return all that was learned."""

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from bandits.actions import arms, none, rows, sparse
-from bandits.models.choose import Choice, default_rates
+from bandits.federated import FederatedBandit
 from bandits.models.compiled import AdaGradModel
 from bandits.models.federation import AloneModel, FederationModel, Seat
 from bandits.models.kalman import KalmanModel
+from bandits.models.kinds import AdaGrad, Federated, LinearUCB, default_rates
 from bandits.models.least_squares import LeastSquaresModel
 from bandits.models.protocol import SCHEMES
 from fedres import LinearLearner, VWLearner, global_learner
@@ -16,12 +17,6 @@ from fedres.local_learners.vw import bits_for
 from fedres.policies import EpsilonGreedy, LinUCB, OptimisticSquareCB
 
 K, RATES = 3, (0.7, 0.4)
-
-
-def choice(**options):
-    given = {"scheme": "fedres", "global_learner": "fedres-adagrad", "local_learner": "linear", "capacity": K}
-    delays = {"hyperparameters": {}, "rates": None, "uplink_delay": 0, "downlink_delay": 0}
-    return Choice(**{"policy": EpsilonGreedy(), **given, **delays, **options})
 
 
 def feed(model, n_rounds, seed=0, probe=None):
@@ -46,8 +41,9 @@ def feed(model, n_rounds, seed=0, probe=None):
 def test_the_compiled_model_is_the_readable_one(scheme, delays, local_learner):
     actions = arms([1.0, 1.0], 2)
     compiled = AdaGradModel(scheme, (6, 6), 3, RATES, sum(delays))
-    plain = choice(scheme=scheme, local_learner=local_learner, uplink_delay=delays[0], downlink_delay=delays[1])
-    readable = plain._readable(actions, (6, 6), RATES)
+    up, down = delays
+    plain = Federated(scheme=scheme, local_learner=local_learner, uplink_delay=up, downlink_delay=down, rates=RATES)
+    readable = plain.start(actions, actions)
     one, two = feed(compiled, 60), feed(readable, 60)
     readable.close()
     assert one == pytest.approx(two, abs=1e-6)
@@ -80,23 +76,23 @@ def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_model_is_chosen_by_what_was_asked_for(scheme):
+def test_names_and_options_stand_for_models(scheme):
     actions = arms([1.0, 1.0], 2)
-    kinds = {
-        AdaGradModel: choice(scheme=scheme),
-        LeastSquaresModel: choice(scheme=scheme, policy=LinUCB()),
-        KalmanModel: choice(scheme=scheme, policy=OptimisticSquareCB()),
-        AloneModel if scheme == "independent" else FederationModel: choice(scheme=scheme, uplink_delay=[0, 1, 2]),
-    }
-    for kind, asked in kinds.items():
-        assert type(asked.model(actions, actions)) is kind
-    assert type(choice(scheme=scheme, model_asked_for="linucb").model(actions, actions)) is LeastSquaresModel
-    assert type(choice(scheme=scheme, uplink_delay=np.int64(2)).model(actions, actions)) is AdaGradModel
+    asked = [
+        (AdaGradModel, {"policy": EpsilonGreedy()}),
+        (LeastSquaresModel, {"policy": LinUCB()}),
+        (LeastSquaresModel, {"policy": EpsilonGreedy(), "model": "linucb"}),
+        (KalmanModel, {"policy": OptimisticSquareCB()}),
+        (AdaGradModel, {"policy": EpsilonGreedy(), "uplink_delay": np.int64(2)}),
+        (AloneModel if scheme == "independent" else FederationModel, {"uplink_delay": [0, 1, 2], "capacity": K}),
+    ]
+    for kind, options in asked:
+        assert type(FederatedBandit(scheme=scheme, **options).model.start(actions, actions)) is kind
 
 
 def test_delays_of_each_clients_own_slow_its_uploads_only():
-    model = choice(uplink_delay=[0, 4, 0]).model(arms([1.0], 2), arms([1.0], 2))
     x = arms([1.0], 2)
+    model = Federated(uplink_delay=[0, 4, 0], capacity=K).start(x, x)
     for slot in range(K):
         model.join(slot)
     model.play([(1, 0, x, x, 1.0)])
@@ -107,10 +103,10 @@ def test_delays_of_each_clients_own_slow_its_uploads_only():
     assert versions == [0, 0, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("local_learner", ["linear", "vw"])
-def test_a_side_without_features_has_no_model(local_learner):
+@pytest.mark.parametrize("kind", [AdaGrad(), Federated(capacity=K), Federated(local_learner="vw", capacity=K)])
+def test_a_side_without_features_has_no_model(kind):
     for shared, private in ((arms([1.0], 2), none(2)), (none(2), arms([1.0], 2))):
-        model = choice(local_learner=local_learner).model(shared, private)
+        model = kind.start(shared, private)
         model.join(0)
         for t in range(20):
             model.play([(0, t % 2, shared, private, float(t % 2))])
@@ -127,7 +123,7 @@ def test_linucb_on_no_features_at_all_takes_any_number_of_actions():
 
 def test_linucb_refuses_what_would_not_fit_in_memory():
     with pytest.raises(ValueError, match="linucb must have at most 4000 weights a model, got 4001"):
-        choice(policy=LinUCB()).model(rows(np.ones((1, 4001))), rows(np.ones((1, 2))))
+        LinearUCB().start(rows(np.ones((1, 4001))), rows(np.ones((1, 2))))
 
 
 def test_the_first_step_reaches_as_far_whatever_the_size_of_the_features():

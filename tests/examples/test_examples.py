@@ -48,6 +48,12 @@ def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, comm
     assert "constant:tea" in valued.stdout
 
 
+def test_a_bandit_in_one_process_learns_what_visitors_like():
+    done = subprocess.run([sys.executable, EXAMPLES / "bandit.py"], capture_output=True, text=True, check=True)
+    first, last = map(float, re.findall(r"\d\.\d\d", done.stdout))
+    assert first < last > 0.8, done.stdout
+
+
 def test_two_devices_with_one_shared_model_are_each_better_than_alone(url):
     command = [sys.executable, EXAMPLES / "device.py", url]
     done = run(command)
