@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedres.loading import load
 
 if TYPE_CHECKING:
     from bandits.actions import Actions, arms, rows, sparse
@@ -81,4 +82,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: numba and VW take longer to import than most scripts run."""
     if name not in _HOME:
         raise AttributeError(f"module 'bandits' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(load(_HOME[name]), name)

@@ -1,7 +1,7 @@
 """What every extra adds to an install, and how long its main entry takes to start.
 
     python benchmarks/install_size.py            # the table of docs/start/install.md, as Markdown
-    python benchmarks/install_size.py vw serve   # some extras only
+    python benchmarks/install_size.py vw serve   # some extras only; "" is the base
 
 Makes a fresh virtual environment for each extra in a temporary folder and installs the pinned versions of
 constraints.txt. Sizes are `du -sm` of site-packages, less that of an empty environment. Times are the median of
@@ -25,9 +25,8 @@ IMPORTS = {  # extras, by commas: what their users run first
     "": (
         "import fedres",
         "from fedres.client import Client",
-        "from fedres import Federation",
-        "from fedres.client import DeviceClient",
     ),
+    "learn": ("from fedres import Federation", "from fedres.client import DeviceClient"),
     "vw": ("from fedres import VWLearner; VWLearner()",),
     "serve": ("import service.cli", "import service.roles.ranker"),
     "postgres": ("import service.log.postgres",),

@@ -1,6 +1,7 @@
 """How often lift intervals hold the truth, and how soon they find a lift: simulated experiments, looked at all along.
 
     python benchmarks/lift_coverage.py [--experiments 2000] [--part rewards | outcomes | detection]
+    python benchmarks/lift_coverage.py --sizes  # only how many events a test for a single look is planned with
 
 In each experiment users arrive one after the other and come back at random; a share of them is the control group.
 Users differ: a user's click rate is drawn once. After every 100 events somebody looks. Rewards are clicks, with
@@ -121,6 +122,16 @@ def fixed_horizon(kind: Experiment, effect: float) -> float:
     return float((ndtri(0.975) + ndtri(0.8)) ** 2 * variance / (high - low) ** 2)
 
 
+def sizes() -> list[list[str]]:
+    """Return the events for a single look by click rate and lift, with half and a tenth of the users in control."""
+    return [
+        [f"{rate:.0%}", f"{effect:.0%}"]
+        + [f"{fixed_horizon(Experiment('', share=share, rate=rate), effect):,.0f}" for share in (0.5, 0.1)]
+        for rate in (0.3, 0.1, 0.03)
+        for effect in (0.05, 0.1, 0.2, 0.5)
+    ]
+
+
 def row(kind: Experiment, place: int, lift_of: float, n_experiments: int, seed: int) -> list[str]:
     cells = [kind.name]
     for effect in (0.0, lift_of):
@@ -142,7 +153,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", action="append", choices=PARTS, help="Which tables; all unless given.")
     parser.add_argument("--kind", default="", help="Only kinds of experiments with this in their names.")
+    parser.add_argument("--sizes", action="store_true", help="Only the events that a single look needs, as Markdown.")
     options: Any = parser.parse_args()
+    if options.sizes:
+        print("\n".join(f"| {' | '.join(cells)} |" for cells in sizes()))
+        return
     for part in options.part or PARTS:
         kinds, effect = PARTS[part]
         headings = ("no lift:\nfalse alarms", "worst\nlook", f"lift of {effect:.0%}:\nmissed", "worst\nlook")

@@ -6,8 +6,9 @@ Each learns what the other leaves over. ``global_learner`` makes a rule for the 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedres.loading import load
 
 if TYPE_CHECKING:
     from fedres.channels import Channel, Faults, Fixed, Geometric, Recorded, Uniform
@@ -96,4 +97,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: SciPy, numba and VW take a second of processor time."""
     if name not in _HOME:
         raise AttributeError(f"module 'fedres' has no attribute {name!r}")
-    return getattr(import_module(f"fedres.{_HOME[name]}"), name)
+    return getattr(load(f"fedres.{_HOME[name]}"), name)

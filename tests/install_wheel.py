@@ -15,9 +15,12 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DEVICE = """
-from fedres.client import Client, DeviceClient
+CLIENT = """
+from fedres.client import Client
 assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).fallback
+"""
+DEVICE = """
+from fedres.client import DeviceClient
 with DeviceClient("http://127.0.0.1:1", "phone", "phone", learner="linear", sync_seconds=None) as device:
     device.reward(device.decide({"hour": 9}, ["tea"], private={"age": 33}).event_id, 1.0)
 """
@@ -29,7 +32,8 @@ if __name__ == "__main__":
         assert run(abs, [-1, 2], jobs=2) == [1, 2]
 """
 SMOKE = {
-    "base": DEVICE,
+    "base": CLIENT,
+    "learn": DEVICE,
     "vw": "from fedres import VWLearner\nwith VWLearner() as vw:\n    vw.learn([1.0], label=1.0)",
     "serve": None,  # the service itself, below
     "postgres": "import service.log.postgres",

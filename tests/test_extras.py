@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedres.loading import LEARN
 from service.__main__ import BENCH_COMMANDS, COMMAND_LINE, EXTRAS
 from service.cli import app
 
@@ -88,7 +89,30 @@ def test_vowpal_wabbit_without_its_extra_names_it_and_writes_nothing(tmp_path, c
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_needs_no_extra(tmp_path):
+def test_the_clients_of_a_service_need_no_extra(tmp_path):
+    code = """
+from fedres.client import AsyncClient, Client, RankRequest
+
+assert Client("http://127.0.0.1:1", deadline=0.1).rank(actions=["tea", "juice"]).action == "tea"
+"""
+    done = run(code, [*EVERY_EXTRA, *LEARN], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "code", ["from fedres import Federation", "from fedres.client import DeviceClient", "from bandits import policy"]
+)
+def test_what_learns_names_its_extra_where_that_is_missing(tmp_path, code):
+    done = run(code, LEARN, cwd=tmp_path)
+    assert re.search(r"ModuleNotFoundError: \w+ is not installed: pip install 'fedres\[learn\]'", done.stderr)
+
+
+def test_the_extra_learn_installs_what_it_is_named_for():
+    assert set(LEARN) == distributions("learn")
+    assert all("fedres[learn]" in PROJECT["optional-dependencies"][extra] for extra in ("vw", "serve", "bench"))
+
+
+def test_a_device_needs_learn_alone(tmp_path):
     code = """
 from fedres.client import DeviceClient
 

@@ -7,8 +7,9 @@ decides and learns, ``syncing.py`` says what to send and what an answer means, `
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedres.loading import load
 
 if TYPE_CHECKING:
     from fedres.client.asynchronous import AsyncDeviceClient
@@ -75,4 +76,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: VW, numba and httpx take a second of processor time."""
     if name not in _HOME:
         raise AttributeError(f"module 'fedres.client' has no attribute {name!r}")
-    return getattr(import_module(f"fedres.client.{_HOME[name]}"), name)
+    return getattr(load(f"fedres.client.{_HOME[name]}"), name)

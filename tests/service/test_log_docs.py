@@ -1,4 +1,4 @@
-"""docs/reference/log.md keeps its word: its commands run, its questions are answered, its tables are complete."""
+"""The pages on the log keep their word: their commands run, their questions are answered, their tables are complete."""
 
 import asyncio
 import os
@@ -19,7 +19,9 @@ from service.log.sqlite_schema import SCHEMA_VERSION
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "log")]
 
-DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parents[2] / "docs"
+PAGES = ("operate/back-up.md", "reference/log.md")
+DOCS = "".join((FOLDER / page).read_text(encoding="utf-8") for page in PAGES)
 BLOCKS = re.findall(r"```(sh|sql|python)\n(.*?)```", DOCS, flags=re.DOTALL)
 
 

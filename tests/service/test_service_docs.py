@@ -26,7 +26,8 @@ PAGES = (
     "operate/operations.md",
 )  # the last one ends with keys, which close the service
 DOCS = "".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGES)
-DEVICES = (FOLDER / "guides" / "devices.md").read_text(encoding="utf-8")
+DEVICE_PAGES = ("guides/devices.md", "reference/device-protocol.md", "how-it-works/device-privacy.md")
+DEVICES = "".join((FOLDER / name).read_text(encoding="utf-8") for name in DEVICE_PAGES)
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS, flags=re.DOTALL)
 STARTS = [block for block in BLOCKS if block.startswith("fedres serve")]
 USES = [block for block in BLOCKS if block not in STARTS]
@@ -89,8 +90,8 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
         script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]
         answers = [run_python(block, tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
-    assert "sent=1, refused=0, dropped=0" in answers[3]
-    assert "('rank', 200)" in answers[4]
+    assert "sent=1, refused=0, dropped=0" in answers[4]
+    assert "('rank', 200)" in answers[5]
 
 
 def run_python(block, folder):
