@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from fedres.federation import Example, Federation
 
 sys.path.insert(0, str(Path(__file__).parent / "service"))  # what tests of several folders use
+sys.path.append(str(Path(__file__).parents[1]))  # for `research`, which is not installed
 
 settings.register_profile("fedres", deadline=None, derandomize=True)
 settings.load_profile("fedres")

@@ -47,7 +47,9 @@ def test_the_page_on_operations_names_every_metric_of_a_loop():
 
 def test_every_file_that_the_guide_for_contributors_names_is_there():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:fedres|bandits|libsvm_tasks|service|tests|benchmarks|examples|docs)/[\w./]*)`", text):
+    for path in re.findall(
+        r"`((?:fedres|bandits|libsvm_tasks|research|service|tests|benchmarks|examples|docs)/[\w./]*)`", text
+    ):
         assert path.endswith("/yours.py") or (ROOT / path).exists(), path
 
 

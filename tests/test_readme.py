@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libsvm_tasks.fair.table import EXPERIMENTS
+from research.fair.table import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

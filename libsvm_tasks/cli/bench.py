@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from libsvm_tasks.cli.options import Jobs
+from libsvm_tasks.cli.source import of_the_source
 from service.console import JsonFile, console, one_line_errors, progress_bar, whole_numbers, write_json
 
 MODULES = {  # these need the extra bench, `service` the extra serve
-    "engine": "libsvm_tasks.bench_engine",
-    "learners": "libsvm_tasks.bench_learners",
-    "bandit": "libsvm_tasks.bench_bandit",
+    "engine": "research.bench_engine",
+    "learners": "research.bench_learners",
+    "bandit": "research.bench_bandit",
 }
 KINDS = (*MODULES, "service", "decisions")
 
@@ -80,7 +79,7 @@ def bench(
         results = _decisions(streams, players, whole_numbers("seeds", seeds, 1), events, csv_file, jobs)
     for name in MODULES:
         if what in (name, "all"):
-            module = import_module(MODULES[name])
+            module = of_the_source(MODULES[name])
             with progress_bar(f"measuring {name}") as progress:
                 rows = module.measure_all(progress)
             console().print(module.table(rows))
@@ -144,18 +143,8 @@ def _over_http(url: str, streams: str, seeds: list[int], events: int | None) -> 
     return {"seeds": seeds, "figures": figures}
 
 
-def _of_the_source(module: str) -> Any:
-    """Import a benchmark that stands beside the packages in the source, and is not installed with them."""
-    folder = Path(__file__).parents[2] / "benchmarks"
-    if not (folder / f"{module}.py").exists():
-        raise ValueError("this benchmark is part of the source and not of the package: run it in a clone")
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # processes that it starts inherit this
-    return import_module(module)
-
-
 def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> dict[str, Any]:
-    bench_service = _of_the_source("service_load")
+    bench_service = of_the_source("service_load", "benchmarks")
     with progress_bar("measuring service") as progress:
         rows = bench_service.measure(rankers=rankers, rounds=rounds, seconds=seconds, n_keys=n_keys, progress=progress)
     console().print(bench_service.table(rows))
@@ -163,7 +152,7 @@ def _service(rankers: list[int], rounds: int, seconds: float, n_keys: int) -> di
 
 
 def _soak(seconds: float, share: float, rankers: list[int], n_keys: int) -> dict[str, Any]:
-    bench_soak = _of_the_source("service_soak")
+    bench_soak = of_the_source("service_soak", "benchmarks")
     results = []
     for n in rankers:
         with progress_bar(f"soaking with {n} ranker(s)") as progress:

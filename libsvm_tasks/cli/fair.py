@@ -27,9 +27,10 @@ def fair(
 
     After an interruption, run the same command again to resume.
     """
-    from libsvm_tasks.fair import table
+    from libsvm_tasks.cli.source import of_the_source
     from libsvm_tasks.grid import cluster
 
+    table = of_the_source("research.fair.table")
     wanted = table.Design(
         datasets=tuple(name.strip() for name in datasets.split(",")) if datasets else table.Design().datasets,
         clients=tuple(whole_numbers("clients", clients)),

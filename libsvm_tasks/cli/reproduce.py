@@ -31,22 +31,21 @@ def reproduce(
 
     from rich.table import Table
 
+    from libsvm_tasks.cli.source import of_the_source
     from libsvm_tasks.grid import cluster
-    from libsvm_tasks.reproduce.figure import Run
-    from libsvm_tasks.reproduce.registry import FIGURES
-    from libsvm_tasks.reproduce.registry import reproduce as remake
 
+    registry = of_the_source("research.reproduce.registry")
     if show:
         table = Table("figure", "paper", "shows", box=None)
-        for figure in FIGURES.values():
+        for figure in registry.FIGURES.values():
             table.add_row(figure.name, figure.paper, figure.title)
         console().print(table)
         return
-    names = list(FIGURES) if every else figures
+    names = list(registry.FIGURES) if every else figures
     if not names:
         raise ValueError("name figures to make, or give --list or --all")
     with cluster(backend, address, jobs), progress_bar("reproducing") as progress:
-        claims = remake(names, Run(out, quick, jobs, progress))
+        claims = registry.reproduce(names, registry.Run(out, quick, jobs, progress))
     table = Table("figure", "claim", "measured", "verdict", show_lines=True)
     for claim in claims:
         colour = {"reproduced": "green", "partly": "yellow", "not reproduced": "red"}[claim.verdict]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import get_args
 
-from libsvm_tasks.reproduce import (
+from research.reproduce import (
     appendix_c_figures,
     dynfed_figures,
     fedomd_figures,
@@ -16,8 +16,8 @@ from libsvm_tasks.reproduce import (
     fedsea_figures,
     ofediq_figures,
 )
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, Verdict
-from libsvm_tasks.reproduce.statements import OURS
+from research.reproduce.figure import Claim, Figure, Run, Verdict
+from research.reproduce.statements import OURS
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure

@@ -19,8 +19,8 @@ import numpy as np
 from numba import njit
 
 from fedres.checks import Array
-from libsvm_tasks.fair.second_order import with_constant
 from libsvm_tasks.tasks import Task
+from research.fair.second_order import with_constant
 
 PERIOD = 10  # rounds between two averages
 

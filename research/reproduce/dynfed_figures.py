@@ -20,9 +20,9 @@ from fedres import Example, Federation, global_learner
 from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import Series, save
-from libsvm_tasks.reproduce.curves import band, draw, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, Verdict, judged, verdict
 from libsvm_tasks.streams import random_walk
+from research.reproduce.curves import band, draw, mean_error, rows, text
+from research.reproduce.figure import Claim, Figure, Run, Verdict, judged, verdict
 
 AGENTS, ACTIVE, SAMPLES, RHO = 20, 7, 20, 0.1  # K, L, N_k, ρ
 TEX = {"μ": "μ", "σ_c²": r"$\sigma_c^2$", "σ_q²": r"$\sigma_q^2$"}

@@ -17,9 +17,9 @@ from fedres.checks import Array
 from fedres.comparators import best_fixed
 from libsvm_tasks import grid
 from libsvm_tasks.plots import save
-from libsvm_tasks.reproduce.curves import band, draw, log_log_slope, log_spaced, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 from libsvm_tasks.task_replay import standard_error
+from research.reproduce.curves import band, draw, log_log_slope, log_spaced, mean_error, rows, text
+from research.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 M = 20  # m, clients
 LOG_SLOPE = 2.125  # dR/d ln T at τ = 1: ½(4 + 5/m), half the second moment of a round's mean target

@@ -15,8 +15,8 @@ from fedres import Example, Federation, Squared, bounds, global_learner, step_si
 from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import save
-from libsvm_tasks.reproduce.curves import band, draw, log_log_slope, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
+from research.reproduce.curves import band, draw, log_log_slope, rows, text
+from research.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 NAME = "fedsea-speedup"
 DISTANCE, SIGMA = 2.0, 6.0

@@ -9,9 +9,9 @@ from matplotlib import pyplot as plt
 
 from fedres import Logistic
 from fedres.comparators import best_fixed
-from libsvm_tasks.reproduce import appendix_c_figures, curves, dynfed_figures, fedomd_figures, fedsea_figures
-from libsvm_tasks.reproduce.dynfed_figures import PASSES, RHO, LogisticRisks, Risk, _minimisers
-from libsvm_tasks.reproduce.figure import Run
+from research.reproduce import appendix_c_figures, curves, dynfed_figures, fedomd_figures, fedsea_figures
+from research.reproduce.dynfed_figures import PASSES, RHO, LogisticRisks, Risk, _minimisers
+from research.reproduce.figure import Run
 
 MODULES = (fedomd_figures, fedsea_figures, appendix_c_figures, dynfed_figures)
 FIGURES = {figure.name: figure for module in MODULES for figure in module.FIGURES}

@@ -18,9 +18,9 @@ import numpy as np
 from fedres import checks
 from fedres.checks import Array
 from libsvm_tasks import grid
-from libsvm_tasks.fair.cells import JUDGING_SEED, TUNING_SEED, Chosen, Judging, Tuning, choose, judge, key, tune
-from libsvm_tasks.fair.methods import METHODS
 from libsvm_tasks.task_replay import dataset
+from research.fair.cells import JUDGING_SEED, TUNING_SEED, Chosen, Judging, Tuning, choose, judge, key, tune
+from research.fair.methods import METHODS
 
 DEVELOPMENT = ("letter", "pendigits", "satimage", "usps")  # looked at while methods and grids were made
 UNTOUCHED = ("sensorless", "shuttle", "covtype", "mnist")  # run once, after everything was decided
@@ -29,7 +29,7 @@ LEVEL = 0.05  # the chance that Holm's correction allows of one wrong verdict in
 
 EXPERIMENTS = (
     "`fedres, half` and `fedres, all` are the scheme `fedres` of `fedres replay` and `fedres delays`. `fedres 2nd",
-    "order` and `fedres learned prior` are experiments of this comparison (`libsvm_tasks/fair`): no other command,",
+    "order` and `fedres learned prior` are experiments of this comparison (`research/fair`): no other command,",
     "no learner of the library and no service offers them. The learned prior solves for shared and personal weights",
     "by regressions whose penalties all clients learn together (empirical Bayes); a client keeps its rows, and",
     "sends d × d sums a round trip.",

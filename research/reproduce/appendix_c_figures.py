@@ -16,8 +16,8 @@ from fedres import Example, Federation, LocalLeastSquares, LocalSGD, Site, globa
 from fedres.checks import Array
 from libsvm_tasks import grid
 from libsvm_tasks.plots import lines, save
-from libsvm_tasks.reproduce.curves import band, log_spaced, mean_error, rows, text
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
+from research.reproduce.curves import band, log_spaced, mean_error, rows, text
+from research.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 START, BEST = np.array([1.0, 0.0]), np.array([0.0, 1.0])  # w_1 and w_*, of both models
 TITLES = {"sgd": "FedRes.SGD", "erm": "FedRes.ERM", "fictitious": "fictitious play"}

@@ -25,9 +25,9 @@ from libsvm_tasks import grid
 from libsvm_tasks.data import Data
 from libsvm_tasks.load import available, load
 from libsvm_tasks.plots import Series, lines, save
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 from libsvm_tasks.streams import examples, online_partition
 from libsvm_tasks.task_replay import standard_error
+from research.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 CLIENTS, SEEDS, POINTS = 1000, 3, 25
 PERIODS = (1, 2, 5, 10)  # L

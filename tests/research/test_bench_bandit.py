@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from libsvm_tasks import bench_bandit
 from libsvm_tasks.bandit_peers import VWPrepared, VWText
-from libsvm_tasks.bench_bandit import ACTIONS, FEATURES, FEWEST, FIRST, Contestant, loop, make_stream, measure, table
+from research import bench_bandit
+from research.bench_bandit import ACTIONS, FEATURES, FEWEST, FIRST, Contestant, loop, make_stream, measure, table
 
 INSTALLED = [peer for peer in bench_bandit.peers() if peer.version is not None]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from libsvm_tasks.fair import averaging, table
-from libsvm_tasks.fair.cells import Tuning, choose, held_out, key, tune
-from libsvm_tasks.fair.learned_prior import Shared, client, server
-from libsvm_tasks.fair.methods import METHODS, accuracy, mean_of, reshuffled
-from libsvm_tasks.fair.second_order import Ridge, counts, with_constant
 from libsvm_tasks.task_replay import dataset
 from libsvm_tasks.tasks import paper_task
+from research.fair import averaging, table
+from research.fair.cells import Tuning, choose, held_out, key, tune
+from research.fair.learned_prior import Shared, client, server
+from research.fair.methods import METHODS, accuracy, mean_of, reshuffled
+from research.fair.second_order import Ridge, counts, with_constant
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import numpy as np
 
 from fedres.checks import Array
 from libsvm_tasks import engine
-from libsvm_tasks.fair import averaging
-from libsvm_tasks.fair.learned_prior import fit
-from libsvm_tasks.fair.second_order import Ridge, with_constant
 from libsvm_tasks.tasks import Task
+from research.fair import averaging
+from research.fair.learned_prior import fit
+from research.fair.second_order import Ridge, with_constant
 
 Choice = tuple[float, ...]  # a method's hyperparameters
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.fair.methods import METHODS, RATES, Choice, accuracy, mean_of, reshuffled
 from libsvm_tasks.task_replay import dataset
 from libsvm_tasks.tasks import Task, paper_task
+from research.fair.methods import METHODS, RATES, Choice, accuracy, mean_of, reshuffled
 
 TUNING_SEED, JUDGING_SEED = 5000, 6000
 HELD_OUT = 5  # one row in five

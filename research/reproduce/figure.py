@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from libsvm_tasks.grid import Progress
-from libsvm_tasks.reproduce.statements import STATEMENTS
+from research.reproduce.statements import STATEMENTS
 
 Verdict = Literal["reproduced", "partly", "not reproduced"]
 

@@ -19,9 +19,9 @@ from matplotlib import pyplot as plt
 
 from libsvm_tasks.load import available
 from libsvm_tasks.plots import COLOURS, Series, lines, save
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, judged, verdict
 from libsvm_tasks.schemes import SCHEMES, Scheme, at_delays
 from libsvm_tasks.task_replay import Replay, Result, Setup, replay, standard_error
+from research.reproduce.figure import Claim, Figure, Run, judged, verdict
 
 SIMILAR = ("mnist", "satimage", "sensorless", "usps")  # Central beats Independent, says the paper
 DIFFERENT = ("letter", "pendigits", "shuttle", "covtype")

@@ -7,8 +7,9 @@ import pytest
 
 from libsvm_tasks.data import Data
 from libsvm_tasks.load import load
-from libsvm_tasks.reproduce.figure import Run
-from libsvm_tasks.reproduce.ofediq_figures import (
+from libsvm_tasks.streams import online_partition
+from research.reproduce.figure import Run
+from research.reproduce.ofediq_figures import (
     AT_COST,
     BEST,
     FEDOGD,
@@ -21,7 +22,6 @@ from libsvm_tasks.reproduce.ofediq_figures import (
     play,
     points,
 )
-from libsvm_tasks.streams import online_partition
 
 
 @pytest.fixture(scope="module")

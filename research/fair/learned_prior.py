@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from libsvm_tasks.fair.second_order import counts, with_constant
 from libsvm_tasks.tasks import Task
+from research.fair.second_order import counts, with_constant
 
 BETWEEN = 10  # rounds from one upload to the next where there is no delay
 NOISE = 0.3  # σ² at the start, of labels −1 and 1

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from libsvm_tasks.reproduce.figure import Claim, Figure, Run, verdict
-from libsvm_tasks.reproduce.registry import FIGURES, HEAD, reproduce, summary
-from libsvm_tasks.reproduce.statements import OURS, STATEMENTS, Statement
+from research.reproduce.figure import Claim, Figure, Run, verdict
+from research.reproduce.registry import FIGURES, HEAD, reproduce, summary
+from research.reproduce.statements import OURS, STATEMENTS, Statement
 from service.cli import app
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
