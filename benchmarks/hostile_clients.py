@@ -34,7 +34,7 @@ from fedres.scoring.federated import FederatedModel, Pool, as_features
 from fedres.scoring.model import LEARNING_RATE, SharedModel, expand
 from libsvm_tasks.load import load
 from libsvm_tasks.tasks import Task, paper_task
-from service.learn.uploads import MOST_POOLED
+from service.models.adagrad import MOST_POOLED
 from service.models.guard import Defences, Guard, combine
 
 ALL = 1e9  # the largest local prediction that the service takes

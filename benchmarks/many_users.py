@@ -51,10 +51,10 @@ def fill(path: Path, n_users: int) -> int:
         learner = Learner(log, None, snapshots, Publisher(run, 1), snapshot_seconds=1e9)  # type: ignore[arg-type]
         learner.open()
         head = learner.loops[DEFAULT_LOOP].metadata
-        found = learner.personal.entry(head.id, "user-0")
-        assert found is not None
+        data = learner.personal.data(head.id, "user-0")
+        assert data is not None
         for user in range(n_users):
-            learner.personal.put(head.id, f"user-{user}", *found)
+            learner.personal.put(head.id, f"user-{user}", data.tobytes())
             if user % 50_000 == 49_999:
                 learner.saver.flush(learner.loops)
                 print(f"  {user + 1:,} of {n_users:,} users", flush=True)
@@ -62,7 +62,7 @@ def fill(path: Path, n_users: int) -> int:
         while learner.step_log():
             pass
         learner.close()
-    return len(found[1].to_bytes())
+    return data.nbytes
 
 
 def _request(user: str, rng: random.Random) -> dict[str, Any]:

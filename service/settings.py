@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,20 @@ LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
 ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
+
+
+class ModelSettings(NamedTuple):
+    """What a model makes of settings."""
+
+    policy: str  # the one that it has by default
+    has_widths: bool  # whether it knows how unsure scores are, as some policies need
+    ignored: tuple[str, ...] = ()  # settings without an effect
+
+
+MODELS = {
+    "residual-kalman": ModelSettings("optimistic-squarecb", True, ADAGRAD_ONLY),
+    "adagrad": ModelSettings("epsilon-greedy", False),
+}
 
 Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
@@ -79,9 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         if self.policy is None:
-            msgspec.structs.force_setattr(
-                self, "policy", "optimistic-squarecb" if self.model == "residual-kalman" else "epsilon-greedy"
-            )
+            msgspec.structs.force_setattr(self, "policy", MODELS[self.model].policy)
         _within("epsilon", self.epsilon, 0, 1)
         _within("floor", self.floor, 0, 1)
         if self.gamma is not None:
@@ -115,7 +127,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def n_weights(self) -> int:
         """How many weights the shared model has; ``residual-kalman`` has none."""
-        return 1 << self.bits if self.model == "adagrad" else 0
+        return 1 << self.bits if self.has_effect("bits") else 0
+
+    def has_effect(self, name: str) -> bool:
+        """Return whether the loop's model looks at a setting."""
+        return name not in MODELS[self.model].ignored
+
+    @property
+    def has_widths(self) -> bool:
+        """Whether the model knows how unsure scores are; then devices say so of theirs, and fetch it as a whole."""
+        return MODELS[self.model].has_widths
 
     @property
     def is_dense(self) -> bool:
@@ -178,11 +199,10 @@ def _hyperparameters(settings: Settings) -> None:
 
 def _suits_model(settings: Settings) -> None:
     """Refuse what would have no effect."""
-    if settings.model == "adagrad":
-        if POLICIES[str(settings.policy)].needs_widths:
-            raise ValueError(f"policy must not be {settings.policy!r} for model 'adagrad', which knows no widths")
-        return
-    for name in ADAGRAD_ONLY:
+    model = MODELS[settings.model]
+    if POLICIES[str(settings.policy)].needs_widths and not model.has_widths:
+        raise ValueError(f"policy must not be {settings.policy!r} for model {settings.model!r}, which knows no widths")
+    for name in model.ignored:
         default, value = _DEFAULTS[name], getattr(settings, name)
         if value != default:
             raise ValueError(f"{name} must be {default!r} unless model is 'adagrad', got {value!r}")

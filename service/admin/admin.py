@@ -31,8 +31,7 @@ from service.log.records import (
     Record,
     encode,
 )
-from service.models.kalman_personal import PersonalKalman
-from service.models.shared_models import check_model
+from service.models.table import model_kind
 from service.rank.explaining import personal_model
 from service.rank.pinned import check_new, pin_body, read_pinned
 from service.rank.quotas import exceeded
@@ -199,7 +198,8 @@ class Admin:
         view = self._context.loop(loop).view
         made = await self._context.look_up(lambda log: log.of_kind(loop, LOOP)[-1])
         try:
-            check_model(view.settings, state, (view.seen_range, read_settings_body(made.body).reward_range))
+            ranges = view.seen_range, read_settings_body(made.body).reward_range
+            model_kind(view.settings).check(view.settings, state, ranges)
         except ValueError as error:
             raise ApiError(422, "invalid_model", str(error)) from None
         return await self._context.append_now(Record(loop, MODEL, body=state))
@@ -213,11 +213,7 @@ class Admin:
         if model is None:
             raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
         known = {"user": user, "model_version": found.view.version}
-        if isinstance(model, PersonalKalman):
-            assert found.kalman is not None
-            return {**known, **model.described(found.kalman.shared)}
-        weights = {str(key): weight for key, weight in model.weights.items()}
-        return {**known, "constant": model.constant, "weights": weights}
+        return {**known, **found.model.described(model)}
 
     async def erase_user(self, loop: str, user: str) -> None:
         """Erase a user's model, events and rewards from every file; return when nothing is left."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from service.learn.join import Unmatched
-from service.models.views import LoopView
+from service.models.loop_metadata import LoopView
 
 if TYPE_CHECKING:
     pass

@@ -14,7 +14,6 @@ from service.learn.join import Join
 from service.learn.learner import Learner
 from service.log.frames import framed, read_frame, receive_frame
 from service.log.protocol import StoreUnavailable
-from service.models.shared_models import bytes_of_model
 
 SECONDS = 30.0  # for an answer
 REQUEST_BYTES = 1 << 16
@@ -68,7 +67,7 @@ def _unmatched(join: Join) -> Any:
 
 _ANSWERS: dict[str, Callable[[Learner, Question], Any]] = {
     "settle": _settle,
-    "model": lambda learner, question: bytes_of_model(learner.loops[question.loop].models.shared),
+    "model": lambda learner, question: learner.loops[question.loop].shared.exported(),
     "digest": lambda learner, question: learner.digest(question.loop),
     "unmatched": lambda learner, question: _unmatched(learner.loops[question.loop].join),
     "changed": _changed,

@@ -16,8 +16,6 @@ import msgspec
 from service.learn.isolation import alone
 from service.log.records import BASE, Record
 from service.models.loop_metadata import Base, PersonalBase
-from service.models.personal import personal_from_bytes
-from service.models.shared_models import read_model
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner
@@ -108,12 +106,12 @@ def _erase(learner: Learner, state: LoopState, user: str, token: str, epoch: int
 
 def log_base(learner: Learner, state: LoopState, epoch: int) -> None:
     """Log the models that have changed since the last base, and the shared one; refuse what could not be read again."""
-    name, metadata, shared_model = state.metadata.name, state.metadata, state.models.shared.to_bytes()
-    read_model(metadata.settings, shared_model)
+    name, metadata, shared_model = state.metadata.name, state.metadata, state.shared.to_bytes()
+    state.kind.from_bytes(metadata.settings, shared_model)
     records = []
     for user, changed, model in learner.snapshots.personal(name, changed_after=metadata.base):
         learner.beat()
-        personal_from_bytes(model)
+        state.kind.personal_data(changed, model)
         records.append(Record(name, BASE, user=user, body=_pack(PersonalBase(changed, model))))
         if len(records) == CHUNK:
             learner.writer.append([records], {name: epoch})

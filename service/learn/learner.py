@@ -32,9 +32,9 @@ from service.learn.saving import Saver
 from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, Pruning, StoreUnavailable
 from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Record
+from service.models.loop_metadata import LearnerView
 from service.models.personal import PersonalModels
 from service.models.published import Publisher
-from service.models.views import LearnerView
 
 ROOM_BYTES = 1 << 24  # that must be free for models before records are learned from
 MOST_TOLD = 5  # loops that stand still and are named at once
@@ -347,7 +347,7 @@ class Learner:
         """Return the SHA-256 of a loop's models."""
         self.saver.flush(self.loops)
         models = ((user, model) for user, _, model in self.snapshots.personal(loop))
-        return digest(self.loops[loop].models.shared, models)
+        return digest(self.loops[loop].shared, models)
 
     def close(self) -> None:
         """Save what was learned."""

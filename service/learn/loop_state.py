@@ -16,8 +16,6 @@ import msgspec
 
 from service.learn.join import Decided, Join, Rules, Settled
 from service.learn.lessons import Lessons
-from service.learn.loop_models import LearnedEvent, LoopModels
-from service.learn.uploads import learn_upload
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
@@ -39,7 +37,8 @@ from service.log.records import (
 )
 from service.models.loop_metadata import CatalogueAction, LoopMetadata, Pruned
 from service.models.personal import PersonalModels
-from service.models.shared_models import AnyShared, new_model, read_model
+from service.models.protocol import LearnedEvent, ModelKind, SharedModel
+from service.models.table import model_kind
 from service.settings import Settings
 
 REMEMBERED_ERASURES = 100
@@ -63,10 +62,8 @@ class LoopState:
     In front of ``learn_from`` records are joined but not learned from: the models have learned from them already.
     """
 
-    def __init__(
-        self, metadata: LoopMetadata, shared: AnyShared, personal: PersonalModels, join: Join | None = None
-    ) -> None:
-        self.metadata, self.models, self.join = metadata, LoopModels(metadata.id, shared, personal), join or Join()
+    def __init__(self, metadata: LoopMetadata, shared: SharedModel, personal: PersonalModels) -> None:
+        self.metadata, self.shared, self.personal, self.join = metadata, shared, personal, Join()
         self.lessons = Lessons()
         self.position = metadata.created_at
         self.time = 0  # of the last record
@@ -82,6 +79,10 @@ class LoopState:
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
         self._steps: list[Step] = []  # not carried out yet
         self._rules: dict[int, Rules] = {}
+
+    @property
+    def kind(self) -> ModelKind:
+        return model_kind(self.metadata.settings)
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Move on by records that follow each other."""
@@ -104,7 +105,7 @@ class LoopState:
                 _CHANGES[kind](self, entry)
         self.learn()
         if self.metadata.version != version:
-            self.models.check_finite()
+            self._check_finite()
         self._count_listed()
         if entries:
             self.record_checksum = record_checksum(entries[-1])
@@ -198,12 +199,12 @@ class LoopState:
         for (_, decided, reward, delay, _), position, counts, learns in steps:
             if not counts:
                 if reward is not None:
-                    learned.append(LearnedEvent(decided, reward, position))
+                    learned.append(LearnedEvent(decided.user, decided.features, reward, position))
                 continue
             if decided.control:
                 self._count_control(reward, settings.control.learns)
                 if reward is not None and settings.control.learns:
-                    learned.append(LearnedEvent(decided, reward, position))
+                    learned.append(LearnedEvent(decided.user, decided.features, reward, position))
                 continue
             if delay is not None:
                 statistics.rewarded += 1
@@ -211,7 +212,7 @@ class LoopState:
             if reward is None:
                 continue
             if learns:
-                learned.append(LearnedEvent(decided, reward, position))
+                learned.append(LearnedEvent(decided.user, decided.features, reward, position))
             statistics.settled += 1
             statistics.reward += reward
             statistics.low += settings.default_reward is not None and reward <= settings.default_reward
@@ -219,9 +220,13 @@ class LoopState:
             statistics.baseline_reward += decided.baseline_weight * reward
         if learned:
             self.metadata.version = learned[-1].position
-            self.models.learn(learned, settings, self.metadata.model_replaced_at, self.metadata.guard)
+            self.shared.learn(learned, settings, self.metadata, self.personal)
             if self.careful:
-                self.models.check_finite()
+                self._check_finite()
+
+    def _check_finite(self) -> None:
+        if not self.shared.is_finite():
+            raise FloatingPointError("the shared model would have numbers that are not finite")
 
     def _count_control(self, reward: float | None, learns: bool) -> None:
         if reward is not None:
@@ -287,17 +292,16 @@ class LoopState:
     def _take_model(self, entry: Entry) -> None:
         self.metadata.model_replaced_at = max(self.metadata.model_replaced_at, entry.position)
         if entry.position >= self.learn_from:
-            self.models.replace_shared(read_model(self.metadata.settings, entry.body))
+            self.shared = self.kind.from_bytes(self.metadata.settings, entry.body)
             self.metadata.version = entry.position
 
     def _take_upload(self, entry: Entry) -> None:
         """Learn from an upload; the version moves either way, so that its device sees that it is covered."""
         if entry.position >= self.learn_from and entry.user not in self._ignored:
-            learned = learn_upload(entry, self.metadata, self.models.shared)
+            learned = self.shared.learn_upload(entry, self.metadata)
             self.metadata.version = entry.position
             self.metadata.statistics.uploads += learned
             self.metadata.statistics.passed_over += not learned
-            self.models.touch_all()
 
     def _take_client(self, entry: Entry) -> None:
         if entry.position >= self.learn_from and entry.user is not None and entry.user not in self._ignored:
@@ -317,7 +321,7 @@ class LoopState:
         if entry.position >= self.learn_from:
             self.forgotten.append(entry.user)
             self.forget_models(entry.user)
-            if self.models.forget_events():
+            if self.shared.forget_events():
                 self.metadata.version = entry.position  # so that the snapshot's copy is written anew
 
     def _take_prune(self, entry: Entry) -> None:
@@ -335,7 +339,10 @@ class LoopState:
     def forget_models(self, user: str) -> None:
         """Leave nothing of a user but what the shared model learned."""
         metadata = self.metadata
-        self.models.forget(user, metadata.clients.numbers.get(user))
+        self.personal.remove(metadata.id, [user])
+        number = metadata.clients.numbers.get(user)
+        if number is not None:
+            self.shared.forget_client(number)
         metadata.clients, self.clients_changed = metadata.clients.without(user), True
         metadata.guard.forget(user)
 
@@ -351,7 +358,7 @@ class LoopState:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
             self.lessons.forget(events)
-            self.models.forget(user, None)  # and whatever a snapshot says of the erasure
+            self.personal.remove(self.metadata.id, [user])  # and whatever a snapshot says of the erasure
             self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget
         self.metadata.base = max(self.metadata.base, body.base)
@@ -399,7 +406,7 @@ def new_loop(entry: Entry, personal: PersonalModels) -> LoopState:
     metadata = LoopMetadata(
         entry.loop, position, settings, position, position, history={position: bare_settings(settings)}
     )
-    state = LoopState(metadata, new_model(settings), personal)
+    state = LoopState(metadata, model_kind(settings).new(settings), personal)
     state.time, state.record_checksum = entry.time, record_checksum(entry)
     return state
 
@@ -425,7 +432,7 @@ def rules_of(settings: Settings) -> Rules:
     return rules._replace(formula=settings.formula, windows=windows, reward_range=settings.reward_range)
 
 
-def digest(shared: AnyShared, personal: Iterable[tuple[str, bytes]]) -> str:
+def digest(shared: SharedModel, personal: Iterable[tuple[str, bytes]]) -> str:
     """Return the architecture and the SHA-256 of a loop's models; the personal ones by rising user (UTF-8).
 
     The same log gives other bits on another architecture, whose multiply-and-add rounds otherwise.

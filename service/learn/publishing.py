@@ -9,9 +9,8 @@ from typing import NamedTuple
 from fedres.checks import Array
 from service.learn.history import History
 from service.learn.loop_state import LoopState
-from service.models.kalman_shared import KalmanShared
+from service.models.loop_metadata import LoopView
 from service.models.published import Publisher
-from service.models.views import LoopView
 
 
 def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str], all_waiting_bytes: int) -> None:
@@ -32,14 +31,14 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         metadata.settings_version,
         metadata.statistics,
         state.join.n_waiting,
-        state.models.shared.reward_range,
-        state.models.shared.newest,
+        state.shared.reward_range,
+        state.shared.newest,
         metadata.catalogue_version,
         pieces,
         metadata.clients.joined * 2**20 + len(metadata.clients.numbers),
         [token for token in metadata.erased if token in cleaned],
         state.join.n_early,
-        state.models.personal.n_users[metadata.id],
+        state.personal.n_users[metadata.id],
         len(state.lessons.assumed),
         metadata.pruned.before,
         state.join.n_early_rewards,
@@ -50,7 +49,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
     if state.clients_changed:
         publisher.publish_clients(view, metadata.clients)
         state.clients_changed = False
-    publisher.publish(view, *state.models.to_publish(metadata.model_replaced_at))
+    publisher.publish(view, *state.shared.publish(metadata.model_replaced_at))
 
 
 class Published(NamedTuple):
@@ -85,11 +84,11 @@ class Followed:
 
     def note(self, state: LoopState) -> None:
         """Note which weights changed, for devices that fetch only those."""
-        known, shared = self._loops.get(state.metadata.name), state.models.shared
-        if known is None or known[0] == state.metadata.version or isinstance(shared, KalmanShared):
+        known, now = self._loops.get(state.metadata.name), state.shared.weights
+        if known is None or known[0] == state.metadata.version or now is None:
             return
         version, weights, history = known
-        now = shared.weights.copy()
+        now = now.copy()
         if weights.size == now.size and version >= state.metadata.created_at:
             history = history or History(version, now.size)
             history.add(weights, state.metadata.version, now)
@@ -99,9 +98,9 @@ class Followed:
 
     def history(self, state: LoopState) -> History | None:
         """Return which of a loop's weights changed when, from the first call on."""
-        loop, shared = state.metadata.name, state.models.shared
-        if isinstance(shared, KalmanShared):
-            return None  # devices have no part in it
+        loop, weights = state.metadata.name, state.shared.weights
+        if weights is None:
+            return None
         if loop not in self._loops:
-            self._loops[loop] = (state.metadata.version, shared.weights.copy(), None)
+            self._loops[loop] = (state.metadata.version, weights.copy(), None)
         return self._loops[loop][2]

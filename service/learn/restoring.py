@@ -15,8 +15,7 @@ from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
 from service.log.protocol import Head, Log
 from service.log.records import DELETED, ERASE, ERASED, LOOP, RANK, DamagedRecord, Entry, ErasedBody, decode_erased
 from service.models.loop_metadata import Base, PersonalBase
-from service.models.personal import personal_from_bytes
-from service.models.shared_models import read_model
+from service.models.table import model_kind
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner
@@ -113,14 +112,15 @@ def restore(learner: Learner, name: str, head: Head, saved: SavedLoop) -> None:
         raise DamagedSnapshot("the snapshot is of another log")
     if any(decode_erased(entry.body).base > saved.position for entry in learner.log.of_kind(name, ERASED)):
         raise DamagedSnapshot("the snapshot is older than an erasure")
+    kind = model_kind(saved.metadata.settings)
     try:
-        shared = read_model(saved.metadata.settings, learner.snapshots.shared(name))
+        shared = kind.from_bytes(saved.metadata.settings, learner.snapshots.shared(name))
     except ValueError as error:
         raise DamagedSnapshot(str(error)) from error
     n_users = 0
     for user, changed, model in learner.snapshots.personal(name):
         learner.beat()
-        learner.personal.put(saved.metadata.id, user, changed, personal_from_bytes(model), saved=True)
+        learner.personal.put(saved.metadata.id, user, kind.personal_data(changed, model), saved=True)
         n_users += 1
     if n_users != saved.n_personal:
         raise DamagedSnapshot(f"{n_users} of {saved.n_personal} personal models are there")
@@ -252,10 +252,10 @@ def _install_base(learner: Learner, state: LoopState, entry: Entry, base: int) -
     metadata = state.metadata
     if entry.user is not None:
         own = msgspec.msgpack.decode(entry.body, type=PersonalBase)
-        learner.personal.put(metadata.id, entry.user, own.changed, personal_from_bytes(own.model))
+        learner.personal.put(metadata.id, entry.user, state.kind.personal_data(own.changed, own.model))
         return
     known = msgspec.msgpack.decode(entry.body, type=Base)
-    state.models.replace_shared(read_model(metadata.settings, known.shared))
+    state.shared = state.kind.from_bytes(metadata.settings, known.shared)
     state.begin_at(base, known.time)
     metadata.version, metadata.statistics, metadata.base = known.version, known.statistics, base
     metadata.clients, metadata.guard = known.clients, known.guard

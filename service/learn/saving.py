@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
+from fedres.checks import Array
 from service.learn.loop_state import LoopState
 from service.learn.snapshots import ActionRows, Changes, SavedLoop, Snapshots
 from service.log.protocol import StoreUnavailable
-from service.models.personal import PersonalModels, read_model
+from service.models.personal import PersonalModels
+from service.models.protocol import ModelKind
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 FAILED = "a snapshot could not be written, and the next one tries again: %s"
@@ -129,11 +130,12 @@ class Saver:
                 pending.actions[name] = {action: catalogue.get(action) for action in unsaved}
                 state.unsaved_actions = set()
                 if self._versions.get(name) != state.metadata.version:
-                    pending.shared[name] = (state.metadata.version, state.models.shared.to_bytes())
+                    pending.shared[name] = (state.metadata.version, state.shared.to_bytes())
         for loop, user in pending.unsaved:
             data = self._personal.data(loop, user) if loop in names else None
             if data is not None:
-                pending.personal.append((names[loop], user, data))
+                name = names[loop]
+                pending.personal.append((name, user, loops[name].kind, data))
         return pending
 
     def _written(self, pending: _Pending) -> None:
@@ -158,14 +160,14 @@ class _Pending:
         self.dropped, self.erased, self.unsaved = dropped, erased, unsaved
         self.loops: dict[str, SavedLoop] = {}
         self.shared: dict[str, tuple[int, bytes]] = {}
-        self.personal: list[tuple[str, str, bytes]] = []  # loop, user and the data of the block
+        self.personal: list[tuple[str, str, ModelKind, Array]] = []  # loop, user and the data of the block
         self.actions: dict[str, ActionRows] = {}
         self.whole: list[str] = []
 
     def changes(self) -> Changes:
         rows = []
-        for loop, user, data in self.personal:
-            changed, model = read_model(np.frombuffer(data, np.uint64).copy())
+        for loop, user, kind, data in self.personal:
+            changed, model = kind.read_personal(data)
             rows.append((loop, user, changed, model.to_bytes()))
         shared = {loop: model for loop, (_, model) in self.shared.items()}
         return Changes(self.loops, shared, rows, self.erased, self.dropped, self.actions, self.whole)

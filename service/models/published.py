@@ -24,8 +24,7 @@ from fedres.local_learners.adagrad import kernel
 from fedres.policies import loop_rule
 from fedres.scoring.batch import CHUNK_BITS
 from service.models.catalogue import CatalogueCopy, CatalogueWriter, Pieces
-from service.models.kalman import PublishedKalman, read_published
-from service.models.loop_metadata import CatalogueAction, Clients
+from service.models.loop_metadata import CatalogueAction, Clients, LearnerView, LoopView
 from service.models.memory import (
     HEAD,
     HEARTBEAT_AT,
@@ -42,7 +41,8 @@ from service.models.memory import (
     find_block,
     key_of,
 )
-from service.models.views import LearnerView, LoopView
+from service.models.protocol import PublishedModel
+from service.models.table import model_kind
 from service.settings import Settings
 
 LOOPS, LEARNER = key_of("loops"), key_of("learner")
@@ -221,7 +221,7 @@ class Pinned(NamedTuple):
     position: int  # of its record
     version: int
     n_learned: int
-    shared: Array | PublishedKalman
+    model: PublishedModel
 
 
 class Loop:
@@ -233,9 +233,8 @@ class Loop:
         self.catalogue, self.references = self.copied.actions, self.copied.references
         self.prepared = self.copied.prepared
         self.clients = Clients()
-        self.weights: Array = np.zeros(0, np.float32)  # or what lies there of ``kalman``
-        self.kalman: PublishedKalman | None = None
-        self.shared: Array | PublishedKalman = self.weights
+        self.weights: Array = np.zeros(0, np.float32)  # the numbers of ``model``, of 32 bits
+        self.model: PublishedModel  # once it is read
         self.spare: Array = self.weights
         self.seen: Array = np.zeros(0, np.uint64)
         self.spare_seen: Array = self.seen
@@ -249,7 +248,7 @@ class Loop:
     @property
     def n_learned(self) -> int:
         """How many rewards it has learned."""
-        return self.view.statistics.learned if self.kalman is None else self.kalman.learned
+        return self.model.n_learned(self.view.statistics)
 
 
 class Models:
@@ -334,7 +333,6 @@ class Models:
         if view.version != loop.view.version or not loop.weights.size:
             self._refresh_weights(memory, loop, view)
         loop.view, loop.learn_after = view, view.learn_after
-        loop.shared = loop.weights if loop.kalman is None else loop.kalman
         loop.policy = loop_rule(view.settings), 0 if view.knows_successes_only else loop.n_learned
 
     def _refresh_weights(self, memory: MemoryReader, loop: Loop, view: LoopView) -> None:
@@ -348,7 +346,7 @@ class Models:
             loop.spare, loop.spare_seen = np.zeros(size, np.float32), np.zeros(n_chunks, np.uint64)
         if _copy_weights(memory.words, offset, key, loop.spare.view(np.uint32), loop.spare_seen) != 0:
             raise TornRead(f"the weights of loop {view.name!r} are half written")
-        loop.kalman = read_published(loop.spare) if view.settings.model == "residual-kalman" else None
+        loop.model = model_kind(view.settings).read_published(loop.spare)
         loop.weights, loop.spare = loop.spare, loop.weights
         loop.seen, loop.spare_seen = loop.spare_seen, loop.seen
 

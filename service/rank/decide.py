@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from fedres.checks import Array
 from fedres.draws import event_draws
@@ -28,9 +30,9 @@ from service.log.records import (
     encode,
 )
 from service.models.loop_metadata import CatalogueAction
-from service.models.memory import personal_key
+from service.models.memory import Key, personal_key
+from service.models.protocol import Columns, Policy, PublishedModel
 from service.models.published import Loop, Models
-from service.rank.choosing import NO_KEY, NO_MEMORY, choose
 from service.rank.requests import (
     Action,
     Prepared,
@@ -42,8 +44,11 @@ from service.rank.requests import (
     is_plain_id,
 )
 
-NOTHING: Mapping[str, Hashed] = {}
+NO_ROWS: Mapping[str, Hashed] = {}
+NO_KEY: Key = (0, 0)  # of nobody's model
+NO_MEMORY: Array = np.zeros(8, np.uint64)
 MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
+Choice = tuple[int, list[float], list[float]]  # an action, the probabilities and the scores of all
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody
 
 
@@ -52,7 +57,7 @@ def decide(
     loop: Loop,
     models: Models,
     preparer: Preparer,
-    hashed: Mapping[str, Hashed] = NOTHING,
+    hashed: Mapping[str, Hashed] = NO_ROWS,
     most_explained: int = MOST_EXPLAINED,
 ) -> list[Decision | ApiError]:
     """Return a decision on each request, or why it is refused. Rank, batch and slots all come here.
@@ -65,7 +70,7 @@ def decide(
         return [each for each in prepared if isinstance(each, ApiError)]
     view, settings = loop.view, loop.view.settings
     memory = NO_MEMORY if models.memory is None else models.memory.words
-    choices = choose(good, loop.shared, memory, loop.policy, crosses=settings.crosses)
+    choices = choose(good, loop.model, memory, loop.policy, crosses=settings.crosses)
     decisions = [
         Decision(each, action, probabilities, scores, None, view.version, view.settings_version)
         for each, (action, probabilities, scores) in zip(good, choices, strict=True)
@@ -84,7 +89,7 @@ def prepare(
     requests: Sequence[RankRequest],
     loop: Loop,
     preparer: Preparer,
-    hashed: Mapping[str, Hashed] = NOTHING,
+    hashed: Mapping[str, Hashed] = NO_ROWS,
     most_explained: int = MOST_EXPLAINED,
 ) -> list[Prepared | ApiError]:
     """Check requests and hash their features, all by one call; actions of the catalogue are hashed once.
@@ -153,6 +158,44 @@ def complete(
         if request.explain or n_context * (n_features - n_context) > preparer.limits.crosses:
             return limited(prepared, preparer, most_explained)
     return prepared
+
+
+def choose(
+    prepared: Sequence[Prepared], model: PublishedModel, memory: Array, policy: Policy, *, crosses: bool
+) -> list[Choice]:
+    """Return a choice for each request, all by one compiled call; ``memory`` is where users' models are."""
+    rows = [row for each in prepared for row in each.rows]
+    n_actions = [len(each.rows) - 1 for each in prepared]
+    allowed = all_allowed(sum(n_actions))
+    if any(each.allowed for each in prepared):
+        flags = [each.allowed or [True] * size for each, size in zip(prepared, n_actions, strict=True)]
+        allowed = np.array([flag for some in flags for flag in some], np.bool_)
+    columns = Columns(
+        np.array(n_actions, np.int64),
+        np.array([row.size for row in rows], np.int64),
+        np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32),
+        np.frombuffer(b"".join([row.values for row in rows]), np.float32),
+        np.frombuffer(b"".join([row.fields for row in rows]), np.uint32),
+        np.array([word for each in prepared for word in each.key], np.int64).reshape(-1, 2),
+        allowed,
+        np.array([each.draw for each in prepared]),
+    )
+    try:
+        actions, numbers = model.choose(columns, memory, policy, crosses)
+    except AttributeError as error:  # what numba makes of a tuple that it finds no memory to look at
+        raise MemoryError from error
+    probabilities, scores = numbers.tolist()
+    choices, first = [], 0
+    for action, size in zip(actions.tolist(), n_actions, strict=True):
+        last = first + size
+        choices.append((action, probabilities[first:last], scores[first:last]))
+        first = last
+    return choices
+
+
+@lru_cache(maxsize=10_000)
+def all_allowed(n: int) -> Array:
+    return np.ones(n, np.bool_)
 
 
 class Decision(NamedTuple):
@@ -291,7 +334,7 @@ def by_pinned_model(decisions: Sequence[Decision], loop: Loop, memory: Array) ->
         raise ApiError(503, "starting", "the pinned model is not read yet; try again")
     nobodies = [each.prepared._replace(key=NO_KEY) for each in decisions]
     policy = loop_rule(settings), pinned.n_learned
-    choices = choose(nobodies, pinned.shared, memory, policy, crosses=settings.crosses)
+    choices = choose(nobodies, pinned.model, memory, policy, crosses=settings.crosses)
     return [
         each._replace(action=action, probabilities=probabilities, scores=scores, version=pinned.version)
         for each, (action, probabilities, scores) in zip(decisions, choices, strict=True)

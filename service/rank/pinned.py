@@ -14,10 +14,8 @@ import numpy as np
 from service.errors import ApiError, invalid
 from service.log.protocol import Log
 from service.log.records import PIN, Entry
-from service.models.kalman import KalmanPublication, read_published
-from service.models.kalman_shared import KalmanShared
 from service.models.published import Loop, Pinned
-from service.models.shared_models import read_model
+from service.models.table import model_kind
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,14 +41,10 @@ def read_pinned(log: Log, loop: str, position: int, settings: Settings) -> Pinne
     if not found or found[0].position != position or found[0].kind != PIN:
         raise invalid(f"control.pinned must be the position of a pinned model, got {position}", "control")
     body = msgspec.msgpack.decode(found[0].body, type=PinBody)
-    model = read_model(settings, body.model)
-    if not isinstance(model, KalmanShared):
-        weights = np.array(model.weights, np.float32)  # as rankers have them: other types would compile kernels anew
-        return Pinned(position, body.version, body.n_learned, weights)
-    publication = KalmanPublication()
-    publication.update(model.model, 0)
-    words = np.ascontiguousarray(publication.words).view(np.float32)
-    return Pinned(position, body.version, body.n_learned, read_published(words))
+    kind = model_kind(settings)
+    weights, _ = kind.from_bytes(settings, body.model).publish(0)
+    published = np.array(weights, np.float32)  # as rankers have them: other types would compile kernels anew
+    return Pinned(position, body.version, body.n_learned, kind.read_published(published))
 
 
 def wants_pinned(loop: Loop) -> bool:

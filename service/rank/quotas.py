@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from fedres import checks
 from service.errors import ApiError
-from service.models.views import LoopView
+from service.models.loop_metadata import LoopView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from service.errors import ApiError, invalid, unavailable
 from service.log.protocol import Duplicate, Group, Log, Outcome, Refused, StoreUnavailable
 from service.log.records import ACTIVATE, REWARD, Entry, LoggedRank, Record, RewardBody, encode, encode_reward, ranks_in
 from service.log.workers import LogWorker, WorkerThread
+from service.models.loop_metadata import LoopView
 from service.models.memory import find_block, personal_key
 from service.models.published import Loop, Models, NotPublished
-from service.models.views import LoopView
 from service.rank.decide import MOST_EXPLAINED, Decision, decide, repeated
 from service.rank.explaining import explain_all
 from service.rank.pinned import ensure_pinned, wants_pinned

@@ -11,6 +11,7 @@ from msgspec import Meta, Raw, Struct, field
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.features import Hashed
 from service.errors import invalid
+from service.models.protocol import Explained
 
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
@@ -52,25 +53,6 @@ class Ranked(Struct, gc=False):
     id: str
     probability: float
     score: float
-
-
-class Strongest(Struct):
-    """What a pair of features adds to a score; an empty name is none, and two of them are the constant."""
-
-    context: str
-    action: str
-    shared: float
-    personal: float
-
-
-class Explained(Struct, omit_defaults=True):
-    """Why an action scores as it does."""
-
-    id: str
-    shared: float
-    personal: float
-    strongest: list[Strongest]
-    width: float | None = None  # the standard deviation of the score, where the model knows it
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):

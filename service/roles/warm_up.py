@@ -71,6 +71,6 @@ def _upload(name: str, log: SqliteLog, models: Models) -> None:
     """Upload what a device would."""
     loop = models.loop(name)
     assert loop is not None
-    more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.kalman is not None else {}
+    more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.view.settings.has_widths else {}
     residual = Residual(1, loop.view.version, Raw(b'{"a": 1}'), Action("a"), 0.0, 1.0, **more)
     log.append([[record] for record in residual_records(loop, "d", [residual], Preparer())])

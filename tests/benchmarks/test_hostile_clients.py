@@ -13,8 +13,8 @@ import pytest
 from fedres.scoring.features import Preparer
 from fedres.scoring.federated import FederatedModel
 from fedres.scoring.model import SharedModel, expand
-from service.learn.uploads import learn_upload
 from service.log.records import RESIDUAL, UPDATE, Entry, UpdateBody
+from service.models.adagrad import AdagradShared, DenseShared
 from service.models.guard import Defences, Guard
 from service.models.loop_metadata import Clients, LoopMetadata
 from service.plugins.devices.uploads import Residual, residual_records
@@ -48,7 +48,7 @@ def test_an_upload_is_learned_bit_for_bit_as_the_learner_of_the_service_does(ben
         context = json.dumps({"x": x.tolist()}).encode()
         sent = Residual(seq, 1, msgspec.Raw(context), Action("own", msgspec.Raw(b"{}")), local, label)
         [record] = residual_records(loop, str(client), [sent], preparer)
-        learn_upload(Entry("loop", seq, seq, RESIDUAL, *record[2:]), head, real)
+        AdagradShared(real).learn_upload(Entry("loop", seq, seq, RESIDUAL, *record[2:]), head)
         keys, values = expand(Preparer(crosses=False).prepare(context, [("own", b"{}")]), 0)
         bench.learn_residual(bench.Upload(client, values, label, local), keys, copy, guard, Defences())
     assert copy.to_bytes() == real.to_bytes()
@@ -68,7 +68,8 @@ def test_a_gradient_is_taken_in_bit_for_bit_as_the_learner_of_the_service_does(b
         client = int(rng.integers(12))
         gradient = rng.normal(size=9).astype("<f4") * (1e6 if client < 2 else 1)
         body = msgspec.msgpack.encode(UpdateBody(client, seq, 0, "gradient", gradient.astype("<f4").tobytes()))
-        learn_upload(Entry("loop", seq, seq, UPDATE, f"{client}/{seq}", str(client), None, body), head, real)
+        entry = Entry("loop", seq, seq, UPDATE, f"{client}/{seq}", str(client), None, body)
+        DenseShared(real).learn_upload(entry, head)
         bench.learn_gradient(client, gradient, seq, copy, guard, defences, 12)
     assert copy.to_bytes() == real.to_bytes()
     assert guard == head.guard

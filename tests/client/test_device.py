@@ -17,8 +17,9 @@ from fedres.lease import LeaseHeld
 from fedres.policies import loop_rule
 from fedres.scoring.features import Named, Preparer
 from fedres.scoring.model import SharedModel, learn, score
-from service.rank.choosing import NO_KEY, NO_MEMORY
-from service.rank.choosing import choose as service_choose
+from service.models.adagrad import PublishedAdagrad
+from service.rank.decide import NO_KEY, NO_MEMORY
+from service.rank.decide import choose as service_choose
 from service.rank.requests import Prepared
 from service.settings import Settings
 
@@ -78,7 +79,9 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         rows = Preparer().hash_all([Named("", None, context), *(Named("", *action) for action in actions)])
         hashed = Prepared(None, f"e{k}", rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
         rule = loop_rule(settings), 40
-        [(action, chances, _)] = service_choose([hashed], shared.weights, NO_MEMORY, rule, crosses=True)
+        [(action, chances, _)] = service_choose(
+            [hashed], PublishedAdagrad(shared.weights), NO_MEMORY, rule, crosses=True
+        )
         means = score(prepared, shared.weights)[0].astype(np.float64)
         own = probabilities(means, np.zeros(4), allowed, mine, 40)
         assert own.tolist() == chances

@@ -22,9 +22,7 @@ from service.plugins.devices.uploads import (
     Update,
     Uploaded,
     check_takes_updates,
-    kalman_bytes,
     loop_full,
-    model_bytes,
     number_of,
     residual_records,
     round_of,
@@ -77,16 +75,14 @@ class Devices:
     async def federated_model(self, loop: str, since: int | None = None) -> Published:
         """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
         found, changed = self._context.loop(loop), None
-        if found.kalman is not None:
-            tag = model_tag(found.view.version, found.weights)
-            return Published(found.view.version, kalman_bytes(found, found.kalman), tag)
-        with contextlib.suppress(ApiError):  # without the learner all weights are sent
-            changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes changes
-        found = self._context.loop(loop)
+        if not found.view.settings.has_widths:
+            with contextlib.suppress(ApiError):  # without the learner all weights are sent
+                changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes them
+            found = self._context.loop(loop)
         indices = None
         if since and changed is not None and since <= found.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
-        body = model_bytes(found.view, found.weights, since, indices)
+        body = found.model.for_devices(found.view, found.weights, since, indices)
         return Published(found.view.version, body, model_tag(found.view.version, found.weights))
 
     def model_tag(self, loop: str) -> str:
@@ -103,10 +99,9 @@ class Devices:
         """
         found = self._context.loop(loop)
         if found.view.settings.model != model:
-            learner = "'residual-kalman'" if found.kalman is not None else "'linear' (in Python also 'vw')"
             message = (
                 f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}: "
-                f"open a new one with the learner {learner}"
+                f"open a new one with the learner {found.model.device_learners}"
             )
             raise ApiError(409, "no_device_model", message, "model")
         return round_of(found, client, t)
@@ -114,7 +109,7 @@ class Devices:
     def _with_weights(self, name: str) -> Loop:
         """Return a loop whose shared model scores without widths."""
         found = self._context.loop(name)
-        if found.kalman is not None:
+        if found.view.settings.has_widths:
             message = f"scores need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
         return found

@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from fedres.checks import Array
-from fedres.decisions.kalman_document import write_document, write_safetensors
 from fedres.decisions.kalman_parts import field_keys
 from fedres.scoring.features import Named, Preparer, check_crosses
 from fedres.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
 from fedres.scoring.flattening import FeatureError
 from fedres.scoring.model import score
-from fedres.scoring.sealing import checksum, model_tag
 from service.errors import ApiError, invalid
 from service.log.records import (
     RESIDUAL,
@@ -30,10 +27,9 @@ from service.log.records import (
     UpdateBody,
     encode,
 )
-from service.models.kalman import PublishedKalman
+from service.models.adagrad import wire_of
+from service.models.loop_metadata import LoopView
 from service.models.published import Loop
-from service.models.shared_models import wire_of
-from service.models.views import LoopView
 from service.rank.decide import features_of, invalid_features
 from service.rank.requests import Action, check_actions, check_id
 from service.settings import Settings
@@ -98,7 +94,7 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
     if view.settings.timing == "aligned":
         _check_prediction(f"{at}.global", residual.global_)
         shared = residual.global_
-    spread = _spread(view, residual, hashed, at)
+    spread = _spread(loop, residual, hashed, at)
     action = InlineAction(residual.action.id, msgspec.Raw(features))
     body = ResidualBody(
         msgspec.Raw(context), action, local, label, residual.version, shared, residual.variance, residual.slopes
@@ -106,10 +102,10 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
     return body, ResidualExample(hashed, residual.version, label, local, shared, spread)
 
 
-def _spread(view: LoopView, residual: Residual, hashed: Example, at: str) -> Spread | None:
-    """Return how sure the device is of its part, which a loop with residual-kalman must be told, and no other."""
+def _spread(loop: Loop, residual: Residual, hashed: Example, at: str) -> Spread | None:
+    """Return how sure the device is of its part, which a model with widths must be told, and no other."""
     given = residual.variance is not None or residual.slopes is not None
-    if view.settings.model != "residual-kalman":
+    if not loop.view.settings.has_widths:
         if given:
             message = f"{at}: variance and slopes must only come where the model is 'residual-kalman'"
             raise ApiError(409, "wrong_upload", message, at)
@@ -235,28 +231,6 @@ class Published(NamedTuple):
     version: int
     body: bytes  # safetensors
     tag: str  # tells it from all others, also from those of other services
-
-
-def model_bytes(view: LoopView, weights: Array, since: int | None, changed: Array | None) -> bytes:
-    """Return the published model as safetensors: all weights, or those that ``changed`` since a version.
-
-    Version 0 is a model of zeros. Where changes are not known any more, or would take more bytes, all weights are sent.
-    """
-    known = {"version": str(view.version), "bits": str(weights.size.bit_length() - 1)}
-    known |= {"low": repr(view.seen_range[0]), "high": repr(view.seen_range[1]), "newest": str(view.newest)}
-    known["crc32"] = str(checksum(weights))  # of all weights, whatever is sent
-    if since == 0:
-        changed = np.flatnonzero(weights.view(np.uint32) != 0)
-    if changed is None or 2 * changed.size >= weights.size:
-        return write_safetensors({"weights": weights}, known)
-    parts = {"indices": changed.astype(np.uint32), "values": weights[changed]}
-    return write_safetensors(parts, {**known, "since": str(since)})
-
-
-def kalman_bytes(loop: Loop, kalman: PublishedKalman) -> bytes:
-    """Return the published model of a loop with residual-kalman, for devices: always all of it."""
-    tag = model_tag(loop.view.version, loop.weights)
-    return write_document(kalman.shared if kalman.settled else None, loop.view.version, tag, kalman.learned)
 
 
 def round_of(loop: Loop, client: str | None, t: int | None) -> dict[str, Any]:

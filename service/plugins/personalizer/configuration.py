@@ -15,7 +15,7 @@ import numpy as np
 
 from service.admin.admin import Admin
 from service.errors import ApiError
-from service.models.shared_models import new_model
+from service.models.table import model_kind
 from service.plugins.personalizer.arguments import (
     AZURE_RATE,
     DEFAULT_ARGUMENTS,
@@ -125,8 +125,9 @@ class Configurations:
 
     async def _adopt(self, loop: str, settings: Settings) -> None:
         await self._admin.put_settings(loop, msgspec.to_builtins(azure_settings(settings)))
-        fresh = new_model(self._admin.settings(loop)[1]).to_bytes()
-        if fresh != new_model(settings).to_bytes() and self._admin.has_learned_nothing(loop):
+        adopted = self._admin.settings(loop)[1]
+        fresh = model_kind(adopted).new(adopted).to_bytes()
+        if fresh != model_kind(settings).new(settings).to_bytes() and self._admin.has_learned_nothing(loop):
             await self._admin.put_model(loop, fresh)  # it depends on the range of the rewards
 
     async def _put(self, loop: str, settings: Settings, kept: Kept, **changes: Any) -> None:
@@ -205,7 +206,7 @@ class Configurations:
         rate = meaning.learning_rate
         if rate is None or math.isclose(rate, AZURE_RATE, rel_tol=1e-3):
             rate = Settings().learning_rate
-        if settings.model == "adagrad":  # residual-kalman has no rate, and always has interactions
+        if settings.has_effect("learning_rate"):
             changes |= {"crosses": meaning.crosses, "learning_rate": rate}
         kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
         try:

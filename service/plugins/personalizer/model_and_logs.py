@@ -8,7 +8,7 @@ from typing import Any
 from service.admin.admin import Admin
 from service.log.protocol import Log
 from service.log.records import ERASE, LOOP, MODEL, RANK, EraseBody, Record, encode
-from service.models.shared_models import new_model
+from service.models.table import model_kind
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.durations import show_time
 from service.plugins.personalizer.retention import retained_after
@@ -31,7 +31,8 @@ class ModelAndLogs:
 
     async def reset_model(self, loop: str) -> None:
         """Go on with a model that has learned nothing."""
-        await self._admin.put_model(loop, new_model(self._configurations.settings(loop)).to_bytes())
+        settings = self._configurations.settings(loop)
+        await self._admin.put_model(loop, model_kind(settings).new(settings).to_bytes())
 
     async def model_properties(self, loop: str) -> dict[str, Any]:
         view = self._context.loop(loop).view

@@ -18,7 +18,6 @@ from service.learn.learner import relearned
 from service.log.protocol import Head, Log, StoreUnavailable
 from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encode
 from service.log.workers import JOB_SECONDS, Worker
-from service.models.shared_models import bytes_of_model
 from service.rank.ranker import RankerContext
 from service.settings import Settings
 
@@ -96,4 +95,4 @@ def trained(worker: Worker, loop: str, created_at: int, settings: Settings, days
         tempfile.TemporaryDirectory(prefix="fedres-retrain-") as folder,
         relearned(recent, Path(folder)) as learner,  # type: ignore[arg-type]  # it is only read
     ):
-        return bytes_of_model(learner.loops[loop].models.shared, start=True)
+        return learner.loops[loop].shared.exported(start=True)

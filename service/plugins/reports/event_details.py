@@ -10,10 +10,11 @@ from service.admin.exporting import Exporter, time_of
 from service.errors import ApiError
 from service.log.protocol import Log
 from service.log.records import RANK, REWARD, Entry, decode_rank, decode_reward
+from service.models.protocol import Explained
 from service.rank.decide import logged_decision, n_explained_pairs, prepare
 from service.rank.explaining import explain_all
 from service.rank.ranker import RankerContext
-from service.rank.requests import Action, Explained, Ranked, RankRequest
+from service.rank.requests import Action, Ranked, RankRequest
 
 MOST_DECISIONS = 20  # of a user that are shown at once
 EXPLAINED_PAIRS = 2_000  # of features, for each event

@@ -10,7 +10,7 @@ import msgspec
 
 from service.errors import ApiError
 from service.rank.decide import prepare
-from service.rank.explaining import personal_model, personal_variances, score_parts
+from service.rank.explaining import personal_model, scored_request
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, RankRequest
 
@@ -49,12 +49,13 @@ async def personalization(context: RankerContext, name: str, decisions: list[Tak
         if isinstance(prepared, ApiError):  # logged under other limits
             continue
         model = personal_model(taken.user, loop, context.models)
-        [(shared_part, personal_part)] = score_parts(prepared, loop, model)
+        scored = scored_request(prepared, loop, model)
+        [(shared_part, personal_part)] = loop.model.score_parts(scored)
         looked_at += 1
         with_model += model is not None
         personal += abs(personal_part)
         total += abs(shared_part) + abs(personal_part)
-        if (variances := personal_variances(prepared, loop, model)) is not None:
+        if (variances := loop.model.personal_variances(scored)) is not None:
             before, now = before + variances[0], now + variances[1]
     share = personal / total if total else None
     trust = max(0.0, 1 - now / before) if before > 0 else None

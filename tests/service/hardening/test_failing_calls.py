@@ -10,7 +10,7 @@ from told import open_desk, untrue
 
 from service.log.records import RANK, REWARD
 from service.rank import decide
-from service.rank.choosing import choose
+from service.rank.decide import choose
 
 
 @pytest.mark.parametrize("how", failing_sockets.HOW)

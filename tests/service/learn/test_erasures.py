@@ -75,7 +75,7 @@ def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path
 
 def test_events_that_were_to_be_learned_again_go_with_an_erased_user_also_from_the_snapshot(tmp_path):
     def kept(engine):
-        return engine.learner.loops["default"].models.shared.model.first
+        return engine.learner.loops["default"].shared.model.first
 
     async def story():
         clock = Clock()

@@ -10,23 +10,27 @@ from playing import logged, play, rebuilt, refused_for, request
 
 from fedres.scoring.sealing import sealed, unsealed
 from service.admin.status import Status
-from service.learn import learner, loop_models
+from service.learn import learner
 from service.learn.isolation import UnlearnableRecord
 from service.log.checking import readable
 from service.log.records import BASE, MODEL, RANK, REWARD, Record, checksum
-from service.models import kalman_shared
+from service.models import adagrad, residual_kalman
+from service.settings import Settings
 
 
 def fail_for(monkeypatch, user):
     """Plant a bug: nothing can be learned of this user."""
-    learn = loop_models.LoopModels.learn
+    for model in (residual_kalman.KalmanShared, adagrad.AdagradShared):
+        monkeypatch.setattr(model, "learn", failing(model.learn, user))
 
+
+def failing(learn, user):
     def fails(self, learned, *more):
-        if any(decided.user == user for decided, _, _ in learned):
+        if any(event.user == user for event in learned):
             raise KeyError("planted")
         learn(self, learned, *more)
 
-    monkeypatch.setattr(loop_models.LoopModels, "learn", fails)
+    return fails
 
 
 async def rank_and_reward(engine, names, loop="default"):
@@ -184,8 +188,8 @@ def test_a_range_of_rewards_that_is_a_point_to_arithmetic_is_refused(tmp_path, s
 
 
 def with_range(state, low, high):
-    _, body = unsealed(state, kalman_shared.MARK, kalman_shared._HEADER)
-    return sealed(kalman_shared._HEADER.pack(kalman_shared.MARK, low, high), [body])
+    _, body = unsealed(state, residual_kalman.SHARED_FORMAT, residual_kalman._SHARED_HEADER)
+    return sealed(residual_kalman._SHARED_HEADER.pack(residual_kalman.SHARED_FORMAT, low, high), [body])
 
 
 def test_a_model_of_another_range_of_rewards_is_refused(tmp_path):
@@ -203,12 +207,14 @@ def test_a_model_of_another_range_of_rewards_is_refused(tmp_path):
 
 def extreme(state):
     """Return a model whose next step cannot be finite."""
-    shared = kalman_shared.KalmanShared.from_bytes(state)
+    shared = residual_kalman.from_bytes(Settings(), state)
     arrays = {name: array.copy() for name, array in shared.model.to_arrays(events=False).items()}
     arrays["covariances"][:] = 1e308
     arrays["means"][:] = -1e308
     rows = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
-    return sealed(kalman_shared._HEADER.pack(kalman_shared.MARK, 0.0, 1.0), [kalman_shared._pack(rows)])
+    return sealed(
+        residual_kalman._SHARED_HEADER.pack(residual_kalman.SHARED_FORMAT, 0.0, 1.0), [residual_kalman._pack(rows)]
+    )
 
 
 def test_a_model_that_would_not_be_finite_is_neither_published_nor_saved_nor_made_a_base(tmp_path):
@@ -222,7 +228,7 @@ def test_a_model_that_would_not_be_finite_is_neither_published_nor_saved_nor_mad
                 await rank_and_reward(engine, [f"n{k}"])
                 steps(engine)
             assert f"{at}" in await said(engine)
-            shared = engine.context.loop("default").kalman.shared
+            shared = engine.context.loop("default").model.shared
             assert all(np.isfinite(array).all() for array in shared if array.dtype.kind == "f")
             with pytest.raises(Exception, match="learner has published"):
                 await engine.erase_user("default", "user-1")

@@ -95,12 +95,12 @@ class Script:
 
     def models(self, state):
         """Return the users' models."""
-        found = {user: state.models.personal.entry(state.metadata.id, user) for user in sorted(self.users)}
-        return {user: entry[1] for user, entry in found.items() if entry is not None}
+        blocks = {user: state.personal.data(state.metadata.id, user) for user in sorted(self.users)}
+        return {user: state.kind.read_personal(data)[1] for user, data in blocks.items() if data is not None}
 
     def digest(self, splits=()):
         state = self.play(splits)
-        return digest(state.models.shared, ((user, model.to_bytes()) for user, model in self.models(state).items()))
+        return digest(state.shared, ((user, model.to_bytes()) for user, model in self.models(state).items()))
 
 
 def random_script(seed, n=300, n_names=40, width=3, **settings):
@@ -119,7 +119,7 @@ def test_a_reward_teaches_the_shared_and_the_users_model_about_the_action_taken(
     script = Script().rank(0, "e", action=2).reward(1, "e", 1.0)
     state = script.play()
     prepared = Preparer().prepare(CONTEXT, ACTIONS)
-    shared, own = score(prepared, state.models.shared.weights, script.models(state)["u"])
+    shared, own = score(prepared, state.shared.weights, script.models(state)["u"])
     assert shared.argmax() == own.argmax() == 2
     assert shared[2] > 0
     assert state.metadata.version == 3
@@ -130,7 +130,7 @@ def test_an_event_without_a_user_or_in_a_loop_without_personal_models_teaches_th
     for script in (Script().rank(0, "e", user=None), Script(personal=False).rank(0, "e")):
         state = script.reward(1, "e", 1.0).play()
         assert script.models(state) == {}
-        assert state.models.shared.weights.any()
+        assert state.shared.weights.any()
 
 
 def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_that_says_so():
@@ -144,7 +144,7 @@ def test_a_wait_time_that_runs_out_teaches_the_default_reward_before_the_record_
 
 def test_no_default_reward_is_nothing_learned():
     state = Script(default_reward=None).rank(0, "e").log("tick", 10).play()
-    assert not state.models.shared.weights.any()
+    assert not state.shared.weights.any()
     assert state.join.n_waiting == state.metadata.statistics.settled == 0
 
 
@@ -274,16 +274,16 @@ def test_the_catalogue_is_what_was_put_and_not_retired_since():
 
 
 def test_an_uploaded_model_takes_the_place_of_the_shared_one():
-    model = Script().rank(0, "e").reward(1, "e", 1.0).play().models.shared.to_bytes()
+    model = Script().rank(0, "e").reward(1, "e", 1.0).play().shared.to_bytes()
     state = Script().rank(0, "e").log("model", 1, body=model).play()
-    assert state.models.shared.to_bytes() == model
+    assert state.shared.to_bytes() == model
     assert state.metadata.version == 3
 
 
 def test_what_settled_before_a_model_was_uploaded_is_learned_by_the_one_before():
     model = SharedModel().to_bytes()
     state = Script().rank(0, "e").reward(1, "e", 1.0).log("model", 2, body=model).play()
-    assert not state.models.shared.weights.any()
+    assert not state.shared.weights.any()
 
 
 def test_apprentices_agreement_and_the_baseline_are_counted():
@@ -296,12 +296,12 @@ def test_apprentices_agreement_and_the_baseline_are_counted():
 
 def test_an_erasure_forgets_the_model_and_the_events_of_that_user_alone():
     script = Script().rank(0, "e").rank(0, "f", user="v").reward(1, "e", 1.0).reward(1, "f", 1.0).rank(2, "g")
-    shared = script.play().models.shared.to_bytes()
+    shared = script.play().shared.to_bytes()
     state = script.log("erase", 3, user="u", body=encode(EraseBody("token"))).play()
     assert list(script.models(state)) == ["v"]
     assert list(state.join.events) == ["f"]
     assert state.metadata.erasing == {"u": "token"}
-    assert state.models.shared.to_bytes() == shared
+    assert state.shared.to_bytes() == shared
 
 
 def test_what_comes_of_a_user_who_is_being_erased_is_ignored_until_that_is_complete():
@@ -322,8 +322,8 @@ def test_a_residual_teaches_the_shared_model_what_the_device_leaves_over():
     state = script.play()
     assert script.models(state) == {}
     assert (state.metadata.version, state.metadata.statistics.uploads, state.metadata.statistics.settled) == (2, 1, 0)
-    assert state.models.shared.weights.any()
-    assert not Script().residual(0, 1, local=1.0).play().models.shared.weights.any()
+    assert state.shared.weights.any()
+    assert not Script().residual(0, 1, local=1.0).play().shared.weights.any()
 
 
 def test_a_residual_settles_what_is_due_before_it():
@@ -340,7 +340,7 @@ def test_an_upload_that_is_not_learned_from_moves_the_version_all_the_same():
     state, before = script.play(), script.digest()
     state.metadata.guard = Deaf()
     state.take(script.residual(1, 2).entries[-1:])
-    assert (digest(state.models.shared, []), state.metadata.version) == (before, 3)
+    assert (digest(state.shared, []), state.metadata.version) == (before, 3)
     assert (state.metadata.statistics.uploads, state.metadata.statistics.passed_over) == (1, 1)
 
 
@@ -356,7 +356,7 @@ def test_a_residual_weighs_what_the_guard_says_of_its_client_and_its_clipped_fea
     keys, values = expand(Preparer().prepare(CONTEXT, ACTIONS[:1]), 0)
     model = SharedModel()
     model.learn((keys, values / 2), 1.0, 0.25, 0.5)
-    assert np.array_equal(state.models.shared.weights, model.weights)
+    assert np.array_equal(state.shared.weights, model.weights)
 
 
 def test_clients_join_in_order_and_only_as_many_as_there_are():
@@ -391,8 +391,8 @@ def test_settings_that_no_event_needs_are_forgotten(monkeypatch):
         script.change(503 + k, learning_rate=0.7 + k / 10_000)
     script.log("activate", 1_100, "waits").reward(1_101, "waits", 0.5)
     waiting, state = script.play([300, 600, 900]), script.play()
-    assert waiting.models.shared.to_bytes() == state.models.shared.to_bytes()
+    assert waiting.shared.to_bytes() == state.shared.to_bytes()
     assert len(state.metadata.history) == 101 + 500  # and 100 more than are needed
     script.change(1_102).rank(1_103, "new").reward(1_104, "new", 1.0)
     assert len(script.play().metadata.history) < 120
-    assert script.play().models.shared.to_bytes() == script.play(range(0, 1_000, 7)).models.shared.to_bytes()
+    assert script.play().shared.to_bytes() == script.play(range(0, 1_000, 7)).shared.to_bytes()

@@ -8,9 +8,10 @@ import pytest
 
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.model import PersonalModel
+from service.models import adagrad
 from service.models.loop_metadata import CatalogueAction, Clients, Statistics
 from service.models.memory import HEAD, TornRead, begin_change, end_change, key_of
-from service.models.personal import PersonalModels, personal_key, read_entry
+from service.models.personal import PersonalModels, personal_key, read_data
 from service.models.published import (
     LoopView,
     Models,
@@ -196,14 +197,16 @@ def test_users_models_are_read_as_they_were_put_grown_and_removed(folder):
     models, personal = Models(folder), PersonalModels(learning.publisher.memory)
     assert models.ready
     for n_features in (3, 40, 700):
-        personal.put("shop@1", "ann", 7, taught(0.5, n_features))
-        assert read_entry(models.memory, "shop@1", "ann")[1].to_bytes() == taught(0.5, n_features).to_bytes()
-        assert personal.entry("shop@1", "ann")[0] == 7
-    assert read_entry(models.memory, "shop@2", "ann") is None
+        state = taught(0.5, n_features).to_bytes()
+        personal.put("shop@1", "ann", adagrad.personal_data(7, state))
+        for data in (read_data(models.memory, "shop@1", "ann"), personal.data("shop@1", "ann")):
+            changed, model = adagrad.read_personal(data)
+            assert (changed, model.to_bytes()) == (7, state)
+    assert read_data(models.memory, "shop@2", "ann") is None
     assert personal.unsaved == {("shop@1", "ann")}
     personal.remove("shop@1", ["ann", "nobody"])
-    assert read_entry(models.memory, "shop@1", "ann") is None
-    assert (personal.unsaved, personal.get("shop@1", "ann")) == (set(), None)
+    assert read_data(models.memory, "shop@1", "ann") is None
+    assert (personal.unsaved, personal.data("shop@1", "ann")) == (set(), None)
 
 
 def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
@@ -213,4 +216,4 @@ def test_a_block_that_is_made_and_not_yet_filled_is_no_model(folder):
     models = Models(folder)
     assert models.ready
     learning.publisher.memory.room_for(personal_key("shop@1", "ann"), 100)
-    assert read_entry(models.memory, "shop@1", "ann") is None
+    assert read_data(models.memory, "shop@1", "ann") is None

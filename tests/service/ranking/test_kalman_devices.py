@@ -28,7 +28,7 @@ def test_uploads_teach_the_shared_model_and_rebuild_to_the_bit(tmp_path):
                 await engine.residuals("default", "phone", some_residuals(rng, 1, 20, first, **SURE))
                 await hosted(engine, "default", rng, 5)
             await engine.settle()
-            shared = engine.learner.loops["default"].models.shared.model.shared
+            shared = engine.learner.loops["default"].shared.model.shared
             assert head_of(engine).statistics.uploads == 60
             assert engine.context.loop("default").n_learned == 75
             assert shared.log_tau[1, OWN] != shared.log_tau[5, OWN]  # the slopes moved τ of the devices' weights
@@ -56,7 +56,7 @@ def test_a_device_downloads_what_rankers_decide_with(tmp_path):
             request = request_of(([5], [1.0]), [([6], [1.0], [7]), ([8], [2.0], [8])])
             device = DeviceKalman()
             device.relearn(document.shared, [])
-            expected = engine.learner.loops["default"].models.shared.model.predict(request)
+            expected = engine.learner.loops["default"].shared.model.predict(request)
             assert device.predict(request, 1).shared == pytest.approx(expected.means, abs=1e-5)
 
     asyncio.run(story())
@@ -115,7 +115,7 @@ def test_a_hostile_minority_is_kept_within_bounds(tmp_path):
                     sent = [residual(next(seqs), label=0.0, local=1e9, variance=0.0, slopes=[]) for _ in range(10)]
                     await engine.residuals("default", "hostile", sent)
             await engine.settle()
-            return engine.learner.loops["default"].models.shared.model
+            return engine.learner.loops["default"].shared.model
 
     def score(model):
         rows = Preparer().hash_all([Named("c", None, b'{"cold": true}'), Named("a", "tea", b'{"hot": 1}')])

@@ -14,6 +14,7 @@ from playing import play, raw, refused, request
 
 from bandits import arms
 from bandits.models.kalman import KalmanModel
+from fedres.decisions.array_checks import check_first
 from fedres.decisions.constants import OWN_BYTES, START_EVENTS
 from fedres.decisions.kalman_state import Events
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
@@ -22,10 +23,7 @@ from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.sealing import sealed
 from service.learn.loop_state import read_settings_body
-from service.models.kalman import PUBLISHED
-from service.models.kalman_checks import check_first
-from service.models.kalman_personal import PersonalKalman
-from service.models.kalman_shared import KalmanShared
+from service.models.residual_kalman import PUBLISHED, PersonalKalman, from_bytes, read_personal
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
@@ -125,7 +123,7 @@ def assert_published(published, learned):
 def test_rankers_have_also_blocks_that_changed_only_because_all_was_learned_again(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            model = engine.learner.loops["default"].models.shared.model
+            model = engine.learner.loops["default"].shared.model
             model.choice_events = 60
             for k in range(61):
                 offered = [Action("old" if k < 30 else "new", raw({"topic": "t"}))]
@@ -135,7 +133,7 @@ def test_rankers_have_also_blocks_that_changed_only_because_all_was_learned_agai
                 await engine.reward("default", answer.event_id, float(k % 3 == 0))
                 await engine.settle()
                 if k >= 16:
-                    assert_published(engine.context.loop("default").kalman.shared, model.shared)
+                    assert_published(engine.context.loop("default").model.shared, model.shared)
             assert model.first is None
 
     asyncio.run(story())
@@ -153,8 +151,8 @@ def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
                 await engine.reward("default", answer.event_id, float(rng.random()))
                 if rng.random() < 0.4:
                     await engine.settle()
-                    published = engine.context.loop("default").kalman
-                    model = engine.learner.loops["default"].models.shared.model
+                    published = engine.context.loop("default").model
+                    model = engine.learner.loops["default"].shared.model
                     assert published.learned == model.learned
                     if model.shared is not None:
                         seen.add(model.shared.means.shape[0])
@@ -218,7 +216,7 @@ def test_a_personal_model_takes_eight_kilobytes_at_most(tmp_path):
                 await engine.reward("default", answer.event_id, float(rng.random()))
             await engine.settle()
             data = engine.learner.personal.data(engine.view().id, "u")
-            assert 1_000 < len(data) <= OWN_BYTES
+            assert 1_000 < data.nbytes <= OWN_BYTES
 
     asyncio.run(story())
 
@@ -330,7 +328,7 @@ def test_a_model_that_kernels_must_not_see_is_refused(tmp_path, change, rule):
             state = await engine.model("default")
             assert damaged(state, lambda rows: None) == state
             with pytest.raises(ValueError, match=rule):
-                KalmanShared.from_bytes(damaged(state, change))
+                from_bytes(Settings(), damaged(state, change))
             assert await refused(engine.put_model("default", damaged(state, change))) == (422, "invalid_model")
 
     asyncio.run(story())
@@ -355,7 +353,7 @@ def test_nobody_downloads_single_events_of_a_start_that_is_not_over(tmp_path):
             assert msgspec.msgpack.decode(state[20:-4]) == {}
             await engine.put_model("default", state)  # and it begins anew with it
             await play(engine, 40, seed=1)
-            assert engine.learner.loops["default"].models.shared.model.shared is not None
+            assert engine.learner.loops["default"].shared.model.shared is not None
             assert engine.digest() == engine.rebuilt()
 
     asyncio.run(story())
@@ -367,8 +365,8 @@ def test_a_model_is_the_same_after_its_bytes_before_and_after_the_start(tmp_path
             for n in (10, 40):
                 await play(engine, n, seed=n)
                 state = await engine.model("default")
-                assert KalmanShared.from_bytes(state).to_bytes() == state
-            words = engine.learner.personal.entry(engine.view().id, "user-1")[1]
+                assert from_bytes(Settings(), state).to_bytes() == state
+            _, words = read_personal(engine.learner.personal.data(engine.view().id, "user-1"))
             assert PersonalKalman.from_bytes(words.to_bytes()).words.tolist() == words.words.tolist()
 
     asyncio.run(story())

@@ -17,7 +17,7 @@ from service.plugins.reports.reader import LoopReader, LoopReaders, read_loop
 from service.plugins.reports.report import FinishedDecision, LoopReport
 from service.plugins.reports.what_if import WhatIf, changed, what_if
 from service.rank.decide import prepare
-from service.rank.explaining import explanations, personal_model, score_parts
+from service.rank.explaining import explanations, personal_model, scored_request
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
@@ -162,7 +162,7 @@ def test_the_parts_of_a_score_are_those_that_its_explanation_names(tmp_path, mod
                 explained = [*explanations(prepared, loop, context.models)]
                 own = personal_model(user, loop, context.models)
                 assert (own is not None) == (user == "user-1")
-                parts = score_parts(prepared, loop, own)
+                parts = loop.model.score_parts(scored_request(prepared, loop, own))
                 assert parts == [(one.shared, one.personal) for one in explained]
                 assert any(part[1] for part in parts) == (own is not None)
 

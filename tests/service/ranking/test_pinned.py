@@ -6,7 +6,7 @@ import pytest
 from machine import Clock, running, tell
 from playing import raw, refused, request
 
-from service.rank.choosing import _choose_all, _choose_kalman
+from service.models import adagrad, residual_kalman
 from service.rank.requests import Action, RankRequest
 from service.rank.slots import Slot, SlotsRequest
 
@@ -30,7 +30,7 @@ async def seen(engine, user):
 
 
 def n_compiled():
-    return [len(kernel.signatures) for kernel in (_choose_kalman, _choose_all)]
+    return [len(kernel.signatures) for kernel in (residual_kalman._choose_all, adagrad._choose_all)]
 
 
 def member(engine, arm):

@@ -159,7 +159,7 @@ def test_a_dense_loop_is_the_same_live_rebuilt_and_after_restarts(tmp_path, name
             assert weights(engine, "dense").any()
             model = await engine.model("dense")
             with relearned(tmp_path) as learner:
-                assert model == learner.loops["dense"].models.shared.to_bytes()
+                assert model == learner.loops["dense"].shared.to_bytes()
         assert rebuilt(tmp_path, "dense") == live
         with relearned(tmp_path) as learner:
             assert learner.loops["dense"].metadata == head

@@ -85,7 +85,7 @@ def _erasures(world, entries):
         if any(entry.user == user for entry in entries):
             yield f"{user} was erased and is in the log"
         state = world.learner.loops[LOOP_NAME]
-        if world.learner.personal.get(state.metadata.id, user) is not None:
+        if world.learner.personal.data(state.metadata.id, user) is not None:
             yield f"{user} was erased and has a model"
         files = [file for file in Path(world.folder).glob("models*") if file.is_file()]
         if any(user.encode() in file.read_bytes() for file in files):
@@ -160,6 +160,6 @@ def _models(world):
         yield "learning the log again gives other models"
     world.learner.publish()
     shown = world.context.models.loop(LOOP_NAME)
-    shared = world.learner.loops[LOOP_NAME].models.shared
-    if hasattr(shared, "weights") and not np.array_equal(shown.weights, shared.weights):
+    weights = world.learner.loops[LOOP_NAME].shared.weights
+    if weights is not None and not np.array_equal(shown.weights, weights):
         yield "other weights are published than were learned"

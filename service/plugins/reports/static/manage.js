@@ -1,7 +1,7 @@
 // Pages that change a loop: settings, catalogue, control group, new loops. They need an admin key where the service has keys.
 import { act, ask, confirm, count, el, json, link, loopPath, number, say, section, send, table, when } from "./parts.js";
 
-const ADAGRAD_ONLY = ["learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing"]; // as service/settings.py has it
+const IGNORED = { "residual-kalman": ["learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing"] }; // by model, as service/settings.py has it
 const WINDOW = 1000; // records looked through for the newest events
 const NEWEST = 50;
 
@@ -38,7 +38,7 @@ function changesIn(fields, settings) {
 
 export async function settingsPage(loop) {
   const [{ settings }, { components }] = await Promise.all([json(`${loopPath(loop)}/settings`), json("openapi.json")]);
-  const names = Object.keys(settings).filter(name => settings.model == "adagrad" || !ADAGRAD_ONLY.includes(name));
+  const names = Object.keys(settings).filter(name => !IGNORED[settings.model]?.includes(name));
   const fields = Object.fromEntries(names.map(name => [name, field(name, settings[name], components.schemas.Settings.properties[name])]));
   const save = act(async () => {
     const changes = changesIn(fields, settings);
