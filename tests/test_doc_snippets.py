@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {  # pages with code, and the tests that run it
     "start/concepts.md": "service/test_service_docs.py",
     "reference/api.md": "service/test_service_docs.py",
+    "guides/recommend.md": "service/test_service_docs.py",
     "guides/lift.md": "service/test_service_docs.py",
     "guides/dashboard.md": "service/test_service_docs.py",
     "operate/operations.md": "service/test_service_docs.py",

@@ -2,8 +2,10 @@
 
 One JSON object a line: ``event_id``, ``time``, ``user``, ``context``, ``actions`` (each ``{"id", "features"}``),
 ``action`` (the id taken), ``probability`` (of taking it), ``model_version``, ``reward`` (a number or null), ``status``
-and, where known, ``probabilities`` of all actions. Other keys are ignored. A file whose first line carries VW's label
-keys is read as dsjson: the reward is minus the cost, an action's id is its ``_tag`` or else its position from 1.
+and, where known, ``probabilities`` of all actions. Other keys are ignored. Lines with ``candidates`` are passed over:
+those are recommended items, and the log does not have the probabilities of the others. A file whose first line carries
+VW's label keys is read as dsjson: the reward is minus the cost, an action's id is its ``_tag`` or else its position
+from 1.
 
 Every refusal names the file, the line, the rule and the value.
 """
@@ -83,6 +85,8 @@ def _table_events(source: Source, columns: Columns, progress: Progress) -> Itera
 def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
     parse: Callable[[dict[str, Any]], LoggedEvent] | None = None
     for line, record in read_objects(path, progress):
+        if record.get("candidates") is not None:
+            continue
         try:
             if parse is None:
                 parse = _from_dsjson if DSJSON_KEYS & record.keys() else from_record

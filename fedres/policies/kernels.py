@@ -32,7 +32,7 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
     earn anything tie, or a greedy policy would stay with one of them for ever.
     """
     code, amount = rule[CODE], rule[AMOUNT]
-    _score(code, amount, rule[LOW], rule[HIGH], means, widths, out)
+    rank_scores(code, amount, rule[LOW], rule[HIGH], means, widths, out)
     if code == SQUARECB:
         squarecb(out, allowed, amount * np.sqrt(max(n_learned, 1)))
     elif code == OPTIMISTIC_SQUARECB:
@@ -48,7 +48,7 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
 
 
 @bare_kernel
-def _score(code: float, amount: float, low: float, high: float, means: Array, widths: Array, out: Array) -> None:
+def rank_scores(code: float, amount: float, low: float, high: float, means: Array, widths: Array, out: Array) -> None:
     """Write what actions are ranked by. The gaps that squarecb weighs are between rewards within their range."""
     if code == LINUCB:
         for a in range(out.size):

@@ -91,7 +91,7 @@ class Exporter:
         actions = [
             {"id": body.actions[k].id, "features": _plain(self._features(entry.loop, body.actions[k]))} for k in allowed
         ]
-        return {
+        event = {
             "event_id": entry.event,
             "time": time_of(entry),
             "user": entry.user,
@@ -107,6 +107,9 @@ class Exporter:
             "status": status,
             "position": entry.position,
         }
+        if body.page is not None:  # of all candidates, the log has the one that was drawn
+            event |= {"probabilities": None, "place": body.page.place, "candidates": body.page.candidates}
+        return event
 
     def _features(self, loop: str, action: LoggedAction) -> msgspec.Raw:
         return self._catalogue(loop, action.put)[action.id] if action.put else action.features or NO_FEATURES

@@ -16,6 +16,7 @@ class Limits:
     model_bytes: int = 64_000_000  # of an uploaded model
     update_bytes: int = 8_000_000  # of a request with updates: 100 of 2^14 + 1 numbers in 32 bits, and some room
     actions: int = 500  # in one rank call, and ids that it excludes
+    excluded: int = 2_000  # ids that a call for recommendations excludes
     batch: int = 100  # rank calls in one batch
     slots: int = 20  # of a page in one call
     slot_actions: int = 2_000  # slots times actions of a call: each slot is stored with all actions
@@ -33,6 +34,7 @@ class Limits:
             "model_bytes",
             "update_bytes",
             "actions",
+            "excluded",
             "batch",
             "slots",
             "slot_actions",

@@ -163,6 +163,12 @@ class PostgresLog:
         sought = [event for event in events if "\0" not in event]
         return [entry_of(row, with_body=True) for row in self._session.rows(FIND, (texts(sought), _sought(loop)))]
 
+    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
+        where = 'loop = %s AND "user" = %s ORDER BY position DESC LIMIT %s'
+        question = f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}"
+        rows = self._session.rows(question, (_sought(loop), _sought(user), limit))
+        return [entry_of(row, with_body=True) for row in rows]
+
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         where = f"loop = %s AND kind = '{kind}' ORDER BY position"
         rows = self._session.rows(f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}", (_sought(loop),))

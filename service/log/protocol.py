@@ -89,6 +89,9 @@ class Log(Protocol):
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
         """Return all that was logged about the events, oldest first."""
 
+    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
+        """Return at most ``limit`` records of a user, the newest first."""
+
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         """Return the records of a rare kind (erase, erased, loop), oldest first."""
 

@@ -252,10 +252,38 @@ class RankBody(msgspec.Struct, gc=False):
     arm: str | None = None  # control, treatment or held, where the loop has a control group
 
 
+class Asked(msgspec.Struct, omit_defaults=True, gc=False):
+    """From which items of the catalogue those of a page were drawn."""
+
+    n: int  # places that were asked for
+    places: int  # that were filled: fewer where there were no more candidates
+    catalogue: int  # position of its last change
+    time: int  # by which items expire; microseconds since 1970
+    filter: msgspec.Raw = msgspec.Raw(b"{}")
+    exclude: list[str] = []
+    exclude_seen: bool | float = False
+    seen: list[str] = []  # what that left out
+
+
+class Place(msgspec.Struct, omit_defaults=True, gc=False):
+    """Which place of a page a decision is for; the first one has what all were drawn from."""
+
+    place: int  # from 1
+    candidates: int  # that were left to draw from, of which the record has one
+    asked: Asked | None = None
+
+
+class RecommendBody(RankBody, gc=False):
+    """The decision on a place of a page: its item is the only action, with its probability among all candidates."""
+
+    page: Place | None = None
+
+
 class LoggedRank(RankBody, gc=False):
-    """The same, read."""
+    """Either of them, read."""
 
     actions: list[LoggedAction]
+    page: Place | None = None  # of a recommended item
 
 
 class RewardBody(msgspec.Struct, omit_defaults=True, gc=False):

@@ -162,6 +162,10 @@ class SqliteLog:
             found += self._select(BODIES, rows, loop, *piece)
         return sorted(found, key=lambda entry: entry.position)
 
+    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
+        rows = "INDEXED BY log_by_user WHERE loop = ? AND user = ? ORDER BY rowid DESC LIMIT ?"
+        return self._select(BODIES, rows, loop, user, limit)
+
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
         return self._select(BODIES, f"WHERE loop = ? AND kind = '{kind}' AND {IS_RARE} ORDER BY position", loop)
 

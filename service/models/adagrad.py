@@ -30,6 +30,7 @@ from fedres.scoring.batch import (
     workspace_for,
 )
 from fedres.scoring.explaining import explain
+from fedres.scoring.features import Hashed
 from fedres.scoring.features import Prepared as Features
 from fedres.scoring.federated import FederatedModel, Hyperparameter, Pool, Wire
 from fedres.scoring.model import MAX_SLOTS, Example, PersonalModel, SharedModel, expand, score, shift_of
@@ -39,11 +40,12 @@ from service.log import records
 from service.log.records import RESIDUAL, Entry, ResidualExample, decode_update, read_residual
 from service.models.guard import combine
 from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
-from service.models.memory import HEAD, NOT_FOUND, begin_change, end_change, find_block, read_block
+from service.models.memory import HEAD, NOT_FOUND, Key, begin_change, end_change, find_block, read_block
 from service.models.personal import PersonalModels, keys_of
 from service.models.protocol import (
     Columns,
     Explained,
+    ItemRows,
     LearnedEvent,
     Policy,
     Scored,
@@ -370,6 +372,19 @@ class PublishedAdagrad(NamedTuple):
         _choose_all(columns, self.weights, shift_of(self.weights), crosses, memory, policy, actions, numbers)
         return actions, numbers
 
+    def predict_items(
+        self, items: ItemRows, context: Hashed, memory: Array, key: Key, crosses: bool
+    ) -> tuple[Array, Array]:
+        (hashes, values, ends), means = items.features(), np.zeros(items.n_rows)
+        features = Features(
+            np.concatenate([np.frombuffer(context.hashes, np.uint32), hashes]),
+            np.concatenate([np.frombuffer(context.values, np.float32), values]),
+            ends + context.size,
+            crosses,
+        )
+        _predict_items(features, self.weights, shift_of(self.weights), memory, key, means)
+        return means, np.zeros(items.n_rows)
+
     def read_personal(self, data: Array) -> PersonalModel:
         return read_personal(data)[1]
 
@@ -433,6 +448,17 @@ def _choose_all(
         explore(rule, 0, n_learned, scores, widths[:n], allowed[action : action + n], chances)
         actions[k] = pick(chances, draws[k])
         row, first, action = row + n + 1, last, action + n
+
+
+@kernel
+def _predict_items(features: Any, weights: Array, shift: int, memory: Array, key: Any, means: Array) -> None:
+    """Fill in what is expected of items."""
+    own = np.empty(words_for(MAX_SLOTS), np.uint64)
+    table, own_weights, _ = views(own, 2, _read_own(memory, key[0], key[1], own))
+    parts = np.empty((means.size, 2), np.float32)
+    score_in(scratch_for(features.hashes.size, MAX_SLOTS), features, (weights, shift, table, own_weights), parts)
+    for k in range(means.size):
+        means[k] = parts[k, 0] + parts[k, 1]
 
 
 @kernel

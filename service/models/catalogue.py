@@ -8,7 +8,7 @@ is left of the oldest pieces to the end, a few of them with each change, and fre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -114,6 +114,7 @@ class CatalogueCopy:
         self.references: dict[str, CatalogueReference] = {}  # what is logged of each
         self.prepared: dict[str, Hashed] = {}  # their features, by whoever hashed them
         self.n_bytes = 0  # of ids and features
+        self.listeners: list[Callable[[str], None]] = []  # are told the id of each action that changes
         self._next = -1  # the piece to read next
 
     def refresh(self, memory: MemoryReader, loop: str, pieces: Pieces) -> None:
@@ -146,3 +147,5 @@ class CatalogueCopy:
         if action is not None:
             self.actions[name], self.references[name] = action, CatalogueReference(name, action.put)
             self.n_bytes += len(name) + len(action.features)
+        for listener in self.listeners:
+            listener(name)

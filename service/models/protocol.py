@@ -12,10 +12,13 @@ import numpy as np
 from msgspec import Struct
 
 from fedres.checks import Array
+from fedres.decisions.kalman_rows import Rows
+from fedres.decisions.kalman_state import Shared
 from fedres.scoring.explaining import Contribution
 from fedres.scoring.features import Hashed
 from service.log.records import Entry, Example
 from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
+from service.models.memory import Key
 from service.models.personal import PersonalModels
 from service.settings import Settings
 
@@ -151,6 +154,19 @@ class Scored(NamedTuple):
     personal: Any  # that user's model, None where there is none yet
 
 
+class ItemRows(Protocol):
+    """The items of a catalogue, with their features looked up once."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def features(self) -> tuple[Array, Array, Array]:
+        """Return hashes and values of all features, and where each row ends, beginning with 0."""
+
+    def numbered(self, shared: Shared) -> Rows:
+        """Return the rows for ``residual-kalman``."""
+
+
 class PublishedModel(Protocol):
     """A loop's model as rankers have it."""
 
@@ -163,6 +179,11 @@ class PublishedModel(Protocol):
 
     def choose(self, columns: Columns, memory: Array, policy: Policy, crosses: bool) -> tuple[Array, Array]:
         """Return the actions drawn, and probabilities and scores of all actions; ``memory`` has users' parts."""
+
+    def predict_items(
+        self, items: ItemRows, context: Hashed, memory: Array, key: Key, crosses: bool
+    ) -> tuple[Array, Array]:
+        """Return the expected reward of each item and its standard deviation, 0 where the model knows none."""
 
     def read_personal(self, data: Array) -> Any:
         """Return the user's model in a block's data, None where it belongs to another shared model."""

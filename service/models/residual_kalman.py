@@ -39,6 +39,7 @@ from fedres.decisions.kalman_own import (
     turn_own,
     weights_of,
 )
+from fedres.decisions.kalman_rows import predict_rows
 from fedres.decisions.kalman_state import (
     BASES,
     BLOCKS,
@@ -56,15 +57,17 @@ from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Owns, ResidualKa
 from fedres.local_learners.adagrad import kernel
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import CHUNK_BITS
+from fedres.scoring.features import Hashed
 from fedres.scoring.flattening import Limits, action_features, flatten
 from fedres.scoring.sealing import model_tag, sealed, unsealed
 from service.log.records import Entry, read_residual
 from service.models.loop_metadata import LoopMetadata, LoopView, Statistics
-from service.models.memory import HEAD, MemoryWriter, begin_change, end_change, find_block, read_block
+from service.models.memory import HEAD, Key, MemoryWriter, begin_change, end_change, find_block, read_block
 from service.models.personal import PersonalModels, keys_of
 from service.models.protocol import (
     Columns,
     Explained,
+    ItemRows,
     LearnedEvent,
     Policy,
     Scored,
@@ -442,6 +445,15 @@ class PublishedKalman(NamedTuple):
         _choose_all(columns, self, memory, policy, actions, numbers)
         return actions, numbers
 
+    def predict_items(
+        self, items: ItemRows, context: Hashed, memory: Array, key: Key, crosses: bool
+    ) -> tuple[Array, Array]:
+        means, widths = np.full(items.n_rows, self.low), np.full(items.n_rows, self.span)
+        if self.settled:
+            hashes, values = np.frombuffer(context.hashes, np.uint32), np.frombuffer(context.values, np.float32)
+            _predict_items(self, items.numbered(self.shared), hashes, values, memory, key, means, widths)
+        return means, widths
+
     def read_personal(self, data: Array) -> PersonalKalman | None:
         changed, model = read_personal(data)
         return None if changed < self.replaced_at else model
@@ -536,6 +548,20 @@ def _choose_all(columns: Any, kalman: Any, memory: Array, policy: Any, actions: 
         explore(rule, 0, n_learned, scores, widths[:n], allowed[action : action + n], chances)
         actions[k] = pick(chances, draws[k])
         row, first, action = row + n + 1, last, action + n
+
+
+@kernel
+def _predict_items(
+    kalman: Any, rows: Any, hashes: Array, values: Array, memory: Array, key: Any, means: Array, widths: Array
+) -> None:
+    """Fill in what is expected of items, and how unsure that is."""
+    shared, _, _, low, span, replaced_at = kalman
+    words = _read_own(memory, key[0], key[1], replaced_at, np.empty(ROOM, np.uint64))
+    parts = np.empty((means.size, 3))
+    predict_rows(shared, words, key[0] != 0, hashes, values, rows, parts)
+    for k in range(means.size):
+        means[k] = low + span * parts[k, 0] + span * parts[k, 1]
+        widths[k] = span * np.sqrt(max(parts[k, 2], 0.0))
 
 
 @kernel

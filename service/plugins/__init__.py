@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from service.rank.ranker import Ranker, RankerContext
 
 ENTRY_POINTS = "fedres.plugins"
-SHIPPED = tuple(f"service.plugins.{name}" for name in ("personalizer", "reports", "devices", "tools"))
+SHIPPED = tuple(f"service.plugins.{name}" for name in ("recommend", "personalizer", "reports", "devices", "tools"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -337,13 +337,13 @@ class Ranker:
         event_id = request.event_id or new_event_id()
         events = events_of(event_id, len(request.slots))
         if request.event_id is not None:
-            logged = await self._logged_ranks(loop, events)
+            logged = await self.logged_ranks(loop, events)
             if logged:
                 return filled_before(request, event_id, logged)
         try:
             return await self._fill(loop, request, event_id)
         except Duplicate:
-            return filled_before(request, event_id, await self._logged_ranks(loop, events))
+            return filled_before(request, event_id, await self.logged_ranks(loop, events))
 
     async def _fill(self, name: str, request: SlotsRequest, event_id: str) -> SlotsResult:
         context = self._context
@@ -365,7 +365,7 @@ class Ranker:
         await context.append(*records)
         return filled
 
-    async def _logged_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
+    async def logged_ranks(self, loop: str, events: list[str]) -> dict[str, tuple[Entry, LoggedRank]]:
         """Return the decisions of events; refuse those of a loop that was deleted."""
         created_at = self._context.loop(loop).view.created_at
         logged = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
@@ -376,7 +376,7 @@ class Ranker:
         return logged
 
     async def _repeated(self, loop: str, request: RankRequest, event_id: str) -> RankResult:
-        logged = await self._logged_ranks(loop, [event_id])
+        logged = await self.logged_ranks(loop, [event_id])
         if event_id not in logged:
             raise ApiError(409, "event_exists", f"event {event_id!r} is being erased")
         return repeated(request, *logged[event_id])

@@ -19,6 +19,7 @@ from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Models, Publisher, make_current
 from service.plugins.devices.uploads import Residual, residual_records
+from service.plugins.recommend.drawing import warm_up_draws
 from service.rank.decide import decide
 from service.rank.explaining import explanations
 from service.rank.requests import Action, RankRequest
@@ -63,6 +64,7 @@ def _decide_and_learn(name: str, log: SqliteLog, models: Models) -> None:
     [decision] = decide([request], loop, models, Preparer())
     assert not isinstance(decision, Exception)
     list(explanations(decision.prepared, loop, models))
+    warm_up_draws(loop, models)
     reward = Record(name, REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
     log.append([[decision.record(loop)], [reward]])
 

@@ -85,6 +85,43 @@ def test_slots_are_filled_each_with_a_decision_of_its_own(live, loop):
     assert rewards == {top.event_id: None, side.event_id: 1.0}
 
 
+def test_items_are_recommended_each_with_an_event_of_its_own(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        client.put_actions(MENU)
+        hot, *others = client.recommend(3, user="anna", filter={"hot": {"exists": True}}, exclude=["juice"])
+        hot.reward(1.0)
+        assert client.flush()
+        [event] = client.events()
+        again = client.recommend(user="anna", exclude_seen=True)
+    assert (hot.id, hot.probability, others, hot.fallback) == ("tea", 1.0, [], False)
+    assert (event.event_id, event.action, event.reward, event.candidates) == (hot.event_id, "tea", 1.0, 1)
+    assert {item.id for item in again} == {"juice", "milk"}
+
+
+def test_the_async_client_recommends_the_same(live, loop):
+    async def run():
+        async with AsyncClient(live.url, loop=loop, deadline=60, fallback=None) as client:
+            await client.put_actions(MENU)
+            page = await client.recommend(2, user="anna", event_id="p")
+            assert await client.recommend(2, user="anna", event_id="p") == page
+            with pytest.raises(ServiceError, match="'heat'"):
+                await client.recommend(filter={"heat": True})
+            return page
+
+    assert [item.event_id for item in asyncio.run(run())] == ["p~1", "p~2"]
+
+
+def test_without_a_service_the_items_of_a_fallback_are_recommended(live):
+    with no_service() as url, Client(url, deadline=0.1) as client:
+        page = client.recommend(2, fallback=["a", "b", "c"])
+        assert client.recommend() == []
+        page[0].reward(1.0)
+        assert client.rewards().queued == 0
+    assert [(item.id, item.fallback, item.error.code) for item in page] == [(n, True, "no_answer") for n in "ab"]
+    with no_service() as url, Client(url, deadline=0.1, fallback=None) as client, pytest.raises(ServiceError):
+        client.recommend(fallback=["a"])
+
+
 def test_a_deferred_decision_waits_until_it_is_activated(live, loop):
     with Client(live.url, loop=loop, deadline=60) as client:
         shown, hidden = (client.rank(actions=MENU, defer=True) for _ in range(2))

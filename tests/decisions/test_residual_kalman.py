@@ -27,7 +27,9 @@ from fedres.decisions.kalman_inputs import (
     rebase,
     scale_of,
 )
+from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
+from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features, predict_rows
 from fedres.decisions.kalman_state import BLOCKS, CORE, LOG_DRIFT, SCALES, UNIT, Events, new_shared, slot_words
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
@@ -568,3 +570,28 @@ def test_a_feature_that_is_new_to_a_user_takes_no_directions_of_others():
     assert 159 not in keys()
     learn_all(model, owns, rounds[60:], [1])
     assert 159 in keys()
+
+
+def rows_of(shared, request):
+    """Return the actions of a request as rows of a catalogue."""
+    first = request.starts[0]
+    hashes, fields, n = request.hashes[first:], request.fields[first:], request.hashes.size - first
+    keys, key_fields, numbers = np.zeros(n, np.uint32), np.zeros(n, np.uint32), np.zeros(n, np.int32)
+    n_keys = number_features(np.zeros(2048, np.int32), keys, key_fields, 0, hashes, fields, numbers)
+    inputs = np.empty(n)
+    fill_inputs(shared, hashes, request.values[first:], fields, inputs)
+    return Rows(request.starts - first, numbers, inputs, keys[:n_keys], key_fields[:n_keys])
+
+
+@pytest.mark.parametrize(("settings", "shape"), SETTINGS)
+def test_rows_of_a_catalogue_are_predicted_as_actions_are_to_the_bit(settings, shape):
+    rounds, model = stream(4, 240, **shape), ResidualKalman(**settings)
+    owns = learn_all(model, {}, rounds[:200], [200])
+    actions = [action for _, _, some, _, _ in rounds[200:] for action in some]
+    for user, context, _, _, _ in rounds[200:]:
+        request, own = request_of(context, actions), NO_MODEL if user is None else owns.get(user, NO_MODEL)
+        parts, found = np.empty((len(actions), 3)), np.empty((len(actions), 3))
+        predict(model.shared, own, user is not None, request, parts)
+        hashes, values = request.hashes[: request.starts[0]], request.values[: request.starts[0]]
+        predict_rows(model.shared, own, user is not None, hashes, values, rows_of(model.shared, request), found)
+        assert found.tobytes() == parts.tobytes()

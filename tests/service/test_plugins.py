@@ -23,7 +23,7 @@ def routes(core):
 
     @declared.of_loop("GET", "/greeting", READ, "Greet the users of a loop.", hot=True)
     async def greet(call):
-        greeting = {"loop": call.loop, "ranks": core.machine.loop(call.loop).view.statistics.ranks}
+        greeting = {"loop": call.loop, "ranks": core.context.loop(call.loop).view.statistics.ranks}
         return json_reply(msgspec.json.encode(greeting))
 
     return declared.all
@@ -58,7 +58,7 @@ def installed(tmp_path, monkeypatch):
 
 def test_a_plugin_of_another_distribution_adds_a_route_and_a_command(installed, tmp_path):
     assert [plugin.name for plugin in plugins.plugins()] == [
-        *("personalizer", "reports", "devices", "tools"),
+        *("recommend", "personalizer", "reports", "devices", "tools"),
         *("greeter", "research"),
     ]
     with run_service(tmp_path) as live, live.client() as client:

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = (
     "start/concepts.md",
     "reference/api.md",
+    "guides/recommend.md",
     "guides/lift.md",
     "guides/dashboard.md",
     "operate/operations.md",

@@ -60,6 +60,18 @@ class Page(msgspec.Struct):
     slots: list[Filled]
 
 
+class RecommendedItem(msgspec.Struct):
+    id: str
+    event_id: str
+    score: float
+    probability: float
+    arm: str | None = None
+
+
+class Recommended(msgspec.Struct):
+    items: list[RecommendedItem]
+
+
 def checked(answer: Answer | Failure) -> Answer:
     """Return a success; raise what anything else means."""
     if isinstance(answer, Failure):

@@ -11,7 +11,7 @@ from fedres.client.hosted.base import CONNECTIONS, Base, either
 from fedres.client.hosted.calls import PAGE, Call, observed
 from fedres.client.hosted.retrying import retrying
 from fedres.client.hosted.rewards import CLOSE_SECONDS
-from fedres.client.hosted.types import Decision, Event, RankRequest, Slot
+from fedres.client.hosted.types import Decision, Event, RankRequest, Recommendation, Slot
 from fedres.client.inputs import Actions, Features, Id
 from fedres.client.wire import Answer, Failure, Finished, Request, Wait, advance
 
@@ -93,6 +93,41 @@ class AsyncClient(Base):
         """Return a decision for each slot of a page, no action twice."""
         request = RankRequest(actions=actions, context=context, user=user, event_id=event_id, defer=defer)
         return await self._do(self._calls.slots(request, slots, either(deadline, timeout)))
+
+    async def recommend(
+        self,
+        n: int = 10,
+        *,
+        user: Id | None = None,
+        context: Features | None = None,
+        filter: Mapping[str, Any] | None = None,
+        exclude: Iterable[Id] = (),
+        exclude_seen: bool | float = False,
+        event_id: Id | None = None,
+        defer: bool = False,
+        fallback: Iterable[Id] = (),
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> list[Recommendation]:
+        """Return at most ``n`` items of the catalogue, the first place first.
+
+        ``filter`` is by attributes, such as ``{"genre": ["crime", "comedy"], "price": {"max": 10}}``. ``exclude_seen``
+        leaves out what the user was shown, with a number that many seconds back. Where the service does not answer, or
+        refuses, these are the items of ``fallback``; with a client whose ``fallback`` is None, it raises.
+        """
+        call = self._calls.recommend(
+            n=n,
+            user=user,
+            context=context,
+            filter=filter,
+            exclude=exclude,
+            exclude_seen=exclude_seen,
+            event_id=event_id,
+            defer=defer,
+            fallback=fallback,
+            deadline=either(deadline, timeout),
+        )
+        return await self._do(call)
 
     async def settings(self) -> dict[str, Any]:
         return await self._do(self._calls.settings())

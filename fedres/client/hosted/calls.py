@@ -10,8 +10,18 @@ from urllib.parse import quote
 
 import msgspec
 
-from fedres.client.hosted.answers import Batch, BatchResult, Filled, Page, Result, checked, decoded, unreadable
-from fedres.client.hosted.fallbacks import Asked, Fallback, check, fall_back, fall_back_slots
+from fedres.client.hosted.answers import (
+    Batch,
+    BatchResult,
+    Filled,
+    Page,
+    Recommended,
+    Result,
+    checked,
+    decoded,
+    unreadable,
+)
+from fedres.client.hosted.fallbacks import Asked, Fallback, check, event_name, fall_back, fall_back_slots
 from fedres.client.hosted.types import (
     FALLBACK_PREFIX,
     Decision,
@@ -21,10 +31,11 @@ from fedres.client.hosted.types import (
     Observed,
     Ranked,
     RankRequest,
+    Recommendation,
     ServiceError,
     Slot,
 )
-from fedres.client.inputs import Actions, Id, action_list, features, identifier, identifiers, number
+from fedres.client.inputs import Actions, Features, Id, action_list, features, identifier, identifiers, number, user_id
 from fedres.client.wire import Answer, Failure, Request
 from fedres.event_ids import LONGEST_ID, new_event_id
 
@@ -125,6 +136,49 @@ class Calls:
         told = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
         fields = {name: value for name, value in asked.body().items() if name not in ("exclude", "explain")}
         return self._hot("slots", "/rank/slots", {**fields, "slots": told}, read, deadline)
+
+    def recommend(
+        self,
+        *,
+        n: int,
+        user: Id | None,
+        context: Features | None,
+        filter: Mapping[str, Any] | None,
+        exclude: Iterable[Id],
+        exclude_seen: bool | float,
+        event_id: Id | None,
+        defer: bool,
+        fallback: Iterable[Id],
+        deadline: float | None,
+    ) -> Call[list[Recommendation]]:
+        optional = {
+            "user": user_id(user),
+            "context": {} if context is None else features("context", context),
+            "filter": dict(filter or {}),
+            "exclude": identifiers("exclude", exclude),
+            "exclude_seen": exclude_seen,
+            "defer": defer,
+        }
+        page = new_event_id() if event_id is None else event_name(event_id)  # a repeat is then the same page
+        body = {"event_id": page, "n": n, **{name: value for name, value in optional.items() if value}}
+        instead = identifiers("fallback", fallback)[:n]
+
+        def read(answer: Answer | Failure) -> list[Recommendation]:
+            try:
+                items = self._read(answer, Recommended).items
+            except ServiceError as error:
+                self._fallback_or_raise(error)
+                return [self._recommended(name, error) for name in instead]
+            return [Recommendation(**msgspec.structs.asdict(item), feedback=self._feedback) for item in items]
+
+        return self._hot("recommend", "/recommend", body, read, deadline)
+
+    def _recommended(self, name: str, error: ServiceError) -> Recommendation:
+        event_id, nothing = FALLBACK_PREFIX + new_event_id(), math.nan
+        return Recommendation(
+            id=name, event_id=event_id, score=nothing, probability=nothing, fallback=True, error=error,
+            feedback=self._feedback,
+        )  # fmt: skip
 
     def reward(self, event_id: Id, value: Any, outcomes: Mapping[str, Any] | None, id: Id | None) -> Request | None:
         """Return the request for a reward, which has an id so that a repeat counts once; None for a fallback's."""

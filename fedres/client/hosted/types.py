@@ -140,6 +140,30 @@ class Decision:
         self.feedback.activate(self.event_id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """An item of the catalogue in its place on a page. With ``fallback``, the service did not choose it."""
+
+    id: str
+    event_id: str  # of a fallback it begins with "fallback-"
+    score: float  # the reward that is expected
+    probability: float  # in this place, given the items before
+    arm: str | None = None  # control, treatment or held, where the loop has a control group
+    fallback: bool = False
+    error: ServiceError | None = None
+    feedback: Feedback = field(repr=False, compare=False)
+
+    def reward(
+        self, value: float | None = None, *, outcomes: Mapping[str, float] | None = None, id: Id | None = None
+    ) -> None:
+        """Send what the item earned, or named outcomes, in the background; two with one ``id`` count once."""
+        self.feedback.reward(self.event_id, value, outcomes=outcomes, id=id)
+
+    def activate(self) -> None:
+        """Say that an item of a deferred page was shown, in the background."""
+        self.feedback.activate(self.event_id)
+
+
 class Event(Record, frozen=True):
     """A stored decision with what came of it."""
 
@@ -150,13 +174,15 @@ class Event(Record, frozen=True):
     actions: list[dict[str, Any]]  # those that were not excluded: id and features
     action: str
     probability: float
-    probabilities: list[float]  # of ``actions``
+    probabilities: list[float] | None  # of ``actions``; None for a recommended item, which is the only one of them
     model_version: int
     reward: float | None
     status: str  # waiting, deferred, rewarded or expired
     position: int  # in the loop's log
     outcomes: dict[str, float] | None = None  # by name, where the loop has any
     arm: str | None = None  # control, treatment or held, where the loop has a control group
+    place: int | None = None  # on its page, of a recommended item
+    candidates: int | None = None  # among which it was drawn
 
 
 class Observed(Record, frozen=True):

@@ -56,6 +56,9 @@ class RecentLog:
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
         return []
 
+    def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
+        return []
+
     def bases(self, loop: str, before: int) -> Iterator[Entry]:
         return iter(())
 

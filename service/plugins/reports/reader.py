@@ -155,6 +155,7 @@ class LoopReader:
             tuple([body.scores[k] for k in allowed]),
             decision.settings,
             self._n_learned,
+            is_whole=body.page is None,
         )
         self._pending[entry.event] = decided, body
 

@@ -38,11 +38,12 @@ class FinishedDecision(NamedTuple):
     settings: int  # position of those in force
     n_learned: int  # finished events that the model had learned from, about
     reward: float | None = None
+    is_whole: bool = True  # the log has the probabilities of all actions
 
     @property
     def is_evaluable(self) -> bool:
         """Whether the policy decided, and every action had a chance."""
-        return not self.control and min(self.probabilities) > 0
+        return not self.control and self.is_whole and min(self.probabilities) > 0
 
 
 class PolicyValue(msgspec.Struct):

@@ -46,6 +46,15 @@ def test_a_record_comes_back_as_it_went_in(log):
     assert [entry.position for entry in entries] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_the_newest_records_of_a_user_come_first(log):
+    append(
+        log, rank("a", "u"), rank("b", "v"), reward("a"), rank("c", "u"), rank("d", "u", loop="news"), rank("e", "u")
+    )
+    assert [entry.event for entry in log.newest_of("shop", "u", 10)] == ["e", "c", "a"]
+    assert [entry.event for entry in log.newest_of("shop", "u", 2)] == ["e", "c"]
+    assert log.newest_of("shop", "nobody", 10) == []
+
+
 NUL = "\0"
 
 

@@ -1,0 +1,114 @@
+"""Predicting by ``residual-kalman`` for many actions whose features are looked up once: a catalogue, compiled.
+
+What ``predict`` does for each action anew is done here once for each distinct feature; the bits are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.constants import BIAS_WORDS, HEAD
+from fedres.decisions.kalman_inputs import action_value, key_of
+from fedres.decisions.kalman_kernels import block_part, inputs_in
+from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, turn_own
+from fedres.decisions.kalman_state import BASES, scratch_for, slot_words
+from fedres.local_learners.adagrad import at, bare_kernel, kernel
+
+OWN_KINDS = 1 << 13  # by the last bits of its key, a feature may be in a personal model, or is not
+
+
+class Rows(NamedTuple):
+    """Actions: row k has the places from ``starts[k]`` up to ``starts[k + 1]``, equal features next to each other."""
+
+    starts: Array  # int64, one more than there are rows
+    features: Array  # int32, which of the distinct features is at a place
+    inputs: Array  # float64, x: its value there, by the scales of the shared model
+    keys: Array  # uint32, of each distinct feature
+    fields: Array  # uint32, hashes of their JSON keys
+
+
+@kernel
+def number_features(
+    table: Array, keys: Array, fields: Array, n: int, row_hashes: Array, row_fields: Array, numbers: Array
+) -> int:
+    """Fill in the number of each feature, a new one for those that are new; return how many there are then.
+
+    ``table`` has 1 + the number of a feature, 0 where empty; it has more slots than there will be features.
+    """
+    mask = table.size - 1
+    for j in range(row_hashes.size):
+        key = key_of(row_hashes[j])
+        slot = np.int64(np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(8)) & mask
+        while table[at(slot)] != 0 and keys[at(table[at(slot)] - 1)] != key:
+            slot = (slot + 1) & mask
+        if table[slot] == 0:
+            keys[n], fields[n] = key, key_of(row_fields[j])
+            table[slot] = n + 1
+            n += 1
+        numbers[j] = table[slot] - 1
+    return n
+
+
+@kernel
+def fill_inputs(shared: Any, hashes: Array, values: Array, fields: Array, inputs: Array) -> None:
+    """Fill in the value of each feature at its place."""
+    for j in range(hashes.size):
+        value = np.float64(values[j])
+        inputs[j] = 0.0 if value == 0 else action_value(shared, hashes[j], value, fields[j], False)
+
+
+@kernel
+def predict_rows(
+    shared: Any, own: Array, personal: bool, hashes: Array, values: Array, rows: Any, parts: Array
+) -> None:  # fmt: skip
+    """Fill in the shared mean, the personal mean and the variance of each row; ``own`` may be empty.
+
+    ``hashes`` and ``values`` are the context's.
+    """
+    scratch = scratch_for(shared.bases.shape[1], shared.bases.shape[2], hashes.size, 1, 1)
+    if own.size and own[BASIS] != shared.counts[BASES] - 1:
+        own = own.copy()
+        turn_own(shared, own, scratch)
+    n_places, n_tail = inputs_in(scratch, shared, hashes, values, False)
+    inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
+    room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(OWN_KINDS, np.bool_)
+    _mark_own(own, scratch.r.size, kinds)
+    known = np.empty((rows.keys.size, 3))
+    for f in range(rows.keys.size):
+        mine = own if kinds[at(rows.keys[f] & np.uint32(OWN_KINDS - 1))] else own[:0]
+        known[f, 0], known[f, 1], known[f, 2] = block_part(
+            shared, mine, personal, rows.keys[f], rows.fields[f], inputs, room
+        )  # fmt: skip
+    base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
+    _sum_rows(rows, known, base, parts)
+
+
+@bare_kernel
+def _mark_own(own: Array, k: int, kinds: Array) -> None:
+    """Mark the kinds of all features that a personal model has."""
+    if own.size:
+        for slot in range(np.int64(own[COUNT])):
+            kinds[at(own[HEAD + slot * slot_words(k) + SLOT_KEY] & np.uint32(OWN_KINDS - 1))] = True
+        for j in range(np.int64(own[BIASES])):
+            kinds[at(own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY] & np.uint32(OWN_KINDS - 1))] = True
+
+
+@bare_kernel
+def _sum_rows(rows: Any, known: Array, base: Any, parts: Array) -> None:
+    features, inputs = rows.features, rows.inputs
+    for k in range(rows.starts.size - 1):
+        j, end = rows.starts[k], rows.starts[k + 1]
+        shared_mean, own_mean, variance = base[0], base[1], 0.0
+        while j < end:
+            f, x = features[at(j)], inputs[at(j)]
+            j += 1
+            while j < end and features[at(j)] == f:
+                x += inputs[at(j)]
+                j += 1
+            shared_mean += x * known[at(f), 0]
+            own_mean += x * known[at(f), 1]
+            variance += x * x * known[at(f), 2]
+        parts[k, 0], parts[k, 1], parts[k, 2] = shared_mean, own_mean, variance

@@ -1,0 +1,120 @@
+"""Items for the places of a page, drawn one after the other without replacement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedres.checks import Array
+from fedres.draws import event_draws
+from fedres.policies import loop_rule
+from fedres.policies.shortlist import draw_one, ranked
+from fedres.scoring.features import Hashed, Named, Preparer
+from service.control_group import Control
+from service.errors import ApiError
+from service.models.catalogue import CatalogueCopy
+from service.models.loop_metadata import CatalogueAction
+from service.models.memory import Key, personal_key
+from service.models.protocol import PublishedModel
+from service.models.published import Loop, Models
+from service.plugins.recommend.items import Items
+from service.rank.decide import CONTROL, HELD, NO_KEY, NO_MEMORY, TREATMENT
+
+
+class Drawn(NamedTuple):
+    """The item of one place."""
+
+    row: int
+    score: float
+    probability: float
+    candidates: int  # that were left
+    arm: str | None
+    agreed: bool | None  # whether an apprentice's policy drew the same
+    version: int  # of the model
+
+
+class User:
+    """Whom a page is for, and where their model is."""
+
+    def __init__(self, name: str | None, loop: Loop, memory: Array) -> None:
+        self.name, self.memory = name, memory
+        self.key = NO_KEY if name is None or not loop.view.settings.personal else personal_key(loop.id, name)
+
+
+def draw_places(
+    loop: Loop, items: Items, context: Hashed, user: User, allowed: Array, events: list[str]
+) -> list[Drawn]:  # fmt: skip
+    """Return an item for each event, without those before it; ``allowed`` is what may be drawn, and is left over."""
+    settings, control = loop.view.settings, loop.view.settings.control
+    is_experiment = bool(control.share or control.hold) and not settings.apprentice
+
+    def by_model(model: PublishedModel, key: Key, rule: tuple[Array, int], version: int) -> Draws:
+        means, widths = model.predict_items(items, context, user.memory, key, settings.crosses)
+        means += items.boosts.used
+        return Draws(*rule, means, ranked(rule[0], means, widths, items.keys, allowed, len(events)), version)
+
+    learned = by_model(loop.model, user.key, loop.policy, loop.view.version)
+    pinned: Draws | None = None
+    drawn, count = list[Drawn](), int(allowed.sum())
+    for event, u in zip(events, event_draws(events), strict=True):
+        by, arm, agreed = learned, TREATMENT if is_experiment else None, None
+        if is_experiment and in_control(control, event if user.name is None else user.name):
+            arm = HELD if control.hold else CONTROL
+            if control.baseline == "pinned":
+                if loop.pinned is None:
+                    raise ApiError(503, "starting", "the pinned model is not read yet; try again")
+                if pinned is None:
+                    rule = loop_rule(settings), loop.pinned.n_learned
+                    pinned = by_model(loop.pinned.model, NO_KEY, rule, loop.pinned.version)
+                by = pinned
+        if arm in (CONTROL, HELD) and control.baseline == "first":
+            row, probability = first_of(items, allowed), 1.0
+        elif arm in (CONTROL, HELD) and control.baseline == "uniform":
+            row, probability = int(np.flatnonzero(allowed)[int(u * count)]), 1 / count
+        else:
+            row, probability = by.draw(items.keys, allowed, count, u)
+        if settings.apprentice:
+            first = first_of(items, allowed)
+            row, probability, agreed = first, 1.0, first == row
+        drawn.append(Drawn(row, float(by.means[row]), probability, count, arm, agreed, by.version))
+        allowed[row] = False
+        count -= 1
+    return drawn
+
+
+def in_control(control: Control, name: str) -> bool:
+    return bool(control.hold) or control.has(name)
+
+
+class Draws(NamedTuple):
+    """How a model and a policy draw items."""
+
+    rule: Array
+    n_learned: int
+    means: Array
+    ranking: tuple[Array, Array, float]  # as ``draw_one`` takes it
+    version: int  # of the model
+
+    def draw(self, keys: Array, allowed: Array, count: int, u: float) -> tuple[int, float]:
+        row, probability = draw_one(self.rule, self.n_learned, *self.ranking, keys, allowed, count, u)
+        return int(row), float(probability)
+
+
+def first_of(items: Items, allowed: Array) -> int:
+    """Return the item that is shown without a policy: that with the highest boost, by rising id."""
+    rows = np.flatnonzero(allowed)
+    boosts = items.boosts.used[rows]
+    return int(min(rows[boosts == boosts.max()].tolist(), key=lambda row: items.ids[row]))
+
+
+def warm_up_draws(loop: Loop, models: Models) -> None:
+    """Compile what a page needs: draw from a catalogue of two items for a user, and for nobody."""
+    catalogue, preparer = CatalogueCopy(), Preparer()
+    catalogue.actions |= {name: CatalogueAction(1, b'{"a": 1}') for name in ("a", "b")}
+    items = Items(catalogue, preparer)
+    items.take_some()
+    [context] = preparer.hash_all([Named("context", None, b"{}")])
+    assert isinstance(context, Hashed)
+    memory = NO_MEMORY if models.memory is None else models.memory.words
+    draw_places(loop, items, context, User("u", loop, memory), np.ones(2, np.bool_), ["a~1", "a~2"])

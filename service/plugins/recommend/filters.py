@@ -1,0 +1,128 @@
+"""Filters over attributes of items: ``{"category": ["drama", "comedy"], "price": {"max": 20}, "sale": true}``.
+
+All conditions must hold. A value stands for itself, a list for any of its values; an object has ``min`` and ``max``,
+which may be equalled, or ``exists``. Of an attribute that is an array, one value must do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from fedres.checks import Array
+from service.errors import ApiError, invalid
+from service.plugins.recommend.items import Column, Items, shown
+
+MOST_CONDITIONS, MOST_VALUES = 20, 1_000  # of a filter, and of a list in one
+RULES = ("min", "max", "exists")
+
+
+def matching(items: Items, conditions: dict[str, Any]) -> Array:
+    """Return which rows satisfy a filter; refuse one that the catalogue cannot answer."""
+    if len(conditions) > MOST_CONDITIONS:
+        raise invalid(f"filter must have at most {MOST_CONDITIONS} conditions, got {len(conditions)}", "filter")
+    mask = np.ones(len(items.ids), np.bool_)
+    for name, condition in conditions.items():
+        target = f"filter.{name}"
+        column = items.columns.get(name)
+        if column is None:
+            if _says_not_there(condition):
+                continue
+            known = shown(sorted(items.columns)) or "none"
+            message = f"filter must name attributes of the catalogue, got {name[:100]!r}; it has {known}"
+            raise ApiError(422, "unknown_attribute", message, target)
+        mask &= _holds(column, condition, target, mask.size)
+    return mask
+
+
+def _says_not_there(condition: Any) -> bool:
+    return isinstance(condition, dict) and condition == {"exists": False}
+
+
+def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
+    """Return which rows satisfy one condition."""
+    if isinstance(condition, dict):
+        return _by_rules(column, condition, target, size)
+    values = condition if isinstance(condition, list) else [condition]
+    if not 1 <= len(values) <= MOST_VALUES:
+        raise invalid(f"{target} must have 1 to {MOST_VALUES} values, got {len(values)}", target)
+    mask = np.zeros(size, np.bool_)
+    for value in values:
+        if isinstance(value, str | bool):
+            _check_kind(column, target, value, are_words=True)
+        elif isinstance(value, int | float):
+            _check_kind(column, target, value, are_words=False)
+        else:
+            kind = "null" if value is None else "an array or object"
+            raise invalid(f"{target} must be text, numbers or true and false, got {kind}", target)
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if numbers and column.numbers:
+        equal = np.isin(np.frombuffer(column.numbers, np.float64), numbers)
+        mask[np.frombuffer(column.number_rows, np.int32)[equal]] = True
+    codes = [code for value in values if isinstance(value, str | bool) if (code := _code(column, value)) is not None]
+    if codes:
+        wanted = np.zeros(len(column.words), np.bool_)
+        wanted[codes] = True
+        mask[np.frombuffer(column.word_rows, np.int32)[wanted[np.frombuffer(column.codes, np.int32)]]] = True
+    return mask
+
+
+def _code(column: Column, value: str | bool) -> int | None:
+    return column.words.get(value)
+
+
+def _check_kind(column: Column, target: str, value: Any, *, are_words: bool) -> None:
+    """Refuse a text where an attribute has numbers only, and the other way round."""
+    if are_words and not column.codes and column.numbers:
+        numbers = np.frombuffer(column.numbers, np.float64)
+        has = f"numbers from {numbers.min():g} to {numbers.max():g}"
+        raise invalid(f"{target} must be a number, got {str(value)[:100]!r}; the catalogue has {has}", target)
+    if not are_words and not column.numbers and column.codes:
+        raise invalid(f"{target} must be one of its values, got {value}; it has {most_common(column)}", target)
+
+
+def _by_rules(column: Column, rules: dict[str, Any], target: str, size: int) -> Array:
+    unknown = [name for name in rules if name not in RULES]
+    if unknown or not rules:
+        got = repr(unknown[0][:100]) if unknown else "an empty object"
+        raise invalid(f"{target} must have {', '.join(RULES)}, got {got}", target)
+    mask = np.zeros(size, np.bool_)
+    if "exists" in rules:
+        if not isinstance(rules["exists"], bool) or len(rules) > 1:
+            raise invalid(f"{target}.exists must be true or false, and alone, got {rules['exists']!r}", target)
+        for rows in (column.word_rows, column.number_rows):
+            if rows:
+                mask[np.frombuffer(rows, np.int32)] = True
+        return mask if rules["exists"] else ~mask
+    bounds = [rules.get("min", -np.inf), rules.get("max", np.inf)]
+    for name, bound in zip(("min", "max"), bounds, strict=True):
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            raise invalid(f"{target}.{name} must be a number, got {str(bound)[:100]!r}", target)
+    if not column.numbers:
+        message = f"{target} must be one of its values, as it has no numbers to compare"
+        raise invalid(f"{message}; it has {most_common(column)}", target)
+    numbers = np.frombuffer(column.numbers, np.float64)
+    mask[np.frombuffer(column.number_rows, np.int32)[(numbers >= bounds[0]) & (numbers <= bounds[1])]] = True
+    return mask
+
+
+def most_common(column: Column) -> str:
+    """Return the values that most items have, for a message."""
+    words = [*column.words]
+    return shown([words[code] for code, _ in Counter(column.codes).most_common(11)])
+
+
+def nothing_left(items: Items, conditions: dict[str, Any]) -> ApiError:
+    """Return the refusal of a filter that leaves no item, which says what there is."""
+    about = []
+    for name in conditions:
+        column = items.columns.get(name)
+        if column is not None and column.codes:
+            about.append(f"{name} has {most_common(column)}")
+        elif column is not None and column.numbers:
+            numbers = np.frombuffer(column.numbers, np.float64)
+            about.append(f"{name} is from {numbers.min():g} to {numbers.max():g}")
+    message = f"filter and exclude must leave an item that may be shown, got none of {len(items.rows)}"
+    return ApiError(422, "no_candidates", "; ".join([message, *about]), "filter")

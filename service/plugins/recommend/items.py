@@ -1,0 +1,294 @@
+"""The items of a loop's catalogue as a ranker has them ready: features in rows, attributes in columns.
+
+An item that changes gets a new row, and its old one is dead; once most are, the others move together. So a change costs
+what it changes, and a decision looks nothing up.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features
+from fedres.decisions.kalman_state import Shared
+from fedres.scoring.features import Hashed, Named, Preparer
+from service.models.catalogue import CatalogueCopy
+
+STEP = 500  # items that are taken in at once, which takes some milliseconds
+SPARE_ROWS = 1_000  # dead ones that may be there beside as many as there are items
+AVAILABLE, EXPIRES, BOOST = "_available", "_expires", "_boost"  # attributes that have a meaning
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Column:
+    """The values of one attribute: texts and truth values by number, numbers as they are; an item may have several."""
+
+    def __init__(self) -> None:
+        self.words: dict[str | bool, int] = {}
+        self.word_rows, self.codes = array("i"), array("i")
+        self.number_rows, self.numbers = array("i"), array("d")
+
+    def add(self, row: int, value: Any) -> None:
+        if isinstance(value, str | bool):
+            self.word_rows.append(row)
+            self.codes.append(self.words.setdefault(value, len(self.words)))
+        elif isinstance(value, int | float):
+            self.number_rows.append(row)
+            self.numbers.append(value)
+
+    def move(self, places: Array) -> None:
+        """Give rows other places; those at −1 are gone."""
+        self.word_rows, kept = _moved(self.word_rows, places)
+        self.codes = array("i", np.array(self.codes, np.int32)[kept].tobytes())
+        self.number_rows, kept = _moved(self.number_rows, places)
+        self.numbers = array("d", np.array(self.numbers, np.float64)[kept].tobytes())
+
+
+def _moved(rows: array[int], places: Array) -> tuple[array[int], Array]:
+    """Return where rows are now, without those that are gone, and which of them are left."""
+    moved = places[np.array(rows, np.int32)]
+    kept = moved >= 0
+    return array("i", moved[kept].astype(np.int32).tobytes()), kept
+
+
+class Features(NamedTuple):
+    """What is logged of an item: its hashed features."""
+
+    hashes: bytes
+    values: bytes
+    fields: bytes
+
+
+class Growing:
+    """A NumPy array with room at its end."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._all: Array = np.zeros(64, dtype)
+        self.size = 0
+
+    @property
+    def used(self) -> Array:
+        return self._all[: self.size]
+
+    def extend(self, values: Array) -> None:
+        self.reserve(values.size)
+        self._all[self.size : self.size + values.size] = values
+        self.size += values.size
+
+    def reserve(self, n: int) -> Array:
+        """Return the array with room for ``n`` more."""
+        if self.size + n > self._all.size:
+            grown = np.zeros(2 * (self.size + n), self._all.dtype)
+            grown[: self.size] = self.used
+            self._all = grown
+        return self._all
+
+
+class Items:
+    """All items of one catalogue, as far as they are taken in."""
+
+    def __init__(self, catalogue: CatalogueCopy, preparer: Preparer) -> None:
+        self.catalogue, self._preparer = catalogue, preparer
+        self._changed: dict[str, None] = dict.fromkeys(catalogue.actions)
+        catalogue.listeners.append(self._note)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.ids: list[str] = []  # of each row, also of those that are dead
+        self.rows: dict[str, int] = {}  # by id
+        self.alive, self.available = Growing(np.bool_), Growing(np.bool_)
+        self.expires, self.boosts = Growing(np.float64), Growing(np.float64)
+        self.columns: dict[str, Column] = {}
+        self._ends = Growing(np.int64)
+        self._ends.extend(np.zeros(1, np.int64))
+        self._hashes, self._values, self._fields = Growing(np.uint32), Growing(np.float32), Growing(np.uint32)
+        self._numbers, self._inputs = Growing(np.int32), Growing(np.float64)
+        self._keys, self._key_fields = Growing(np.uint32), Growing(np.uint32)
+        self._table: Array = np.zeros(1024, np.int32)
+        self._scales: Array | None = None  # by which the inputs are
+
+    def _note(self, name: str) -> None:
+        self._changed[name] = None
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._changed)
+
+    def take_some(self) -> None:
+        """Take in some of what has changed."""
+        names = [name for name, _ in zip(self._changed, range(STEP), strict=False)]
+        for name in names:
+            del self._changed[name]
+            row = self.rows.pop(name, None)
+            if row is not None:
+                self.alive.used[row] = False
+        there = [(name, self.catalogue.actions[name]) for name in names if name in self.catalogue.actions]
+        hashed = self._preparer.hash_all([Named("", name, action.features) for name, action in there])
+        good = [(name, action.features, row) for (name, action), row in zip(there, hashed, strict=True)
+                if isinstance(row, Hashed)]  # fmt: skip
+        self._add(good)
+        if len(self.ids) > 2 * len(self.rows) + SPARE_ROWS:
+            self._move_together()
+
+    def _add(self, items: Sequence[tuple[str, bytes, Hashed]]) -> None:
+        if not items:
+            return
+        meanings = []
+        for name, features, _ in items:
+            self.rows[name] = len(self.ids)
+            meanings.append(self._add_attributes(len(self.ids), _decode(features) if features else {}))
+            self.ids.append(name)
+        available, expires, boosts = zip(*meanings, strict=True)
+        self.alive.extend(np.ones(len(items), np.bool_))
+        self.available.extend(np.array(available, np.bool_))
+        self.expires.extend(np.array(expires, np.float64))
+        self.boosts.extend(np.array(boosts, np.float64))
+        rows = [_side_by_side(row) for _, _, row in items]
+        hashes = np.frombuffer(b"".join([row.hashes for row in rows]), np.uint32)
+        values = np.frombuffer(b"".join([row.values for row in rows]), np.float32)
+        fields = np.frombuffer(b"".join([row.fields for row in rows]), np.uint32)
+        self._ends.extend(self._hashes.size + np.cumsum([row.size for row in rows], dtype=np.int64))
+        for column, new in ((self._hashes, hashes), (self._values, values), (self._fields, fields)):
+            column.extend(new)
+        self._number(hashes, fields)
+
+    def _number(self, hashes: Array, fields: Array) -> None:
+        """Give features their numbers."""
+        n = self._keys.size
+        keys, key_fields = self._keys.reserve(hashes.size), self._key_fields.reserve(hashes.size)
+        if 2 * (n + hashes.size) > self._table.size:
+            self._table = np.zeros(1 << (4 * (n + hashes.size)).bit_length(), np.int32)
+            known, known_fields = self._keys.used.copy(), self._key_fields.used.copy()
+            number_features(self._table, keys, key_fields, 0, known, known_fields, np.empty(n, np.int32))
+        numbers = np.empty(hashes.size, np.int32)
+        self._keys.size = self._key_fields.size = number_features(
+            self._table, keys, key_fields, n, hashes, fields, numbers
+        )
+        self._numbers.extend(numbers)
+
+    def _add_attributes(self, row: int, features: Any) -> tuple[bool, float, float]:
+        """Put the attributes of an item into columns; return whether it may be shown, until when, and its boost."""
+        for name, value in attributes(features):
+            if name not in self.columns:
+                self.columns[name] = Column()
+            self.columns[name].add(row, value)
+        if not features:  # null too
+            return True, math.inf, 0.0
+        boost = features.get(BOOST)
+        is_number = isinstance(boost, int | float) and not isinstance(boost, bool)
+        expires = expiry(features.get(EXPIRES))
+        return features.get(AVAILABLE) is not False, expires, float(boost) if is_number else 0.0
+
+    def _move_together(self) -> None:
+        """Leave out the rows that are dead."""
+        kept = np.flatnonzero(self.alive.used)
+        places = np.full(len(self.ids), -1, np.int32)
+        places[kept] = np.arange(kept.size)
+        ends, columns = self._ends.used, self.columns
+        entries = np.repeat(self.alive.used, np.diff(ends))
+        sizes = np.diff(ends)[kept]
+        ids = [self.ids[row] for row in kept.tolist()]
+        flags = [column.used[kept] for column in (self.alive, self.available, self.expires, self.boosts)]
+        features = [column.used[entries] for column in (self._hashes, self._values, self._fields)]
+        self._clear()
+        self.ids, self.rows = ids, {name: row for row, name in enumerate(ids)}
+        for column, values in zip((self.alive, self.available, self.expires, self.boosts), flags, strict=True):
+            column.extend(values)
+        for column, values in zip((self._hashes, self._values, self._fields), features, strict=True):
+            column.extend(values)
+        self._ends.extend(np.cumsum(sizes, dtype=np.int64))
+        self._number(features[0], features[2])
+        for name, attribute in columns.items():
+            attribute.move(places)
+            if attribute.word_rows or attribute.number_rows:
+                self.columns[name] = attribute
+
+    # What a decision needs
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.ids)
+
+    def features(self) -> tuple[Array, Array, Array]:
+        """Return hashes, values and where each row ends, the first of them where the first row begins."""
+        return self._hashes.used, self._values.used, self._ends.used
+
+    def numbered(self, shared: Shared) -> Rows:
+        """Return the rows for ``residual-kalman``; the scales of numbers seldom change."""
+        scales = np.concatenate([shared.scale_keys.astype(np.float64), shared.scale_stats.ravel()])
+        first = self._inputs.size
+        if self._scales is None or not np.array_equal(scales, self._scales):
+            self._scales, first = scales, 0
+        new = slice(first, self._hashes.size)
+        self._inputs.size = first
+        inputs = self._inputs.reserve(self._hashes.size - first)
+        fill_inputs(shared, self._hashes.used[new], self._values.used[new], self._fields.used[new], inputs[new])
+        self._inputs.size = self._hashes.size
+        return Rows(self._ends.used, self._numbers.used, self._inputs.used, self._keys.used, self._key_fields.used)
+
+    @property
+    def keys(self) -> Array:
+        """The hash of each item's id, its first feature."""
+        found: Array = self._hashes.used[self._ends.used[:-1]]
+        return found
+
+    def features_of(self, row: int) -> Features:
+        """Return what is logged of an item."""
+        first, last = self._ends.used[row : row + 2].tolist()
+        columns = (self._hashes, self._values, self._fields)
+        return Features(*[column.used[first:last].tobytes() for column in columns])
+
+    def showable(self, now: float) -> Array:
+        """Return which rows are of items that may be shown."""
+        return self.alive.used & self.available.used & (self.expires.used > now)
+
+
+def attributes(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an item: those in objects have names with a point, those in arrays come several times."""
+    for name, value in features.items() if isinstance(features, dict) else ():
+        if isinstance(value, dict):
+            yield from attributes(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield from ((prefix + name, each) for each in value)
+        else:
+            yield prefix + name, value
+
+
+def expiry(value: Any) -> float:
+    """Return when an item expires, in seconds since 1970: never without a time, long ago where it cannot be read."""
+    if value is None:
+        return math.inf
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return -math.inf
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _side_by_side(row: Hashed) -> Hashed:
+    """Return a row with features that come several times next to each other."""
+    hashes = [row.hashes[k : k + 4] for k in range(0, len(row.hashes), 4)]
+    if len(set(hashes)) == len(hashes):
+        return row
+    order = sorted(range(len(hashes)), key=lambda k: hashes.index(hashes[k]))
+
+    def ordered(column: bytes) -> bytes:
+        return b"".join([column[4 * k : 4 * k + 4] for k in order])
+
+    return Hashed(row.size, ordered(row.hashes), ordered(row.values), ordered(row.fields))
+
+
+def shown(values: Iterable[Any], most: int = 10) -> str:
+    """Return some values for a message."""
+    some = [str(value) for value in values]
+    return ", ".join(some[:most]) + (f" and {len(some) - most} more" if len(some) > most else "")

@@ -1,0 +1,241 @@
+"""The story of a page: candidates of the catalogue are scored together and drawn for one place after the other.
+
+Each place is an ordinary decision with an event of its own, ``page~1``, ``page~2``, ...; all are stored together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from fedres.checks import Array
+from fedres.event_ids import new_event_id
+from fedres.scoring.features import Hashed, Named
+from fedres.scoring.flattening import FeatureError
+from service.errors import ApiError, invalid
+from service.log.protocol import Duplicate, Log
+from service.log.records import (
+    EMPTY,
+    RANK,
+    Asked,
+    CatalogueReference,
+    DecisionExample,
+    Entry,
+    Example,
+    LoggedRank,
+    Place,
+    RecommendBody,
+    Record,
+    decode_rank,
+    encode,
+)
+from service.models.published import Loop
+from service.plugins.recommend.drawing import Drawn, User, draw_places
+from service.plugins.recommend.filters import matching, nothing_left
+from service.plugins.recommend.items import Items
+from service.plugins.recommend.requests import RecommendedItem, RecommendRequest, RecommendResult
+from service.rank.decide import CONTROL, HELD, NO_KEY, NO_MEMORY, invalid_features
+from service.rank.explaining import explain_all
+from service.rank.pinned import ensure_pinned
+from service.rank.ranker import Ranker, RankerContext
+from service.rank.requests import Action, Prepared, RankRequest, check_id
+from service.rank.slots import LONGEST_CALL_ID, events_of
+
+MOST_PAIRS = 20_000_000  # features of the context times features of all items
+MOST_SEEN = 1_000  # of a user's newest events, whose items are left out
+NOBODY = "exclude_seen must come with a user, got none"
+
+
+class Recommender:
+    """Recommends items of the catalogues of all loops."""
+
+    def __init__(self, context: RankerContext, ranker: Ranker, now: Callable[[], float] = time.time) -> None:
+        self._context, self._ranker, self._now = context, ranker, now
+        self._items: dict[str, Items] = {}  # by loop
+
+    async def items(self, name: str) -> tuple[Loop, Items]:
+        """Return a loop and its items, once all that are published are taken in; others have their turn meanwhile."""
+        while True:
+            loop = self._context.loop(name)
+            items = self._items.get(name)
+            if items is None or items.catalogue is not loop.copied:
+                items = self._items[name] = Items(loop.copied, self._context.preparer)
+            if not items.is_behind:
+                return loop, items
+            items.take_some()
+            await asyncio.sleep(0)
+
+    async def recommend(self, name: str, request: RecommendRequest) -> RecommendResult:
+        """Return items for a user in a context, once the decisions are durable."""
+        _check(request)
+        page = request.event_id or new_event_id()
+        if request.event_id is not None:
+            known = await self._ranker.logged_ranks(name, events_of(page, request.n))
+            if known:
+                return repeated(request, page, known)
+        await ensure_pinned(self._context, name)
+        seen = await self._seen(name, request)
+        loop, items = await self.items(name)
+        self._context.quotas.check_pending(loop.view)
+        self._context.check_user(loop, request.user)
+        context = self._hashed(request, items)
+        at = self._now()
+        allowed = self._candidates(items, request, seen, at)
+        asked = Asked(
+            request.n, min(request.n, int(allowed.sum())), loop.view.catalogue_version, round(at * 1e6),
+            msgspec.Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen,
+        )  # fmt: skip
+        events = events_of(page, asked.places)
+        memory = self._context.models.memory
+        user = User(request.user, loop, NO_MEMORY if memory is None else memory.words)
+        drawn = draw_places(loop, items, context, user, allowed, events)
+        records = [
+            _record(loop, items, request, context, event, place, each, asked if place == 1 else None)
+            for place, (event, each) in enumerate(zip(events, drawn, strict=True), 1)
+        ]
+        result = RecommendResult(
+            page,
+            [
+                RecommendedItem(items.ids[each.row], event, each.score, each.probability, each.arm)
+                for event, each in zip(events, drawn, strict=True)
+            ],
+            drawn[0].candidates,
+            drawn[0].version,
+        )
+        rows = [context, *[_row(items, each.row) for each in drawn]]
+        try:
+            await self._context.append(*records)
+        except Duplicate:
+            return repeated(request, page, await self._ranker.logged_ranks(name, events_of(page, request.n)))
+        if request.explain:
+            actions = [Action(item.id) for item in result.items]
+            same = RankRequest(actions=actions, context=request.context, user=request.user)
+            prepared = Prepared(same, page, rows, [], 0.0, NO_KEY)
+            result.explanations = await explain_all(prepared, self._context.loop(name), self._context.models)
+        return result
+
+    def _hashed(self, request: RecommendRequest, items: Items) -> Hashed:
+        [context] = self._context.preparer.hash_all([Named("context", None, bytes(request.context) or EMPTY)])
+        if isinstance(context, FeatureError):
+            raise invalid_features(context)
+        n_features = items.features()[0].size
+        if context.size * n_features > MOST_PAIRS:
+            message = f"context features times features of all items must be at most {MOST_PAIRS}"
+            raise ApiError(422, "context_too_large", f"{message}, got {context.size} × {n_features}", "context")
+        return context
+
+    def _candidates(self, items: Items, request: RecommendRequest, seen: Sequence[str], now: float) -> Array:
+        """Return which rows may be drawn; refuse if there is none."""
+        allowed = items.showable(now)
+        if request.filter:
+            allowed &= matching(items, request.filter)
+        for excluded in (request.exclude, seen):
+            allowed[[items.rows[each] for each in excluded if each in items.rows]] = False
+        if not allowed.any():
+            if not items.rows:
+                message = "the catalogue must have items: PUT /v1/actions adds them, got none"
+                raise ApiError(422, "no_candidates", message)
+            raise nothing_left(items, request.filter)
+        return allowed
+
+    async def _seen(self, name: str, request: RecommendRequest) -> list[str]:
+        """Return what a user was shown, the newest of it."""
+        seconds, user = request.exclude_seen, request.user
+        if seconds is False:
+            return []
+        if user is None:
+            raise invalid(NOBODY, "exclude_seen")
+        created_at = self._context.loop(name).view.created_at
+        first = 0 if seconds is True else round((self._now() - seconds) * 1e6)
+        return await self._context.look_up(lambda log: _shown_to(log, name, user, created_at, first))
+
+
+def _check(request: RecommendRequest) -> None:
+    if request.user is not None:
+        check_id("user", request.user)
+    if request.event_id is not None:
+        check_id("event_id", request.event_id, LONGEST_CALL_ID)
+
+
+def _row(items: Items, row: int) -> Hashed:
+    features = items.features_of(row)
+    return Hashed(len(features.hashes) // 4, *features)
+
+
+def _record(
+    loop: Loop,
+    items: Items,
+    request: RecommendRequest,
+    context: Hashed,
+    event: str,
+    place: int,
+    drawn: Drawn,
+    asked: Asked | None,
+) -> Record:
+    """Return what is logged of a place: a body for readers, and an example for the learner."""
+    name = items.ids[drawn.row]
+    body = RecommendBody(
+        msgspec.Raw(bytes(request.context) or EMPTY),
+        [loop.references.get(name) or CatalogueReference(name, 0)],
+        0,
+        [drawn.probability],
+        [drawn.score],
+        drawn.version,
+        loop.view.settings_version,
+        deferred=request.defer,
+        arm=drawn.arm,
+        policy_action=0 if drawn.agreed else None,
+        page=Place(place, drawn.candidates, asked),
+    )
+    taken, is_control = items.features_of(drawn.row), drawn.arm in (CONTROL, HELD)
+    example = DecisionExample(
+        Example(context.hashes + taken.hashes, context.values + taken.values, context.size, taken.fields),
+        body.settings,
+        0.0,  # nothing is known of a baseline
+        request.defer,
+        drawn.agreed,
+        is_control,
+        None if request.defer or is_control else loop.learn_after,
+    )
+    return Record(loop.view.name, RANK, event, request.user, example.encode(), encode(body))
+
+
+def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> list[str]:
+    """Return the items of a user's newest events from a time on, each once."""
+    entries = [entry for entry in log.newest_of(loop, user, MOST_SEEN) if entry.kind == RANK]
+    bodies = [decode_rank(entry.body) for entry in entries if entry.position > created_at and entry.time >= first]
+    return [*dict.fromkeys(body.actions[body.action].id for body in bodies)]
+
+
+def repeated(
+    request: RecommendRequest, page: str, known: Mapping[str, tuple[Entry, LoggedRank]]
+) -> RecommendResult:  # fmt: skip
+    """Return the logged answer to a request that is the same as the one it was given for."""
+    events = events_of(page, request.n)
+    entry, first = known.get(events[0], (None, None))
+    asked = first.page.asked if first is not None and first.page is not None else None
+    same = (
+        entry is not None
+        and first is not None
+        and asked is not None
+        and asked.n == request.n
+        and entry.user == request.user
+        and bytes(first.context) == (bytes(request.context) or EMPTY)
+        and first.deferred == request.defer
+        and asked.exclude == request.exclude
+        and asked.exclude_seen == request.exclude_seen
+        and bytes(asked.filter) == encode(request.filter)
+        and all(event in known for event in events[: asked.places])
+    )
+    if not same or first is None or asked is None or first.page is None:
+        message = f"event_id must be new or come with the same request, got {page!r} with another"
+        raise ApiError(409, "event_exists", message, "event_id")
+    logged = [(event, known[event][1]) for event in events[: asked.places]]
+    items = [
+        RecommendedItem(body.actions[0].id, event, body.scores[0], body.probabilities[0], body.arm)
+        for event, body in logged
+    ]
+    return RecommendResult(page, items, first.page.candidates, first.version)

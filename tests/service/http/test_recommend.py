@@ -1,0 +1,72 @@
+"""Recommendations over real HTTP."""
+
+import json
+
+import pytest
+
+from service.http.limits import Limits
+
+FILMS = [{"id": f"f{k}", "features": {"genre": "war" if k % 2 else "noir", "price": k}} for k in range(8)]
+
+
+@pytest.fixture(scope="module")
+def films(client):
+    """A loop with a catalogue."""
+    assert client.post("/v1/loops", json={"name": "films"}).status_code == 201
+    assert client.put("/v1/loops/films/actions", json={"put": FILMS}).status_code == 204
+    return "/v1/loops/films"
+
+
+def test_a_page_is_answered_rewarded_activated_and_exported_place_by_place(client, films):
+    page = client.post(
+        f"{films}/recommend",
+        json={"event_id": "page 1/2", "user": "u", "n": 3, "context": {"hour": 9}, "filter": {"genre": "war"},
+              "exclude": ["f1"], "defer": True, "explain": True},
+    ).json()  # fmt: skip
+    assert page.keys() == {"event_id", "items", "candidates", "model_version", "explanations"}
+    assert [item.keys() for item in page["items"]] == [{"id", "event_id", "score", "probability"}] * 3
+    assert (page["candidates"], {item["id"] for item in page["items"]}) == (3, {"f3", "f5", "f7"})
+    assert [why["id"] for why in page["explanations"]] == [item["id"] for item in page["items"]]
+    assert client.post(f"{films}/events/page%201%2F2~1/activate").status_code == 204
+    assert client.post(f"{films}/events/page%201%2F2~1/reward", json={"value": 1}).status_code == 204
+    first, second, _ = map(json.loads, client.get(f"{films}/events").text.splitlines())
+    assert (first["status"], first["reward"], second["status"]) == ("rewarded", 1.0, "deferred")
+    assert (first["place"], first["candidates"], first["context"]) == (1, 3, {"hour": 9})
+    story = client.get(f"{films}/events/page%201%2F2~1").json()
+    assert story["event"]["action"] == page["items"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "target"),
+    [
+        ({"n": 0}, "invalid_request", None),
+        ({"n": 101}, "invalid_request", None),
+        ({"n": "3"}, "invalid_request", None),
+        ({"items": []}, "invalid_request", None),
+        ({"filter": "war"}, "invalid_request", None),
+        ({"exclude_seen": -1}, "invalid_request", None),
+        ({"exclude_seen": True}, "invalid", "exclude_seen"),
+        ({"filter": {"gender": "x"}}, "unknown_attribute", "filter.gender"),
+        ({"filter": {"price": {"min": 50}}}, "no_candidates", "filter"),
+        ({"context": {"a": [{}]}}, "invalid_features", "context"),
+        ({"context": 3}, "invalid_features", "context"),
+        ({"user": ""}, "invalid_request", None),
+        ({"user": "a\0b"}, "invalid", "user"),
+        ({"event_id": "x" * 191}, "too_long", "event_id"),
+        ({"exclude": ["x"] * (Limits().excluded + 1)}, "too_many_excluded", "exclude"),
+    ],
+)
+def test_a_request_that_breaks_a_rule_is_refused_with_a_reason(client, films, body, code, target):
+    answer = client.post(f"{films}/recommend", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (422, code), error
+    assert error["message"]
+    if target is not None:
+        assert error["target"] == target
+
+
+def test_an_empty_catalogue_says_how_to_fill_it(client):
+    client.post("/v1/loops", json={"name": "bare"})
+    error = client.post("/v1/loops/bare/recommend", json={}).json()["error"]
+    assert error["code"] == "no_candidates"
+    assert "PUT /v1/actions" in error["message"]

@@ -1,0 +1,485 @@
+"""Items of the catalogue for a user: what is shown, what is stored of it, and what is learned."""
+
+import asyncio
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from machine import Clock, running
+from playing import Disk, gauges, logged, raw, rebuilt, refused
+from scipy.stats import chisquare
+
+from service.errors import ApiError
+from service.log.records import decode_actions, decode_rank
+from service.plugins.recommend import items as items_module
+from service.plugins.recommend.filters import matching
+from service.plugins.recommend.items import Items
+from service.plugins.recommend.recommender import Recommender
+from service.plugins.recommend.requests import RecommendRequest
+from service.rank.decide import decide
+from service.rank.requests import Action, RankRequest
+
+GENRES = ("drama", "comedy", "war", "noir")
+
+
+def film(k, **more):
+    return Action(f"f{k}", raw({"genre": GENRES[k % 4], "price": k % 10, "tags": ["old", f"t{k % 3}"], **more}))
+
+
+def films(n):
+    return [film(k) for k in range(n)]
+
+
+def asked(**fields):
+    return RecommendRequest(**{name: raw(value) if name == "context" else value for name, value in fields.items()})
+
+
+def recommender(engine, clock=None):
+    return Recommender(engine.context, engine.parts[0], *([] if clock is None else [lambda: clock.now / 1e6]))
+
+
+def pages(folder):
+    return [entry for entry in logged(folder) if entry.kind == "rank"]
+
+
+async def play(engine, recommend, n, seed=0, liked="war", **fields):
+    """Ask for pages; films of one genre are liked, and some events are deferred or go unrewarded."""
+    rng = np.random.default_rng(seed)
+    for k in range(n):
+        request = asked(
+            n=4, user=f"u{rng.integers(5)}", event_id=f"{seed}-{k}", defer=bool(rng.random() < 0.2),
+            context={"hour": int(rng.integers(24))}, **fields,
+        )  # fmt: skip
+        for item in (await recommend(request)).items:
+            if rng.random() < 0.8:
+                await engine.reward("default", item.event_id, float(int(item.id[1:]) % 4 == GENRES.index(liked)))
+            if request.defer and rng.random() < 0.7:
+                await engine.activate("default", item.event_id)
+    await engine.settle()
+
+
+def story(tmp_path, tell, n_films=40, **options):
+    """Run an async function of an engine, and of ``recommend`` for the loop ``default``, over some films."""
+
+    async def run():
+        clock = Clock()
+        async with running(tmp_path, clock=clock, **options) as engine:
+            if n_films:
+                await engine.put_actions("default", films(n_films))
+            made = recommender(engine, clock)
+            engine.items = lambda: made.items("default")
+            engine.passes = clock.pass_seconds
+
+            async def recommend(request):
+                return await made.recommend("default", request)
+
+            await tell(engine, recommend)
+
+    asyncio.run(run())
+
+
+def test_each_place_is_a_decision_with_an_event_of_its_own_and_no_item_comes_twice(tmp_path):
+    async def tell(engine, recommend):
+        request = asked(n=5, user="u", context={"hour": 9}, filter={"genre": "war"}, exclude=["f2"], event_id="p")
+        page = await recommend(request)
+        assert page.candidates == 9
+        assert [item.event_id for item in page.items] == [f"p~{k}" for k in range(1, 6)]
+        assert len({item.id for item in page.items}) == 5
+        assert all(int(item.id[1:]) % 4 == 2 and item.id != "f2" for item in page.items)
+        bodies = [decode_rank(entry.body) for entry in pages(tmp_path)]
+        assert [entry.event for entry in pages(tmp_path)] == [item.event_id for item in page.items]
+        assert [body.actions[0].id for body in bodies] == [item.id for item in page.items]
+        assert [body.page.candidates for body in bodies] == [9, 8, 7, 6, 5]
+        assert [body.page.asked is None for body in bodies] == [False, True, True, True, True]
+        first = bodies[0].page.asked
+        assert (first.n, first.places, first.exclude, bytes(first.filter)) == (5, 5, ["f2"], b'{"genre":"war"}')
+        assert first.catalogue == engine.view().catalogue_version
+
+    story(tmp_path, tell)
+
+
+def from_log(folder, page):
+    """Return the candidates of a page's first place by what is in the log alone."""
+    entries = logged(folder)
+    asked_for = decode_rank(page.body).page.asked
+    catalogue = {}
+    for entry in entries:
+        if entry.kind == "actions" and entry.position <= asked_for.catalogue:
+            change = decode_actions(entry.body)
+            catalogue |= {action.id: json.loads(bytes(action.features)) for action in change.put}
+            for name in change.retire:
+                catalogue.pop(name, None)
+    wanted = json.loads(bytes(asked_for.filter))
+    return [
+        name
+        for name, item in catalogue.items()
+        if name not in {*asked_for.exclude, *asked_for.seen}
+        and item.get("_available") is not False
+        and all(item[key] == value for key, value in wanted.items())
+    ]
+
+
+@pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])
+def test_stored_probabilities_are_those_of_rank_calls_over_the_candidates_that_the_log_tells(tmp_path, model):
+    """A page over few items is what rank calls would give that exclude the items before."""
+
+    async def tell(engine, recommend):
+        await play(engine, recommend, 25)
+        await engine.put_actions("default", [film(41), film(3, _available=False)], ["f5"])
+        loop = engine.context.loop("default")
+        page = await recommend(asked(n=6, user="u1", context={"hour": 3}, exclude=["f7"], event_id="p"))
+        entries = [entry for entry in pages(tmp_path) if entry.event.startswith("p~")]
+        candidates = from_log(tmp_path, entries[0])
+        assert len(candidates) == page.candidates == 38
+        taken = []
+        for entry, item in zip(entries, page.items, strict=True):
+            actions = [Action(name) for name in candidates]
+            request = RankRequest(actions=actions, user="u1", context=raw({"hour": 3}), exclude=taken, event_id="x")
+            [decision] = decide([request], loop, engine.context.models, engine.context.preparer)
+            place = candidates.index(item.id)
+            assert decode_rank(entry.body).probabilities == [item.probability]
+            assert item.probability == pytest.approx(decision.probabilities[place], rel=1e-12)
+            assert item.score == pytest.approx(decision.scores[place], rel=1e-12)
+            taken = [*taken, item.id]
+
+    story(tmp_path, tell, model=model)
+
+
+def test_items_are_drawn_with_the_probabilities_that_are_told(tmp_path):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 20)
+        told, taken, n = {}, Counter(), 2_000
+        for k in range(n):
+            page = await recommend(asked(n=2, user="u1", context={"hour": 3}, event_id=f"x{k}"))
+            pair = tuple(item.id for item in page.items)
+            taken[pair] += 1
+            told[pair] = page.items[0].probability * page.items[1].probability
+        rest = 1 - sum(told.values())  # of pairs that were not drawn
+        assert abs(rest) < 0.2
+        common = [pair for pair, chance in told.items() if n * chance > 5]
+        few = n - sum(taken[pair] for pair in common)
+        chances = [told[pair] for pair in common]
+        found = [*(taken[pair] for pair in common), few]
+        assert chisquare(found, [n * chance for chance in [*chances, 1 - sum(chances)]]).pvalue > 1e-4
+
+    story(tmp_path, tell, n_films=5, floor=0.2)
+
+
+def test_a_repeat_is_answered_from_the_log_and_another_request_is_refused(tmp_path):
+    async def tell(engine, recommend):
+        request = asked(n=3, user="u", context={"hour": 9}, filter={"price": {"max": 5}}, event_id="p")
+        page = await recommend(request)
+        for item in page.items:
+            await engine.reward("default", item.event_id, 1.0)
+        await engine.settle()
+        await engine.put_actions("default", [], [page.items[0].id])
+        assert await recommend(request) == page
+        assert len(pages(tmp_path)) == 3
+        for change in ({"n": 2}, {"n": 4}, {"user": "v"}, {"context": {"hour": 8}}, {"filter": {}}, {"exclude": ["f1"]},
+                       {"defer": True}, {"exclude_seen": True}):  # fmt: skip
+            fields = {"n": 3, "user": "u", "context": {"hour": 9}, "filter": {"price": {"max": 5}}, "event_id": "p"}
+            assert await refused(recommend(asked(**fields | change))) == (409, "event_exists"), change
+        await engine.rank("default", RankRequest(actions=[Action("f1")], event_id="q~1"))
+        assert await refused(recommend(asked(n=1, event_id="q"))) == (409, "event_exists")
+
+    story(tmp_path, tell)
+
+
+def test_one_of_two_calls_at_once_with_the_same_id_decides_for_both(tmp_path):
+    async def tell(engine, recommend):
+        one, other = await asyncio.gather(*[recommend(asked(n=4, user="u", event_id="p")) for _ in range(2)])
+        assert one == other
+        assert len(pages(tmp_path)) == 4
+
+    story(tmp_path, tell)
+
+
+def test_a_page_shows_what_there_is_and_refuses_what_leaves_nothing(tmp_path):
+    async def tell(engine, recommend):
+        page = await recommend(asked(n=100, event_id="p"))
+        assert len(page.items) == page.candidates == 12
+        assert await recommend(asked(n=100, event_id="p")) == page
+        everything = [f"f{k}" for k in range(12)]
+        assert await refused(recommend(asked(exclude=everything))) == (422, "no_candidates")
+        assert await refused(recommend(asked(filter={"genre": "none such"}))) == (422, "no_candidates")
+        await engine.put_actions("default", [], everything)
+        assert await refused(recommend(asked())) == (422, "no_candidates")
+
+    story(tmp_path, tell, n_films=12)
+
+
+def test_a_page_is_stored_as_a_whole_or_not_at_all(tmp_path):
+    async def run():
+        disk = Disk(tmp_path / "store.db")
+        async with running(tmp_path, connect=disk.connect) as engine:
+            await engine.put_actions("default", films(20))
+            made = recommender(engine)
+            disk.fill(True)
+            with pytest.raises(ApiError) as raised:
+                await made.recommend("default", asked(n=20, context={"text": "x" * 900}, event_id="p"))
+            assert raised.value.status == 503
+            disk.fill(False)
+            assert pages(tmp_path) == []
+            assert len((await made.recommend("default", asked(n=20, event_id="p"))).items) == 20
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("model", ["residual-kalman", "adagrad"])
+def test_what_is_liked_comes_to_be_shown_and_the_log_gives_the_same_models(tmp_path, model):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 150)
+        page = [item for k in range(20) for item in (await recommend(asked(n=5, user=f"u{k % 5}"))).items]
+        assert np.mean([int(item.id[1:]) % 4 == 2 for item in page]) > 0.7
+        assert engine.digest() == rebuilt(tmp_path)
+
+    story(tmp_path, tell, n_films=200, model=model)
+
+
+def test_an_erased_user_leaves_nothing_and_no_other_user_changes(tmp_path):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 40)
+        await engine.erase_user("default", "u1")
+        assert not [entry for entry in logged(tmp_path) if entry.user == "u1"]
+        assert {entry.user for entry in pages(tmp_path)} == {"u0", "u2", "u3", "u4"}
+        assert engine.digest() == rebuilt(tmp_path)
+
+    story(tmp_path, tell)
+
+
+def test_an_export_says_how_many_candidates_there_were_and_evaluation_passes_such_events_over(tmp_path):
+    from bandits.evaluation import read_events
+
+    async def tell(engine, recommend):
+        page = await recommend(asked(n=2, user="u", event_id="p", filter={"genre": "war"}))
+        await engine.reward("default", "p~1", 1.0)
+        await engine.rank("default", RankRequest(actions=[Action("f1"), Action("f2")], event_id="r"))
+        await engine.settle()
+        first, second, other = await engine.events()
+        assert (first["action"], first["probability"]) == (page.items[0].id, page.items[0].probability)
+        assert (first["probabilities"], first["place"], first["candidates"]) == (None, 1, 10)
+        assert (second["place"], second["candidates"], first["reward"]) == (2, 9, 1.0)
+        assert first["actions"][0]["features"]["genre"] == "war"
+        assert "candidates" not in other
+        (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, (first, second, other))))
+        assert [event.event_id for event in read_events(tmp_path / "log.jsonl")] == ["r"]
+
+    story(tmp_path, tell)
+
+
+def test_reports_count_recommended_items_and_value_no_other_policy_by_them(tmp_path):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 40)
+        report = json.loads(await engine.report("default"))
+        assert report["funnel"]["ranked"] == 160
+        assert sum(report["policy"]["events"]) > 80
+        assert report["values"] == []
+        assert sum(report["uniform"]["events"]) == 0
+        assert (await gauges(engine))["ranks"] == 160
+
+    story(tmp_path, tell)
+
+
+# Hidden, expired and boosted items; what a user was shown
+
+
+def test_hidden_and_expired_items_are_never_shown_and_a_change_counts_at_once(tmp_path):
+    async def tell(engine, recommend):
+        now = 1_700_000_000
+        await engine.put_actions(
+            "default",
+            [film(0, _available=False), film(1, _expires=now + 60), film(2, _expires="2001-01-01T00:00:00Z"),
+             film(3, _expires="not a time"), film(4, _expires="2100-01-01")],
+        )  # fmt: skip
+        ids = {item.id for item in (await recommend(asked(n=100))).items}
+        assert ids == {"f1", "f4", "f5", "f6", "f7"}
+        engine.passes(61)
+        assert {item.id for item in (await recommend(asked(n=100))).items} == ids - {"f1"}
+        await engine.put_actions("default", [film(0), film(1)], ["f6"])
+        assert {item.id for item in (await recommend(asked(n=100))).items} == {"f0", "f1", "f4", "f5", "f7"}
+
+    story(tmp_path, tell, n_films=8)
+
+
+def test_a_boost_is_added_to_the_score(tmp_path):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 30)
+        before = {item.id: item.score for item in (await recommend(asked(n=40, user="u1"))).items}
+        await engine.put_actions("default", [film(8, _boost=5)])
+        page = await recommend(asked(n=40, user="u1"))
+        assert {item.id: item.score for item in page.items}["f8"] == pytest.approx(before["f8"] + 5)
+        assert page.items[0].id == "f8"
+
+    story(tmp_path, tell, floor=0.0)
+
+
+def test_what_a_user_was_shown_is_left_out_ever_or_for_some_time(tmp_path):
+    async def tell(engine, recommend):
+        shown = {item.id for item in (await recommend(asked(n=4, user="u"))).items}
+        engine.passes(100)
+        later = {item.id for item in (await recommend(asked(n=4, user="u", exclude_seen=True))).items}
+        assert not shown & later
+        page = await recommend(asked(n=20, user="u", exclude_seen=50.0, event_id="p"))
+        assert {item.id for item in page.items} == {f"f{k}" for k in range(20)} - later
+        assert set(decode_rank(pages(tmp_path)[-16].body).page.asked.seen) == later
+        assert (await recommend(asked(n=20, user="v", exclude_seen=True))).candidates == 20
+        assert await refused(recommend(asked(exclude_seen=True))) == (422, "invalid")
+        assert await refused(recommend(asked(user="u", exclude_seen=True))) == (422, "no_candidates")
+
+    story(tmp_path, tell, n_films=20)
+
+
+# Filters
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, range(20)),
+        ({"genre": "war"}, [2, 6, 10, 14, 18]),
+        ({"genre": ["war", "noir"], "price": {"min": 3, "max": 6}}, [3, 6, 14, 15]),
+        ({"price": {"max": 1}}, [0, 1, 10, 11]),
+        ({"price": 4}, [4, 14]),
+        ({"price": [4, 5.0]}, [4, 5, 14, 15]),
+        ({"tags": "t1", "price": {"max": 4}}, [1, 4, 10, 13]),
+        ({"sale": True}, [7]),
+        ({"sale": [True, False]}, [7, 8]),
+        ({"sale": {"exists": True}}, [7, 8]),
+        ({"sale": {"exists": False}, "price": {"min": 7}}, [9, 17, 18, 19]),
+        ({"made.by": "ann"}, [7]),
+        ({"nowhere": {"exists": False}, "price": 4}, [4, 14]),
+        ({"_owner": "x"}, [8]),
+    ],
+)
+def test_a_filter_leaves_the_items_that_satisfy_it(tmp_path, wanted, found):
+    async def tell(engine, recommend):
+        await engine.put_actions("default", [film(7, sale=True, made={"by": "ann"}), film(8, sale=False, _owner="x")])
+        ids = {item.id for item in (await recommend(asked(n=100, filter=wanted))).items}
+        assert ids == {f"f{k}" for k in found}
+
+    story(tmp_path, tell, n_films=20)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "words"),
+    [
+        ({"genree": "war"}, "unknown_attribute", ["'genree'", "genre, price, tags"]),
+        ({"genre": "horror"}, "no_candidates", ["none of 20", "comedy"]),
+        ({"price": {"min": 50}}, "no_candidates", ["price is from 0 to 9"]),
+        ({"genre": {"max": 3}}, "invalid", ["no numbers", "drama"]),
+        ({"genre": 3}, "invalid", ["filter.genre", "drama"]),
+        ({"price": "cheap"}, "invalid", ["filter.price", "'cheap'", "numbers from 0 to 9"]),
+        ({"price": {"most": 3}}, "invalid", ["min, max, exists", "'most'"]),
+        ({"price": {}}, "invalid", ["min, max, exists"]),
+        ({"price": {"min": "1"}}, "invalid", ["filter.price.min", "number"]),
+        ({"price": {"exists": 1}}, "invalid", ["true or false"]),
+        ({"price": {"exists": True, "max": 1}}, "invalid", ["alone"]),
+        ({"price": None}, "invalid", ["null"]),
+        ({"price": [[1]]}, "invalid", ["array"]),
+        ({"price": []}, "invalid", ["1 to 1000"]),
+        ({f"a{k}": 1 for k in range(21)}, "invalid", ["at most 20"]),
+    ],
+)
+def test_a_filter_that_cannot_be_answered_is_refused_with_what_there_is(tmp_path, wanted, code, words):
+    async def tell(engine, recommend):
+        with pytest.raises(ApiError) as raised:
+            await recommend(asked(filter=wanted))
+        assert (raised.value.status, raised.value.code) == (422, code)
+        assert raised.value.target.startswith("filter")
+        assert all(word in raised.value.message for word in words), raised.value.message
+        assert pages(tmp_path) == []
+
+    story(tmp_path, tell, n_films=20)
+
+
+# The catalogue as a ranker has it
+
+
+def test_items_that_change_often_are_as_if_they_were_new(tmp_path, monkeypatch):
+    """Rows move together once most are dead."""
+    monkeypatch.setattr(items_module, "SPARE_ROWS", 5)
+
+    async def tell(engine, recommend):
+        rng = np.random.default_rng(0)
+        await play(engine, recommend, 20)
+        _, items = await engine.items()
+        for _ in range(30):
+            changed = [film(int(k), price=int(rng.integers(10))) for k in rng.choice(60, 7, replace=False)]
+            await engine.put_actions("default", changed, [f"f{rng.integers(60)}"])
+            await engine.items()
+        assert len(items.ids) <= 2 * len(items.rows) + 5 < 260
+        loop = engine.context.loop("default")
+        anew = Items(loop.copied, engine.context.preparer)
+        while anew.is_behind:
+            anew.take_some()
+        assert items.rows.keys() == anew.rows.keys() == loop.catalogue.keys()
+        for wanted in ({"genre": "war"}, {"price": {"max": 4}}, {"tags": "t1"}):
+            found = [
+                {each.ids[row] for row in np.flatnonzero(matching(each, wanted) & each.showable(0.0))}
+                for each in (items, anew)
+            ]
+            assert found[0] == found[1] != set()
+        assert all(items.features_of(row) == anew.features_of(anew.rows[name]) for name, row in items.rows.items())
+        page, again = [await recommend(asked(n=60, user="u1", context={"hour": 3})) for _ in range(2)]
+        assert {item.id: item.score for item in page.items} == {item.id: item.score for item in again.items}
+
+    story(tmp_path, tell)
+
+
+def test_a_large_catalogue_is_taken_in_between_the_turns_of_others(tmp_path):
+    async def tell(engine, recommend):
+        turns = []
+
+        async def others():
+            while True:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        for first in range(0, 3_000, 500):
+            await engine.put_actions("default", [film(k) for k in range(first, first + 500)])
+        beside = asyncio.ensure_future(others())
+        page = await recommend(asked(n=3))
+        beside.cancel()
+        assert page.candidates == 3_000
+        assert len(turns) >= 3_000 / items_module.STEP
+
+    story(tmp_path, tell, n_films=0)
+
+
+# Experiments
+
+
+@pytest.mark.parametrize("baseline", ["first", "uniform", "pinned"])
+def test_a_control_group_sees_what_its_baseline_shows(tmp_path, baseline):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 30)
+        await engine.put_actions("default", [film(9, _boost=0.01)])
+        await engine.patch_settings("default", {"control": {"share": 0.5, "baseline": baseline}})
+        arms = {}
+        for k in range(30):
+            page = await recommend(asked(n=3, user=f"v{k}"))
+            [arm] = {item.arm for item in page.items}
+            arms.setdefault(arm, []).append(page)
+        assert arms.keys() == {"control", "treatment"}
+        for page in arms["control"]:
+            if baseline == "first":
+                assert [(item.id, item.probability) for item in page.items] == [("f9", 1), ("f0", 1), ("f1", 1)]
+            elif baseline == "uniform":
+                assert [item.probability for item in page.items] == pytest.approx([1 / 40, 1 / 39, 1 / 38])
+            else:
+                assert page.model_version < engine.view().position
+        assert all(decode_rank(entry.body).arm in arms for entry in pages(tmp_path)[-90:])
+
+    story(tmp_path, tell)
+
+
+def test_an_apprentice_shows_the_order_of_boosts_and_ids_and_counts_where_it_agrees(tmp_path):
+    async def tell(engine, recommend):
+        await engine.put_actions("default", [film(5, _boost=1)])
+        page = await recommend(asked(n=3, user="u"))
+        assert [(item.id, item.probability) for item in page.items] == [("f5", 1.0), ("f0", 1.0), ("f1", 1.0)]
+        await engine.settle()
+        assert engine.view().statistics.apprentice == 3
+
+    story(tmp_path, tell, apprentice=True)
