@@ -158,7 +158,7 @@ def in_a_row(indices: Array) -> bool:
 
 
 @bare_kernel
-def _step_in_a_row(weights: Array, squares: Array, values: Array, squared_slope: Real, pull: Real) -> None:
+def step_in_a_row(weights: Array, squares: Array, values: Array, squared_slope: Real, pull: Real) -> None:
     """Take the step of weights that lie one after the other: side by side, which is faster."""
     for k in range(values.size):
         x = np.float32(values[k])
@@ -194,7 +194,7 @@ def adaptive_step(
     last = weights.size - 1
     if in_a_row(indices) and indices[0] >= 0:
         first, end = shift + indices[0], shift + indices[0] + values.size
-        _step_in_a_row(weights[first:end], squares[first:end], values, squared_slope, pull)
+        step_in_a_row(weights[first:end], squares[first:end], values, squared_slope, pull)
     else:
         for k in range(values.size):  # all sums before all weights: an index that comes twice sees its last sum
             if np.float32(values[k]) != 0 and indices[k] >= 0:
