@@ -23,7 +23,7 @@ from service.models.catalogue import CatalogueCopy
 
 STEP = 500  # items that are taken in at once, which takes some milliseconds
 SPARE_ROWS = 1_000  # dead ones that may be there beside as many as there are items
-AVAILABLE, EXPIRES, BOOST = "_available", "_expires", "_boost"  # attributes that have a meaning
+AVAILABLE, EXPIRES, BOOST = "available", "expires", "boost"  # attributes with a meaning; with a leading _ not learned
 
 _decode = msgspec.json.Decoder().decode
 
@@ -182,10 +182,11 @@ class Items:
             self.columns[name].add(row, value)
         if not features:  # null too
             return True, math.inf, 0.0
-        boost = features.get(BOOST)
+        available, expires, boost = [
+            features.get(f"_{name}", features.get(name)) for name in (AVAILABLE, EXPIRES, BOOST)
+        ]
         is_number = isinstance(boost, int | float) and not isinstance(boost, bool)
-        expires = expiry(features.get(EXPIRES))
-        return features.get(AVAILABLE) is not False, expires, float(boost) if is_number else 0.0
+        return available is not False, expiry(expires), float(boost) if is_number else 0.0
 
     def _move_together(self) -> None:
         """Leave out the rows that are dead."""

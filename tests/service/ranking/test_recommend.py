@@ -302,6 +302,15 @@ def test_hidden_and_expired_items_are_never_shown_and_a_change_counts_at_once(tm
     story(tmp_path, tell, n_films=8)
 
 
+def test_attributes_mean_the_same_without_an_underscore(tmp_path):
+    async def tell(engine, recommend):
+        await engine.put_actions("default", [film(0, available=False), film(1, expires="2001-01-01"), film(2, boost=3)])
+        page = await recommend(asked(n=100))
+        assert {item.id: item.score for item in page.items} == {"f2": 3.0, "f3": 0.0}
+
+    story(tmp_path, tell, n_films=4)
+
+
 def test_a_boost_is_added_to_the_score(tmp_path):
     async def tell(engine, recommend):
         await play(engine, recommend, 30)
