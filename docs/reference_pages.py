@@ -9,8 +9,8 @@ import typer
 
 from service.app import create_app
 from service.cli import app
-
-NOT_HERE = ("/personalizer", "/loops/{loop}/personalizer")  # docs/guides/azure-personalizer.md has these
+from service.http.descriptions import TAGS
+from service.http.openapi import shortened
 
 
 def http_page():
@@ -21,10 +21,13 @@ def http_page():
         "A path below `/v1` also exists below `/v1/loops/{loop}`, unless it is about all loops. [The API](api.md)"
     ]
     lines += ["explains the calls, with examples.", ""]
-    for path, methods in sorted(document["paths"].items()):
-        twin = path.replace("/v1/loops/{loop}/", "/v1/")
-        if not path.startswith(NOT_HERE) and (twin == path or not set(methods) <= set(document["paths"].get(twin, {}))):
-            for method, route in methods.items():
+    tag = ""
+    for path, methods in shortened(document)["paths"].items():
+        for method, route in methods.items():
+            if route["tags"] != ["azure"]:  # docs/guides/azure-personalizer.md has these
+                if route["tags"] != [tag]:
+                    [tag] = route["tags"]
+                    lines += [f"## {tag.capitalize()}", "", TAGS[tag], ""]
                 lines += _route(method, path, route)
     lines += ["## Types", ""]
     for name in sorted(_reachable(document, "\n".join(lines))):
@@ -33,7 +36,7 @@ def http_page():
 
 
 def _route(method, path, route):
-    yield from (f"## {method.upper()} {path}", "", route["summary"], "")
+    yield from (f"### {method.upper()} {path}", "", route["summary"], "")
     for parameter in route.get("parameters", []):
         kind = _kind(parameter.get("schema", {}))
         yield f"- `{parameter['name']}` in the {parameter['in']}: {kind}"
@@ -54,10 +57,10 @@ def _type(name, schema):
     yield from (f"### {name}", "")
     if schema.get("description"):
         yield from (schema["description"].replace("``", "`").partition("\n\n")[0], "")
-    yield from ("| field | type | default |", "|---|---|---|")
+    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
     for field, kind in schema.get("properties", {}).items():
         default = "required" if field in schema.get("required", []) else f"`{json.dumps(kind.get('default'))}`"
-        yield f"| `{field}` | {_kind(kind)} | {default} |"
+        yield f"| `{field}` | {_kind(kind)} | {default} | {kind.get('description', '')} |"
     yield ""
 
 

@@ -18,7 +18,7 @@ from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
 from service.http.limits import Limits
-from service.http.openapi import document
+from service.http.openapi import document, shortened
 from service.http.replies import Receive, Scope, Send, failure
 from service.http.router import Router
 from service.http.routes import OPEN, Route
@@ -90,7 +90,7 @@ def create_app(
     if root_path:
         made["servers"] = [{"url": root_path}]
     app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    add_docs(app, msgspec.json.encode(made))
+    add_docs(app, msgspec.json.encode(made), msgspec.json.encode(shortened(made)))
     app.first = Router(
         app.rest,
         [*declared, *page_routes()],

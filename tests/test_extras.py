@@ -138,7 +138,10 @@ def test_both_extras_with_commands_install_the_command_line(extra):
 def test_every_command_of_bench_exists():
     groups = {group.name for group in app.registered_groups}
     commands = {command.callback.__name__ for command in app.registered_commands}
-    assert set(BENCH_COMMANDS) | {"serve", "evaluate", "keys", "log", "report"} == groups | commands
+    assert (
+        set(BENCH_COMMANDS) | {"serve", "status", "loops", "users", "evaluate", "keys", "log", "report"}
+        == groups | commands
+    )
 
 
 def test_a_wheel_has_every_package():

@@ -76,7 +76,7 @@ class Admin:
         """Return the version of a loop that was made with the same settings: the answer to that call was lost."""
         made = await self._context.look_up(lambda log: log.of_kind(name, LOOP)[-1])
         if made.body != body:
-            message = f"loop must be new, or come with the settings that it was made with, got {name!r}"
+            message = f"loop {name!r} exists with other settings; change them with PATCH /v1/loops/{name}/settings"
             raise ApiError(409, "loop_exists", message, "loop")
         await self._context.until(lambda: name in self.loops())
         return made.position
@@ -211,7 +211,7 @@ class Admin:
         found = self._context.loop(loop)
         model = personal_model(user, found, self._context.models)
         if model is None:
-            raise ApiError(404, "unknown_user", f"user must have a personal model, got {user!r}", "user")
+            raise ApiError(404, "unknown_user", f"user {user!r} has no personal model yet", "user")
         known = {"user": user, "model_version": found.view.version}
         return {**known, **found.model.described(model)}
 

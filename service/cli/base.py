@@ -1,13 +1,39 @@
-"""The app that commands add themselves to."""
+"""The app that commands add themselves to, and the panels of its help."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+PANELS = {
+    "Service": ("serve", "status", "loops", "users", "keys"),
+    "Data": ("log", "catalogue"),
+    "Analysis": ("report", "evaluate"),
+    "Experiments": ("bandit", "replay", "delays", "datasets", "reproduce", "fair", "bench"),
+}
+OTHERS = "Plug-ins"
+EXAMPLES = """
+Examples: fedres serve --demo · fedres status · fedres keys add rank --loop shop · fedres report shop --html report.html
+"""
+
+
+class InPanels(TyperGroup):
+    """Lists commands by panel: what runs the service first, experiments last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = [name for names in PANELS.values() for name in names]
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        for name, command in self.commands.items():
+            command.rich_help_panel = panels.get(name, OTHERS)  # type: ignore[attr-defined]
+        return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+
+app = typer.Typer(
+    cls=InPanels, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, epilog=EXAMPLES
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -22,4 +48,4 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Personalization with a shared model and a personal model for every user."""
+    """Self-hosted contextual bandit for personalization and recommendations."""

@@ -67,7 +67,7 @@ def evaluate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to value; may be given several times: fedres (the service, learning as it goes through the log),"
+            help="Policy to evaluate (repeatable): fedres (the service, learning as it goes through the log),"
             " fedres:POLICY, uniform, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10, softmax:0.1,"
             " one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging."
         ),
@@ -75,25 +75,23 @@ def evaluate(
     columns: Columns,
     estimator: Annotated[
         list[str] | None,
-        typer.Option(
-            help="ips, snips, dm, dr, sndr, switch-dr or dros; may be given several times. [default: snips, dr]"
-        ),
+        typer.Option(help="ips, snips, dm, dr, sndr, switch-dr or dros; repeatable [default: snips, dr]"),
     ] = None,
     default_reward: Annotated[
-        float | None, typer.Option(help="Reward of decisions that have none; they are left out unless given.")
+        float | None, typer.Option(help="Reward of decisions without one [default: such decisions are left out].")
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
     time_uniform: Annotated[
         bool,
-        typer.Option("--time-uniform", help="Intervals that hold at all looks at a growing log together; wider."),
+        typer.Option("--time-uniform", help="Intervals that are valid at all looks at a growing log together; wider."),
     ] = False,
     by_event: Annotated[
         bool,
-        typer.Option("--by-event", help="Take events to be independent, and not only users."),
+        typer.Option("--by-event", help="Treat events, not users, as independent observations."),
     ] = False,
     reward_range: Annotated[
         tuple[float, float] | None,
-        typer.Option(help="Least and largest reward there can be. [default: 0 1 if it holds all, or from the log]"),
+        typer.Option(help="Smallest and largest possible reward [default: 0 1 if that covers all, else from the log]."),
     ] = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,

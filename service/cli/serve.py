@@ -84,7 +84,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="Least level of log lines: debug, info, warning or error.")] = "info",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line for each request.")] = False,
 ) -> None:
-    """Serve decisions over HTTP: rank actions, take rewards, learn. Ctrl-C stops it after saving the models.
+    """Start the service: HTTP API, dashboard, metrics. Ctrl-C stops it after saving the models.
 
     Every option can come from the environment: FEDRES_PORT for --port, and so on; several values separated by spaces.
     """
@@ -116,7 +116,7 @@ def serve(
         known = open_keys(kept)
         has_keys = len(known) > 0
         if demo and (tls_cert is not None or has_keys):
-            raise ValueError("demo must have a store without keys and no TLS: its readers have neither")
+            raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
         check_exposure(host, known, insecure)
         known.close()
     config = Config(
@@ -169,13 +169,13 @@ def one_line_store_errors() -> Iterator[None]:
 
 def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
-    access = "requests need a key" if has_keys else "no key yet, so none is needed (fedres keys add)"
+    access = "requests need a key" if has_keys else "no API keys yet, so none is needed (fedres keys add admin)"
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
     places += f"\n  demo     {url}/demo" * demo
-    ready = f"fedres {version('fedres')} is ready; it stores everything in {store}; {access}"
-    lines = [ready, places, "Ctrl-C ends it.", f"Try it:\n{example(url)}"]
+    ready = f"fedres {version('fedres')} is ready; its store is {store}; {access}"
+    lines = [ready, places, "Press Ctrl-C to stop.", f"Try it:\n{example(url)}"]
     if demo:
-        lines.append(f"Simulated readers come by: watch them at {url}/, and read beside them at {url}/demo")
+        lines.append(f"Simulated readers are running: watch them at {url}/, and read beside them at {url}/demo")
     return "\n".join(lines)
 
 
@@ -190,7 +190,7 @@ def store_path(store: str, folder: Path) -> Path:
         without_password = re.sub(r":[^/:@]*@", ":***@", store)
         raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {without_password!r}")
     if not Path(path).parent.is_dir():
-        raise ValueError(f"store must be in a folder that is there, got {store!r}: create {Path(path).parent}")
+        raise ValueError(f"store must be in a folder that exists, got {store!r}: create {Path(path).parent}")
     return Path(path)
 
 

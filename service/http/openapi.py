@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.http.descriptions import FIELDS, TAGS, is_repeated, tag_of
 from service.http.limits import Limits
 from service.http.replies import Error
 from service.http.routes import JSON, OPEN, Route
@@ -40,7 +41,7 @@ def entry(route: Route) -> Json:
     response: Json = {"description": "Done."}
     if route.reply is not None:
         response["content"] = _content(route.reply, JSON)
-    made: Json = {"summary": route.summary, "responses": {str(route.status): response}}
+    made: Json = {"tags": [tag_of(route.path)], "summary": route.summary, "responses": {str(route.status): response}}
     if route.body is not None:
         made["requestBody"] = {"required": True, "content": _content(route.body, route.body_type or JSON)}
     if route.path.endswith("/federated/model"):
@@ -49,7 +50,7 @@ def entry(route: Route) -> Json:
     return made
 
 
-def document(app: FastAPI, routes: Iterable[Route], limits: Limits) -> Json:
+def document(app: FastAPI, routes: Sequence[Route], limits: Limits) -> Json:
     """Return the whole document."""
     made: Json = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     paths = made.setdefault("paths", {})
@@ -63,6 +64,11 @@ def document(app: FastAPI, routes: Iterable[Route], limits: Limits) -> Json:
                 kinds[kind.__name__] = kind
     _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
     _limit(schemas, limits)
+    _describe(schemas)
+    made["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    declared = {route.path: place for place, route in reversed([*enumerate(routes)])}
+    order = [*TAGS]
+    made["paths"] = dict(sorted(paths.items(), key=lambda one: (order.index(tag_of(one[0])), declared[one[0]])))
     made["components"] = {
         "schemas": schemas,
         "securitySchemes": {
@@ -71,6 +77,28 @@ def document(app: FastAPI, routes: Iterable[Route], limits: Limits) -> Json:
         },
     }
     return made
+
+
+def shortened(made: Json) -> Json:
+    """Return the document with each route once, as the page with the API shows it.
+
+    A path below ``/v1`` is also there below ``/v1/loops/{loop}``.
+    """
+    paths = made["paths"]
+    shown = {
+        path: {method: entry for method, entry in methods.items() if not is_repeated(path, method, paths)}
+        for path, methods in paths.items()
+    }
+    tags = [tag for tag in made["tags"] if tag["name"] != "pages"]
+    return {**made, "paths": {path: methods for path, methods in shown.items() if methods}, "tags": tags}
+
+
+def _describe(schemas: Json) -> None:
+    """Add what fields mean."""
+    for kind, fields in FIELDS.items():
+        for name, text in fields.items():
+            if name in schemas.get(kind, {}).get("properties", {}):
+                schemas[kind]["properties"][name]["description"] = text
 
 
 def _limit(schemas: Json, limits: Limits) -> None:

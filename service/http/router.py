@@ -151,7 +151,7 @@ def _unquoted(methods: Methods, quoted: Iterable[bytes]) -> dict[str, str]:
 
 def _no_path(raw_path: bytes) -> ApiError:
     shown = raw_path[:100].decode("latin-1")
-    return ApiError(404, "unknown_path", f"the path must be one of the API's, got {shown}; see /docs", "path")
+    return ApiError(404, "unknown_path", f"no such path: {shown}; see /docs", "path")
 
 
 class RequestHeaders(NamedTuple):
@@ -329,7 +329,7 @@ class Router:
             return key, loop
         if route.audited:
             self._audit.note(key.id, f"{route.method} {route.path}", loop, 403)
-        raise _forbidden(key, f"{route.method} {route.path}", loop)
+        raise _forbidden(key, route, loop)
 
     def _more_headers(self, request: Request, headers: RequestHeaders) -> Headers:
         """Return the headers of a reply that say which pages may read it, and the request's id."""
@@ -404,8 +404,10 @@ def _check_query(route: Route, query: bytes) -> None:
             raise ApiError(422, "unknown_parameter", message, name[:100])
 
 
-def _forbidden(key: Key, what: str, loop: str | None) -> ApiError:
+def _forbidden(key: Key, route: Route, loop: str | None) -> ApiError:
     whose = "all loops" if key.loop is None else f"the loop {key.loop!a}"
     about = "the service as a whole" if loop is None else f"the loop {loop!a}"
-    message = f"a key with the role {key.role} for {whose} may not {what} of {about}"
+    needed = " or ".join(sorted(route.roles, key="admin".__eq__))
+    message = f"a key with the role {key.role} for {whose} may not {route.method} {route.path} of {about}"
+    message += f": this needs the role {needed}" if key.role not in route.roles else ""
     return ApiError(403, "forbidden", message, "Authorization")

@@ -13,7 +13,7 @@ from service.http.page_headers import HEADERS, source_hash
 
 PACKAGE = "fastapi_offline"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-PATHS = ("/openapi.json", "/docs", *(f"/docs/{name}" for name in ASSETS))
+PATHS = ("/openapi.json", "/docs", "/docs/openapi.json", *(f"/docs/{name}" for name in ASSETS))
 CACHED = {"Cache-Control": "public, max-age=86400"}
 # As the dashboard's, but Swagger UI has one inline script, sets inline styles and writes HTML.
 POLICY = (
@@ -22,13 +22,14 @@ POLICY = (
 )
 
 
-def add_docs(app: FastAPI, document: bytes) -> None:
+def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
     """Add the document, the page and its files; addresses are relative, so that it works below any path.
 
-    The document is encoded once: anybody may ask for it, and to encode it would take 20 ms each time.
+    The page shows the short document, which has each route once. Both are encoded once: anybody may read them, and
+    encoding takes 20 ms.
     """
     page = get_swagger_ui_html(
-        openapi_url="openapi.json",
+        openapi_url="docs/openapi.json",
         title=app.title,
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
@@ -44,6 +45,10 @@ def add_docs(app: FastAPI, document: bytes) -> None:
     async def show_document() -> Response:
         return Response(document, media_type="application/json")
 
+    async def show_short() -> Response:
+        return Response(short, media_type="application/json")
+
+    app.add_api_route("/docs/openapi.json", show_short, include_in_schema=False)
     app.add_api_route("/docs", show, include_in_schema=False)
     app.add_api_route("/openapi.json", show_document, include_in_schema=False)
     for name, media_type in ASSETS.items():

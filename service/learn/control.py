@@ -38,7 +38,7 @@ def answer(learner: Learner, question: Question) -> Answer:
         while learner.step():
             pass
         if question.what != "settle" and question.loop not in learner.loops:
-            return Answer(error=f"loop must be one that exists, got {question.loop!r}")
+            return Answer(error=f"loop {question.loop!r} does not exist")
         return Answer(_ANSWERS[question.what](learner, question))
     except Exception as error:  # a question must not end the learner
         return Answer(error=f"{type(error).__name__}: {error}")

@@ -106,7 +106,7 @@ def as_outcome(reply: int | tuple[str, int]) -> Outcome:
 
 
 def _gone() -> StoreUnavailable:
-    return StoreUnavailable("gone", "the log writer is not there, and it is not known what it stored: try again")
+    return StoreUnavailable("gone", "the log writer is gone, and it is unknown what it stored: try again")
 
 
 def _silence() -> StoreUnavailable:

@@ -370,7 +370,7 @@ def repeated(request: RankRequest, entry: Entry, logged: LoggedRank) -> RankResu
         == [(action.id, bytes(action.features)) for action in request.actions]
     )
     if not same:
-        message = f"event_id must be new or come with the same request, got {entry.event!r} with another"
+        message = f"event_id {entry.event!r} was already used with a different request"
         raise ApiError(409, "event_exists", message, "event_id")
     return logged_decision(entry, logged, request).result()
 

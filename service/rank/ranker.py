@@ -92,7 +92,7 @@ class RankerContext:
             raise ApiError(503, "starting", f"{error}; try again") from None
         if loop is None:
             self.check_follows(name)
-            raise ApiError(404, "unknown_loop", f"loop must be one that exists, got {name!r}", "loop")
+            raise ApiError(404, "unknown_loop", f"loop {name!r} does not exist; create it with POST /v1/loops", "loop")
         return loop
 
     def check_follows(self, name: str) -> None:

@@ -182,7 +182,7 @@ def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tupl
     def stored(asked: RankRequest) -> RankResult:
         found = known.get(asked.event_id or "")
         if found is None:
-            message = f"event_id must be new or come with the same request, got {event_id!r} without {asked.event_id!r}"
+            message = f"event_id {event_id!r} was already used with a different request, without {asked.event_id!r}"
             raise ApiError(409, "event_exists", message, "event_id")
         return repeated(asked, *found)
 

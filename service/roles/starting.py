@@ -62,7 +62,7 @@ def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
         def on_start(self, _: object) -> None:
             if not self.begun:
                 self.begun = self.said_at = time.monotonic()
-                say("Compiling what decides and learns: once, a minute or two.")
+                say("Compiling kernels (first start only, 1–3 minutes)")
 
         def on_end(self, _: object) -> None:
             counted.n += 1

@@ -99,7 +99,7 @@ def fedres(*words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serve", "--store", "sqlite:///none/x.db"], "must be in a folder that is there, got 'sqlite:///none/x.db'"),
+        (["serve", "--store", "sqlite:///none/x.db"], "must be in a folder that exists, got 'sqlite:///none/x.db'"),
         (["serve", "--store", "mysql://x"], "must be sqlite:///PATH or postgresql://HOST/DATABASE, got 'mysql://x'"),
         (["serve", "--store", "postgresql://127.0.0.1:1/db", "--port", "0"], "Connection refused"),
         (["serve", "--store", "postgresql://host"], "store must name a database: postgresql://HOST/DATABASE"),
@@ -110,7 +110,7 @@ def fedres(*words):
         (["serve", "--loops", "shop"], "loops must come with a store in PostgreSQL, got 'shop'"),
         (["serve", "--host", "0.0.0.0"], "host must be a loopback address"),
         (["serve", "--tls-key", "key.pem"], "tls-key must come with --tls-cert"),
-        (["report", "default", "--store", "sqlite:///none.db"], "store must be there, got none.db"),
+        (["report", "default", "--store", "sqlite:///none.db"], "no store at none.db"),
         (["keys", "add", "king"], "role must be one of admin, device, rank, read, got 'king'"),
         (["keys", "revoke", "nobody"], "id must be that of a key, got 'nobody'"),
     ],
@@ -135,7 +135,7 @@ def test_keys_are_made_listed_and_revoked_while_the_service_runs(tmp_path):
             time.sleep(0.05)  # a service looks for changes once a second
         assert status_of(url, key) == 401
     assert listed(tmp_path, store)[0]["revoked"] is not None
-    assert "demo must have a store without keys" in fedres("serve", "--demo", *store).stderr
+    assert "--demo needs a store without keys" in fedres("serve", "--demo", *store).stderr
 
 
 def status_of(url, key):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @one_line_errors
 def report(
     loop: Annotated[str, typer.Argument(help="The loop.")] = "default",
-    html: Annotated[Path | None, typer.Option(help="Write the pictures to this file, which needs no other.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the loop's page to this file, self-contained.")] = None,
     json_file: JsonFile = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Say whether a loop pays, and what else its log shows. Works while the service runs."""
+    """Summarize a loop: lift, policy estimates, alarms. Works while the service runs."""
     import msgspec
 
     from service.log import opening
@@ -34,14 +34,14 @@ def report(
 
     path = store_path(store, folder)
     if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"store must be there, got {path}")
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     check_writable("html", html)
     check_writable("json", json_file)
     kept = opening.Store(path, store if is_postgresql(store) else None)
     with store_errors(), contextlib.closing(opening.open_log(kept)) as opened:
         made = [entry.position for entry in opened.of_kind(loop, LOOP)]
         if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
-            raise ValueError(f"loop must be one that exists, got {loop!r}")
+            raise ValueError(f"loop {loop!r} does not exist in {path}")
         shown = LoopReaders().loop(opened, loop, made[-1]).report()
     _print(shown)
     if html is not None:

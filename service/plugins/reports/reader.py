@@ -245,6 +245,7 @@ class LoopReader:
             position=self.position,
             time=datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(timespec="seconds"),
             events=len(rewarded),
+            reward_range=self._settings[self._newest].reward_range,
             bucket_ends=[end / 1e6 for end in ends],
             policy=mean(~control),
             control=mean(control),
@@ -285,8 +286,8 @@ class LoopReader:
                 alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
         if drift is not None and drift.is_drifting:
             since = datetime.fromtimestamp(drift.recent_since, UTC).isoformat(timespec="seconds")
-            off = f"{drift.bias.recent:+.3g} of late, {drift.bias.earlier:+.3g} before"
-            alarms.append(Alarm("drift", f"Rewards since {since} are not what was predicted: {off}, per event."))
+            off = f"{drift.bias.recent:+.3g} recently, {drift.bias.earlier:+.3g} before"
+            alarms.append(Alarm("drift", f"Rewards since {since} differ from predictions: {off}, per event."))
         arrived = self.funnel.rewarded + self.funnel.late + self.funnel.unmatched
         for code, n in (("late_rewards", self.funnel.late), ("unmatched_rewards", self.funnel.unmatched)):
             if n > LOST * arrived:

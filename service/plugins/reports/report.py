@@ -104,6 +104,7 @@ class LoopReport(msgspec.Struct):
     position: int
     time: str  # of the last record
     events: int  # finished ones that series and values are about: the newest
+    reward_range: tuple[float, float]  # of the loop's settings
     bucket_ends: list[float]  # seconds since 1970
     policy: RewardSeries
     control: RewardSeries

@@ -42,7 +42,7 @@ class Reports:
         """Return what the loop's control group shows."""
         view = self._context.loop(loop).view
         if not view.settings.control.share:
-            message = "the loop must have a control group: set control.share in its settings"
+            message = 'the loop has no control group: PATCH its settings with {"control": {"share": 0.1}}'
             raise ApiError(404, "no_experiment", message, "control")
         return msgspec.json.decode(await self._read(loop, LoopReader.lift), type=LiftReport)
 
@@ -82,7 +82,7 @@ class Reports:
         """Return all about an event."""
         details = await event_details(self._context, loop, [event_id])
         if not details:
-            raise ApiError(404, "unknown_event", f"event must be one that was decided, got {event_id!r}", "event_id")
+            raise ApiError(404, "unknown_event", f"event {event_id!r} does not exist in this loop", "event_id")
         return details[0]
 
     async def decisions(self, loop: str, user: str) -> UserDecisions:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = typer.Typer(
     no_args_is_help=True,
     callback=private_files,
-    help="Verify, back up, restore, export, import and prune the log of a service, from which all models are made.",
+    help="Verify, back up, restore, export, import and prune the log of a service.",
 )
 
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log backup` has made.")]
@@ -108,7 +108,7 @@ def _print_findings(path: Path, found: Verification) -> None:
 @log.command()
 @one_line_errors
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output file (overwritten if it exists).")],
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -131,7 +131,9 @@ def restore(
     file: BackupFile,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
-    force: Annotated[bool, typer.Option("--force", help="Keep a store that is there under another name.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing store; the old one is renamed, not deleted.")
+    ] = False,
 ) -> None:
     """Put a backup in the store's place. The service must be stopped.
 
@@ -150,9 +152,9 @@ def restore(
 @log.command()
 @one_line_errors
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file of this name is replaced.")],
-    form: Annotated[str, typer.Option("--format", help="jsonl, or parquet (needs fedres[bench]).")] = "jsonl",
-    loop: Annotated[str | None, typer.Option(help="The one loop to export; all unless given.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output file (overwritten if it exists).")],
+    form: Annotated[str, typer.Option("--format", help="jsonl, or parquet (needs fedres[parquet]).")] = "jsonl",
+    loop: Annotated[str | None, typer.Option(help="Only this loop [default: all].")] = None,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -181,8 +183,8 @@ def import_(
             help="A file of `fedres log export`, or files of decisions: JSON lines, dsjson or tables.",
         ),
     ],
-    loop: Annotated[str, typer.Option(help="Decisions: the loop they go to, made if it is not there.")] = "default",
-    skip_wrong: Annotated[bool, typer.Option(help="Decisions: name wrong lines and pass over them.")] = False,
+    loop: Annotated[str, typer.Option(help="Decisions: the loop to append to, created if missing.")] = "default",
+    skip_wrong: Annotated[bool, typer.Option(help="Decisions: report wrong lines and skip them.")] = False,
     columns: Columns,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
@@ -248,8 +250,8 @@ def drop(
     position: Annotated[int, typer.Argument(help="Its position, as `fedres log verify` shows it.")],
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if the record is good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Drop the record even if its checksum is valid.")] = False,
 ) -> None:
     """Give a damaged record up for good: a loop stops learning in front of one, and goes on once it is dropped.
 
@@ -260,7 +262,7 @@ def drop(
 
     path = store_path(store, folder)
     if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"store must be there, got {path}")
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     with store_errors(), contextlib.closing(open_log(Store(path, store if is_postgresql(store) else None))) as opened:
         if not is_damaged(opened, loop, position) and not force:
             raise ValueError(f"record {position} of loop {loop!r} is good: --force drops it anyway")
@@ -274,8 +276,10 @@ def drop(
 @one_line_errors
 def prune(
     older_than: Annotated[str, typer.Option(metavar="AGE", help="Such as 30d, 12h or 90m.")],
-    loop: Annotated[str | None, typer.Option(help="The one loop to prune; all unless given.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is that old, and remove nothing.")] = False,
+    loop: Annotated[str | None, typer.Option(help="Only this loop [default: all].")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
+    ] = False,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
@@ -292,7 +296,7 @@ def prune(
     seconds = _seconds("--older-than", older_than)
     path = store_path(store, folder)
     if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"store must be there, got {path}")
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     opening = Store(path, store if is_postgresql(store) else None)
     interrupted = "what was removed stays removed; the service, or the same command, goes on"
     with store_errors(interrupted), contextlib.closing(open_log(opening)) as opened:

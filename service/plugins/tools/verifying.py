@@ -63,7 +63,7 @@ def ignore_progress(done: int, total: int) -> None:
 def snapshot_of(path: Path) -> contextlib.closing[sqlite3.Connection]:
     """Return a connection that reads the store as it is now, and neither writes nor holds up whoever does."""
     if not path.exists():
-        raise ValueError(f"store must be there, got {path}")
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10)
     try:
         db.execute("BEGIN")
@@ -97,7 +97,7 @@ def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verificat
     """Check a SQLite store: the file, its write-ahead log, all records, and that none is missing."""
     found = Verification()
     if not path.exists():
-        raise ValueError(f"store must be there, got {path}")
+        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     wal = wal_damage(path, in_use=is_in_use(path))
     if wal is not None:
         keep = f"keep what is in front of the damage (sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)')"

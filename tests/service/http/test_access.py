@@ -35,7 +35,10 @@ OPEN_TO = {  # what each role may do; admin may do everything
     },
     "read": {"GET /lift", "GET /report", "GET /personal", "POST /what-if"},
 }
-PAGES = {("GET", path) for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json")}
+PAGES = {
+    ("GET", path)
+    for path in ("/docs", "/docs/openapi.json", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json")
+}
 NO_KEY = {
     "GET /",
     "GET /dashboard.js",

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from service.app import declared_routes, page_routes
+from service.http.descriptions import FIELDS
 from service.http.keys import ROLES
 from service.http.limits import Limits
 from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
@@ -101,3 +102,28 @@ def test_other_methods_get_405_and_options_names_those_that_were_declared(client
         assert set(reply.headers["allow"].split(", ")) == allowed
     options = client.options(real)
     assert (options.status_code, set(options.headers["allow"].split(", "))) == (204, allowed)
+
+
+def test_every_route_has_a_tag_and_the_first_is_rank(document):
+    operations = [(path, one) for path, methods in document["paths"].items() for one in methods.values()]
+    assert {tag for _, one in operations for tag in one["tags"]} == {tag["name"] for tag in document["tags"]}
+    assert operations[0][0] == "/v1/rank"
+
+
+def test_the_page_with_the_api_shows_each_route_once(client, document):
+    shown = client.get("/docs/openapi.json").json()["paths"]
+    assert "docs/openapi.json" in client.get("/docs").text
+    assert "/v1/rank" in shown
+    assert "/v1/loops/{loop}/rank" not in shown
+    assert "/dashboard.js" not in shown
+    assert {"/v1/loops/{loop}", "/v1/users/{user}"} <= set(shown)
+    named = {(method, path) for path, methods in shown.items() for method in methods}
+    every = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    assert {
+        (method, path.replace("/v1/loops/{loop}/", "/v1/")) for method, path in every if path.startswith("/v1/")
+    } == {(method, path.replace("/v1/loops/{loop}/", "/v1/")) for method, path in named if path.startswith("/v1/")}
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_described_fields_are_those_of_the_type(document, kind):
+    assert set(FIELDS[kind]) == set(document["components"]["schemas"][kind]["properties"])

@@ -51,7 +51,7 @@ def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_los
     with serving(tmp_path) as service, service.client() as client:
         load = threading.Thread(target=keep_asking, args=(client, acknowledged, busy))
         load.start()
-        assert "no key yet" in service.said[-2]
+        assert "no API keys yet" in service.said[-2]
         assert busy.wait(60)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
@@ -94,7 +94,7 @@ def test_compiling_is_said_once_and_not_where_it_was_done_before():
     for _ in range(2):
         with compiling(said.append):
             assert (double(1), double(1.5)) == (2, 3.0)
-    assert said == ["Compiling what decides and learns: once, a minute or two."]
+    assert said == ["Compiling kernels (first start only, 1–3 minutes)"]
 
 
 def test_without_a_key_only_this_machine_is_served(tmp_path):

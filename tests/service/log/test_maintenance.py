@@ -160,7 +160,7 @@ async def test_a_store_is_verified_while_it_is_in_use(tmp_path):
 def test_a_store_that_is_not_there_is_an_error_and_is_not_made(tmp_path):
     store = tmp_path / "store.db"
     for command, *words in (["verify"], ["backup", tmp_path / "b"], ["export", tmp_path / "e"], ["drop", "default", 1]):
-        assert f"store must be there, got {store}" in refusal(fedres_log(command, store, *words))
+        assert f"no store at {store}" in refusal(fedres_log(command, store, *words))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,5 @@
 // The dashboard: its pages, and which one is shown.
-import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, table, timeTicks, when, wide } from "./parts.js";
+import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, sparkline, table, timeTicks, when, wide } from "./parts.js";
 import { cataloguePage, controlGroupButton, newestEventsPage, newLoop, settingsPage } from "./manage.js";
 
 const REFRESH = { status: 5000, report: 30000 };
@@ -19,18 +19,46 @@ const PAGES = [
   [/^loops\/([^/]+)\/users\/([^/]+)$/, userPage, 0],
 ];
 
+const summaries = new Map(); // by loop: its reward over time, lift and alarms, as of some time
+const SUMMARY_AGE = 60000, MOST_SUMMARIES = 50;
+
+function summaryCells(name) { // filled in when the report of the loop is there
+  const known = summaries.get(name), cell = part => el("span", { "data-loop": name, "data-part": part }, known ? known[part]() : "…");
+  return ["reward", "lift", "alarms"].map(cell);
+}
+
+function relative(bounds) {
+  const share = v => (v > 0 ? "+" : "") + Math.round(100 * v) + "%";
+  return bounds ? `${share(bounds.value)} (${share(bounds.low)} to ${share(bounds.high)})` : "–";
+}
+
+async function summarize(names) { // one report at a time, and no more once the page is left
+  const turn = shown;
+  for (const name of names) {
+    if (Date.now() - (summaries.get(name)?.at ?? -Infinity) < SUMMARY_AGE) continue;
+    const r = await json(`${loopPath(name)}/report`).catch(error => error.name == "AbortError" ? error : null);
+    if (r instanceof Error || turn != shown) return;
+    summaries.set(name, { at: Date.now(), reward: () => r ? sparkline(`Reward of ${name} over time`, r.policy.reward) : "–",
+      lift: () => r?.lift ? relative(r.lift.relative) : "–", alarms: () => r?.alarms.length ? r.alarms.map(one => one.code).join(", ") : "" });
+    for (const node of document.querySelectorAll("[data-loop]"))
+      if (node.dataset.loop == name) node.replaceChildren(summaries.get(name)[node.dataset.part]());
+  }
+}
+
 async function overview() {
   const { loops, processes } = await json("v1/status");
   const all = Object.entries(loops).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })), holder = el("div"), input = el("input", { id: "filter", type: "search", value: filter, autocomplete: "off", oninput: fill });
   function fill() {
     filter = input.value;
     const found = all.filter(([name]) => name.toLowerCase().includes(filter.trim().toLowerCase()));
-    holder.replaceChildren(table(["loop", "decisions", "mean reward", "control", "waiting", "users with a model", "learner lag"],
-      found.map(([name, g]) => [link(name, "loops", name), count(g.ranks), number(g.policy_reward), number(g.control_reward),
-        count(g.waiting_events), count(g.users), number(g.learner_lag_seconds, 2) + " s"]), [1, 2, 3, 4, 5, 6]),
+    const heads = ["loop", "reward over time", "lift", "alarms", "decisions", "mean reward", "control", "pending", "users", "learner lag"];
+    holder.replaceChildren(table(heads, found.map(([name, g]) => [link(name, "loops", name), ...(g.ranks ? summaryCells(name) : ["", "", ""]),
+      count(g.ranks), number(g.policy_reward), number(g.control_reward), count(g.waiting_events), count(g.users), number(g.learner_lag_seconds, 2) + " s"]),
+    [4, 5, 6, 7, 8, 9]),
       ...(found.length ? [] : [el("p", { class: "note" }, "No loop has such a name.")]));
   }
   fill();
+  setTimeout(() => summarize(all.filter(([, g]) => g.ranks).map(([name]) => name).slice(0, MOST_SUMMARIES))); // once the page is shown
   return [el("h1", {}, "Loops"), section(null,
     all.length > 10 && el("p", {}, el("label", { for: "filter" }, "Name has "), input), holder, newLoop()),
     processes.some(one => one.role == "demo") && section("Demo", el("p", {}, el("a", { href: ROOT + "demo" }, "A news site that learns from you"), ", beside its simulated readers.")),
@@ -100,7 +128,7 @@ function loopParts(loop, g, r, personal) {
 
 function doesItPay(loop, r, live) {
   const values = r.values.filter(v => v.policy != r.lift?.baseline); // the control group measures that one
-  return section("Does it pay?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
+  return section("Does it earn more?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
     "This loop has no control group. What other policies would have earned is estimated from the policy's own decisions."),
     r.lift ? el("p", { class: "note" }, `Experiment “${r.lift.experiment}” since ${when(r.lift.began)}: ${several(r.lift.treatment.users, "user")} with the ` +
       `policy, ${several(r.lift.control.users, "user")} in the control group (${r.lift.baseline}).`) : live && controlGroupButton(loop),
@@ -117,8 +145,8 @@ function rewards(r) {
   const ends = r.bucket_ends, lines = [["policy", r.policy], ["control group", r.control], ["uniform, estimated, all until then", r.uniform]]
     .filter(([, line]) => line.reward.some(v => v !== null));
   return wide(section("Reward over time", legend(lines.map(([name]) => name)),
-    curves(`mean reward by time: ${lines.map(([name]) => name).join(", ")}`, ends, lines.map(([n, l], k) => [n, l, k])),
-    el("p", { class: "note" }, "Bands are 95% intervals of each point alone."),
+    curves(`mean reward by time: ${lines.map(([name]) => name).join(", ")}`, ends, lines.map(([n, l], k) => [n, l, k]), r.reward_range),
+    el("p", { class: "note" }, "Bands are 95% intervals of single points."),
     asTable(["until", ...lines.flatMap(([name]) => [name, "from", "to", "events"])], ends.map((end, k) => [iso(end),
       ...lines.flatMap(([, l]) => [number(l.reward[k]), number(l.low[k]), number(l.high[k]), count(l.events[k])])]))));
 }
@@ -141,8 +169,8 @@ const funnel = r => section("From decision to reward", table(["", "events", "sha
 function drift(d) {
   if (!d) return section("Drift", el("p", { class: "note" }, "From 500 finished events of the policy on, the newest fifth is compared with the others. It takes 20 users in both."));
   const names = { reward: "reward", bias: "reward less prediction", squared_error: "squared error of the prediction" };
-  return section("Drift", el("p", {}, d.is_drifting ? "Rewards of late are not what was predicted." : "Predictions of late are as good as before, or the difference is too small to tell."),
-    table(["per event", "before", "of late", "difference"], Object.entries(names).map(([key, name]) =>
+  return section("Drift", el("p", {}, d.is_drifting ? "Recent rewards differ from predictions." : "Recent predictions are as good as before, or the difference is too small to tell."),
+    table(["per event", "before", "recent", "difference"], Object.entries(names).map(([key, name]) =>
       [name, number(d[key].earlier), number(d[key].recent), bounds(d[key].difference)]), [1, 2]),
     el("p", { class: "note" }, `Of late: the newest ${count(d.recent_events)} events of the policy, since ${iso(d.recent_since)}. Before: ${count(d.earlier_events)} events. ` +
       "Differences are ± 4 standard errors."));
@@ -160,12 +188,12 @@ function devices(loop, d, g, live) {
     holder.replaceChildren(table(["device", "last upload", "uploads", "records behind"], found.devices.map(one => [one.client, one.last, count(one.uploads), count(one.lag)]), [2, 3]));
   }) }, "List devices");
   return section("Devices", figures([["devices", count(d.devices)], ["in the last hour", count(d.last_hour)], ["in the last day", count(d.last_day)],
-    ["uploads", count(d.uploads)], ...(g ? [["learned from", count(g.learned_uploads)], ["refused by the defences", count(g.passed_over_uploads)]] : []),
+    ["uploads", count(d.uploads)], ...(g ? [["learned from", count(g.learned_uploads)], ["ignored by the defenses", count(g.passed_over_uploads)]] : []),
     ["records behind (median)", count(d.median_lag)]]),
     el("p", { class: "note" }, "Behind: records logged between the model that a device used and its newest upload."), live && el("p", {}, list), holder);
 }
 
-const NOTES = { constant: "constant: says nothing", gone: "gone: earlier events had it", "never taken": "in the catalogue only: no action that was taken has it" };
+const NOTES = { constant: "constant: no information", gone: "gone: earlier events had it", "never taken": "only in the catalogue: no chosen action has it" };
 const features = r => wide(section("Features of the newest events", table(["of", "feature", "importance", "coverage", "values", ""], r.features.map(f =>
   [f.kind, f.name, number(f.importance, 2), percent(f.coverage), count(f.values), NOTES[f.note] ?? f.note]), [2, 3, 4])));
 

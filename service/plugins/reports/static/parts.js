@@ -119,12 +119,12 @@ export function timeTicks(ends) {
 export const iso = t => new Date(t * 1000).toISOString();
 const along = n => k => BOX.left + (BOX.right - BOX.left) * (n < 2 ? 0.5 : k / (n - 1));
 
-export function curves(label, ends, lines) {
+export function curves(label, ends, lines, range) { // of rewards: an axis does not leave it for the sake of a band
   setWidth(1);
   const x = along(ends.length), spread = lines.flatMap(([, line]) => [...line.reward, ...line.low, ...line.high]).filter(v => v !== null);
   const values = lines.flatMap(([, line]) => line.reward).filter(v => v !== null);
   const low = Math.min(0, ...values), top = Math.max(low, ...values) || 0.01;
-  const high = Math.min(Math.max(...spread, top), low + 1.6 * (top - low));
+  const high = Math.max(top, Math.min(Math.max(...spread, top), low + 1.6 * (top - low), range?.[1] ?? Infinity));
   const { svg, y } = frame(label, high, low, timeTicks(ends)), clip = v => y(Math.min(high, Math.max(low, v)));
   for (const [, line, style] of lines) {
     const at = line.reward.map((v, k) => v === null ? -1 : k).filter(k => k >= 0), banded = at.filter(k => line.low[k] !== null);
@@ -134,6 +134,14 @@ export function curves(label, ends, lines) {
     if (at.length) svg.append(el("path", { class: `curve s${style}`, d: `M${path(at, line.reward)}${at.length < 2 ? "h2" : ""}` }));
   }
   return svg;
+}
+
+export function sparkline(label, values) { // as wide as a cell; missing values are left out
+  const at = values.map((v, k) => [k, v]).filter(([, v]) => v !== null), seen = at.map(([, v]) => v);
+  if (at.length < 2) return "–";
+  const low = Math.min(0, ...seen), high = Math.max(...seen, low + 1e-9), x = k => 2 + 96 * k / (values.length - 1), y = v => 22 - 20 * (v - low) / (high - low);
+  return el("svg", { class: "spark", viewBox: "0 0 100 24", role: "img", "aria-label": label }, el("title", {}, label),
+    el("path", { class: "curve s0", d: "M" + at.map(([k, v]) => `${x(k).toFixed(1)},${y(v).toFixed(1)}`).join("L") }));
 }
 
 export function bars(label, names, stacks, makeTicks) { // stacks: for each place, the parts of a bar
