@@ -11,12 +11,26 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import BIAS_WORDS, HEAD
-from fedres.decisions.kalman_inputs import action_value, key_of
-from fedres.decisions.kalman_kernels import block_part, inputs_in
-from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, turn_own
-from fedres.decisions.kalman_state import BASES, scratch_for, slot_words
+from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_block, find_light, key_of
+from fedres.decisions.kalman_kernels import block_part, core_part, diagonal_part, inputs_in, reuse_of, tail_part
+from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
+from fedres.decisions.kalman_state import (
+    ANYBODY,
+    BASES,
+    CORE,
+    FIELDS,
+    LIGHT,
+    OWN,
+    OWN_BIAS,
+    TAIL,
+    USER,
+    scratch_for,
+    slot_words,
+)
 from fedres.local_learners.adagrad import at, bare_kernel, kernel
 
+# Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of anybody, what personal parts add.
+NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
 OWN_KINDS = 1 << 13  # by the last bits of its key, a feature may be in a personal model, or is not
 
 
@@ -76,14 +90,46 @@ def predict_rows(
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(OWN_KINDS, np.bool_)
     _mark_own(own, scratch.r.size, kinds)
+    priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is that of fields that are not known
+    for field in range(-1, shared.counts[FIELDS]):
+        _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
     known = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
-        mine = own if kinds[at(rows.keys[f] & np.uint32(OWN_KINDS - 1))] else own[:0]
-        known[f, 0], known[f, 1], known[f, 2] = block_part(
-            shared, mine, personal, rows.keys[f], rows.fields[f], inputs, room
-        )  # fmt: skip
+        key = rows.keys[f]
+        if kinds[at(key & np.uint32(OWN_KINDS - 1))] or find_block(shared, key) >= 0:
+            part = block_part(shared, own, personal, key, rows.fields[f], inputs, room)
+        else:
+            part = _rare_part(shared, key, priors[field_place(shared, rows.fields[f], False)], inputs)
+        known[f, 0], known[f, 1], known[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     _sum_rows(rows, known, base, parts)
+
+
+@bare_kernel
+def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: Any, room: Any, prior: Array) -> None:
+    """Fill in what features of a field have in common that neither a block nor the user's model has."""
+    (z, places, _, _, r), (gain, own_gain, square) = inputs, room
+    own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
+    prior[NEW] = core_part(shared, -1, z, places, tau_of(shared, field, CORE), gain)[1]
+    prior[OF_LIGHT], prior[OF_TAIL] = tau_of(shared, field, LIGHT), tau_of(shared, field, TAIL)
+    prior[SHARE] = reuse_of(shared, field, ANYBODY)
+    prior[PERSONAL] = 0.0
+    if personal:
+        prior[PERSONAL] = reuse_of(shared, field, USER) * (own_variance + tau_of(shared, field, OWN_BIAS))
+
+
+@bare_kernel
+def _rare_part(shared: Any, key: Key, prior: Array, inputs: Any) -> Any:
+    """Return what ``block_part`` does for a feature that has no block, and is not in the user's model."""
+    _, _, t_keys, t, _ = inputs
+    row, mean, variance = find_light(shared, key), 0.0, prior[NEW]
+    if row >= 0:
+        mean, variance, _ = diagonal_part(shared.light[row], 1.0, prior[OF_LIGHT])
+    if t.size:
+        tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, prior[OF_TAIL])
+        mean += tail_mean
+        variance += tail_variance
+    return mean, 0.0, variance * prior[SHARE] + prior[PERSONAL]
 
 
 @bare_kernel
