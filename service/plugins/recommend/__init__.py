@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 
 
 def _routes(core: Core) -> list[Route]:
+    from service.plugins.recommend.popular import Popularity
     from service.plugins.recommend.recommender import Recommender
     from service.plugins.recommend.routes import recommend_routes
 
-    return recommend_routes(Recommender(core.context, core.ranker), core.limits).all
+    recommender = Recommender(core.context, core.ranker)
+    return recommend_routes(recommender, Popularity(core.context, recommender), core.limits).all
 
 
 plugin = Plugin(name="recommend", routes=_routes)

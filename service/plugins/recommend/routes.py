@@ -1,18 +1,25 @@
-"""What callers ask for: recommended items."""
+"""What callers ask for: recommended items, and popular ones."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Depends, Query, Response
+
 from service.errors import ApiError
-from service.http.endpoints import encode
+from service.http.endpoints import encode, json_response, loop_of
 from service.http.hot import at_most
 from service.http.limits import Limits
 from service.http.replies import Reply, json_reply
 from service.http.routes import RANK, Call, Routes
+from service.plugins.recommend.popular import DAY, LONGEST_WINDOW, Popular, Popularity
 from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.requests import RecommendRequest, RecommendResult
+from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
+
+Loop = Annotated[str, Depends(loop_of)]
 
 
-def recommend_routes(recommender: Recommender, limits: Limits) -> Routes:
+def recommend_routes(recommender: Recommender, popularity: Popularity, limits: Limits) -> Routes:
     """Return the routes of recommendations."""
     routes = Routes()
 
@@ -34,5 +41,13 @@ def recommend_routes(recommender: Recommender, limits: Limits) -> Routes:
             raise ApiError(403, "forbidden", message, "explain")
         at_most("exclude", "too_many_excluded", len(request.exclude), limits.excluded)
         return json_reply(encode(await recommender.recommend(call.loop, request)))
+
+    @routes.of_loop("GET", "/popular", RANK, "List the items that earned most.", reply=Popular, query=("n", "seconds"))
+    async def get_popular(
+        loop: Loop,
+        n: Annotated[int, Query(ge=1, le=MOST_PLACES)] = 10,
+        seconds: Annotated[float, Query(gt=0, le=LONGEST_WINDOW)] = 30 * DAY,
+    ) -> Response:
+        return json_response(await popularity.popular(loop, n, seconds))
 
     return routes

@@ -70,3 +70,11 @@ def test_an_empty_catalogue_says_how_to_fill_it(client):
     error = client.post("/v1/loops/bare/recommend", json={}).json()["error"]
     assert error["code"] == "no_candidates"
     assert "PUT /v1/actions" in error["message"]
+
+
+def test_popular_items_are_listed(client, films):
+    page = client.get(f"{films}/popular", params={"n": 3}).json()
+    assert page.keys() == {"items", "events"}
+    assert [item.keys() for item in page["items"]] == [{"id", "score", "events"}] * 3
+    assert client.get(f"{films}/popular", params={"n": 0}).status_code == 422
+    assert client.get(f"{films}/popular", params={"m": 1}).json()["error"]["code"] == "unknown_parameter"

@@ -15,6 +15,7 @@ from service.log.records import decode_actions, decode_rank
 from service.plugins.recommend import items as items_module
 from service.plugins.recommend.filters import matching
 from service.plugins.recommend.items import Items
+from service.plugins.recommend.popular import Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import RecommendRequest
 from service.rank.decide import decide
@@ -59,7 +60,7 @@ async def play(engine, recommend, n, seed=0, liked="war", **fields):
     await engine.settle()
 
 
-def story(tmp_path, tell, n_films=40, **options):
+def story(tmp_path, tell, n_films=40, boosted=None, **options):
     """Run an async function of an engine, and of ``recommend`` for the loop ``default``, over some films."""
 
     async def run():
@@ -67,7 +68,10 @@ def story(tmp_path, tell, n_films=40, **options):
         async with running(tmp_path, clock=clock, **options) as engine:
             if n_films:
                 await engine.put_actions("default", films(n_films))
+            if boosted is not None:
+                await engine.put_actions("default", [film(boosted, _boost=0.5)])
             made = recommender(engine, clock)
+            engine.popularity = Popularity(engine.context, made)
             engine.items = lambda: made.items("default")
             engine.passes = clock.pass_seconds
 
@@ -456,6 +460,38 @@ def test_a_large_catalogue_is_taken_in_between_the_turns_of_others(tmp_path):
     story(tmp_path, tell, n_films=0)
 
 
+# Popular items
+
+
+def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(tmp_path):
+    async def tell(engine, recommend):
+        popular = engine.popularity.popular
+        first = await popular("default", 3, 1e6)
+        assert [(item.id, item.events) for item in first.items] == [("f4", 0), ("f0", 0), ("f1", 0)]  # f4 has a boost
+        rewards = {"f2": [1.0] * 8, "f3": [1.0], "f5": [0.0] * 6}
+        for name, values in rewards.items():
+            for k, value in enumerate(values):
+                request = RankRequest(actions=[Action(name)], event_id=f"{name}-{k}")
+                await engine.reward("default", (await engine.rank("default", request)).event_id, value)
+        await engine.settle()
+        engine.popularity._known.clear()
+        page = await popular("default", 100, 1e6)
+        assert [item.id for item in page.items][:2] == ["f2", "f3"]
+        assert page.items[-1].id == "f5"
+        assert page.items[0].score == pytest.approx((8 + 10 * 9 / 15) / 18)
+        assert page.items[1].score == pytest.approx((1 + 10 * 9 / 15) / 11)
+        assert page.items[2].score == pytest.approx(9 / 15)  # of those that were not shown
+        assert (page.events, len(page.items)) == (15, 10)
+        await engine.put_actions("default", [film(2, _available=False)])
+        assert [item.id for item in (await popular("default", 1, 1e6)).items] == ["f3"]
+        engine.passes(3_600)
+        await recommend(asked())
+        await engine.settle()
+        assert (await popular("default", 1, 60.0)).events == 0
+
+    story(tmp_path, tell, n_films=10, boosted=4)
+
+
 # Experiments
 
 
@@ -492,3 +528,77 @@ def test_an_apprentice_shows_the_order_of_boosts_and_ids_and_counts_where_it_agr
         assert engine.view().statistics.apprentice == 3
 
     story(tmp_path, tell, apprentice=True)
+
+
+# What a log of pages says of other policies, and how new items fare
+
+
+def test_ips_of_other_policies_is_within_three_standard_errors_of_their_value(tmp_path):
+    """Values of pages by the number of liked films on them: of a uniform policy, and of one that likes prices."""
+    n_films, n_places, pays = 12, 2, np.random.default_rng(3).random(12)
+
+    def by_price(left):
+        weight = np.array([1.0 + int(name[1:]) % 10 for name in left])
+        return weight / weight.sum()
+
+    policies = {"uniform": lambda left: np.full(len(left), 1 / len(left)), "price": by_price}
+
+    def value(policy, left, n):
+        """Return the exact value of a page of ``n`` places."""
+        if n == 0:
+            return 0.0
+        chances = policy(left)
+        return sum(
+            p * (pays[int(name[1:])] + value(policy, [other for other in left if other != name], n - 1))
+            for name, p in zip(left, chances, strict=True)
+        )
+
+    async def tell(engine, recommend):
+        rng, estimates = np.random.default_rng(0), {name: [] for name in policies}
+        for k in range(1_500):
+            page = await recommend(asked(n=n_places, event_id=f"e{k}"))
+            left, rewards = [f"f{each}" for each in range(n_films)], []
+            ratios = dict.fromkeys(policies, 1.0)
+            for item in page.items:
+                rewards.append(float(rng.random() < pays[int(item.id[1:])]))
+                for name, policy in policies.items():
+                    ratios[name] *= policy(left)[left.index(item.id)] / item.probability
+                left.remove(item.id)
+                if k % 3 == 0:
+                    await engine.reward("default", item.event_id, rewards[-1])
+            for name, ratio in ratios.items():
+                estimates[name].append(ratio * sum(rewards))
+            if k % 100 == 0:
+                await engine.settle()
+        for name, policy in policies.items():
+            found = np.array(estimates[name])
+            exact = value(policy, [f"f{each}" for each in range(n_films)], n_places)
+            error = found.std() / np.sqrt(found.size)
+            assert abs(found.mean() - exact) < 3 * error < 0.6 * exact, name
+
+    story(tmp_path, tell, n_films=n_films, policy="epsilon-greedy", epsilon=0.5)
+
+
+def test_a_new_item_is_tried_and_its_rewards_move_it_up(tmp_path):
+    async def tell(engine, recommend):
+        await play(engine, recommend, 120)
+        await engine.put_actions("default", [Action("f1001", raw({"genre": "thriller", "price": 3}))])
+        shown = 0
+        for k in range(200):
+            page = await recommend(asked(n=4, user=f"u{k % 5}", context={"hour": k % 24}))
+            new = [item for item in page.items if item.id == "f1001"]
+            shown += len(new)
+            for item in page.items:
+                liked = item.id == "f1001" or int(item.id[1:]) % 4 == 2
+                await engine.reward("default", item.event_id, float(liked))
+            await engine.settle()
+            if shown == 10:
+                break
+        assert shown == 10
+        after = await recommend(asked(n=40, user="u1", context={"hour": 3}))
+        scores = {item.id: item.score for item in after.items}
+        assert scores["f1001"] > np.median([*scores.values()])
+        stranger = await recommend(asked(n=4, user="nobody before", context={"hour": 3}))
+        assert any(int(item.id[1:]) % 4 == 2 or item.id == "f1001" for item in stranger.items)
+
+    story(tmp_path, tell, n_films=39)

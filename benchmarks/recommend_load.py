@@ -1,0 +1,113 @@
+"""What a page of recommendations costs: ``python benchmarks/recommend_load.py [ITEMS ...] [--calls N]``.
+
+A real service with one ranker and catalogues of 1,000, 10,000 and 100,000 items, each with five features and its id, is
+taught by some pages, then asked for pages of ten items, a rank call with ten actions by id after each of them. CPU is
+what the ranker's process used for one call (``/proc``, Linux only), wall is what the caller waited, commit included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from service_processes import Service, memory_mb, service
+
+PUT = 2_500  # items in one call
+PAGES = 60  # that teach: ten rewards each
+USERS = 20
+
+
+def item(k: int, rng: random.Random) -> dict[str, Any]:
+    features = {
+        "genre": f"g{k % 20}",
+        "maker": f"m{rng.randrange(500)}",
+        "price": rng.randrange(1, 100),
+        "year": rng.randrange(1950, 2026),
+        "new": k % 3 == 0,
+    }
+    return {"id": f"i{k}", "features": features}
+
+
+def fill(running: Service, n_items: int) -> float:
+    """Put items into the catalogue; return how many seconds that took."""
+    rng, began = random.Random(1), time.perf_counter()
+    for first in range(0, n_items, PUT):
+        put = [item(k, rng) for k in range(first, min(first + PUT, n_items))]
+        ask(running, "PUT", "/v1/actions", {"put": put}, 204)
+    return time.perf_counter() - began
+
+
+def ask(running: Service, method: str, path: str, body: Any, wanted: int = 200) -> Any:
+    status, reply = running.request(method, path, body)
+    if status != wanted:
+        raise RuntimeError(f"{path} was answered {status}: {reply.decode()}")
+    return json.loads(reply) if reply else None
+
+
+def page(k: int) -> dict[str, Any]:
+    return {"n": 10, "user": f"u{k % USERS}", "context": {"hour": k % 24, "country": f"c{k % 7}", "age": 20 + k % 50}}
+
+
+def teach(running: Service) -> None:
+    for k in range(PAGES):
+        for shown in ask(running, "POST", "/v1/recommend", page(k))["items"]:
+            value = {"value": float(int(shown["id"][1:]) % 20 == 3)}
+            ask(running, "POST", f"/v1/events/{shown['event_id']}/reward", value, 204)
+
+
+def cpu_seconds(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def timed(running: Service, pid: int, path: str, body: Any) -> tuple[float, float]:
+    """Return CPU and wall milliseconds of a call."""
+    cpu, wall = cpu_seconds(pid), time.perf_counter()
+    ask(running, "POST", path, body)
+    return 1e3 * (cpu_seconds(pid) - cpu), 1e3 * (time.perf_counter() - wall)
+
+
+def measure(n_items: int, n_calls: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder, service(Path(folder), n_keys=0) as running:
+        filled = fill(running, n_items)
+        began = time.perf_counter()
+        ask(running, "POST", "/v1/recommend", page(0))
+        first = time.perf_counter() - began
+        teach(running)
+        [pid] = [pid for pid, role in running.roles().items() if role == "ranker"]
+        pages, ranks, rng = [], [], random.Random(2)
+        for k in range(n_calls):
+            pages.append(timed(running, pid, "/v1/recommend", page(k)))
+            actions = [{"id": f"i{rng.randrange(n_items)}"} for _ in range(10)]
+            request = {name: value for name, value in page(k).items() if name != "n"} | {"actions": actions}
+            ranks.append(timed(running, pid, "/v1/rank", request))
+        began = time.perf_counter()
+        hidden = {"put": [{"id": "i0", "features": {"genre": "g0", "_available": False}}]}
+        ask(running, "PUT", "/v1/actions", hidden, 204)
+        ask(running, "POST", "/v1/recommend", page(0))
+        changed = time.perf_counter() - began
+        memory = memory_mb(running.roles())["ranker"]
+    found = [*np.quantile(pages, (0.5, 0.99), axis=0).T.ravel(), *np.quantile(ranks, (0.5, 0.99), axis=0).T.ravel()]
+    times = [f"{value:.1f}" for value in found]
+    return [f"{n_items:,}", *times, f"{1e3 * changed:.0f}", f"{first:.1f}", f"{filled:.0f}", f"{memory:,.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("items", nargs="*", type=int, default=[1_000, 10_000, 100_000])
+    parser.add_argument("--calls", type=int, default=300)
+    options = parser.parse_args()
+    calls = [f"{call} {what} {q}" for call in ("page", "rank") for what in ("CPU", "wall") for q in ("p50", "p99")]
+    names = ["items", *calls, "change + page ms", "first page s", "filled s", "ranker MB"]
+    print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
+    for n_items in options.items:
+        print(f"| {' | '.join(measure(n_items, options.calls))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The items that earned most, for everybody: what to show where nobody is known, or beside a page."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from service.plugins.recommend.recommender import Recommender
+from service.plugins.reports.reader import LoopReader, read_loop
+from service.rank.ranker import RankerContext
+
+DAY = 86_400.0  # seconds
+LONGEST_WINDOW = 365 * DAY
+PRIOR_EVENTS = 10  # as many events with the mean reward of all are added to those of each item
+FRESH_SECONDS = 5.0  # an answer is good for so long
+
+
+class PopularItem(msgspec.Struct):
+    """An item and what it earned."""
+
+    id: str
+    score: float  # the mean reward of its events, and of the prior's
+    events: int  # finished ones with a reward, in the window
+
+
+class Popular(msgspec.Struct):
+    """Items of the catalogue that may be shown, the best one first."""
+
+    items: list[PopularItem]
+    events: int  # of all actions, in the window
+
+
+Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their rewards
+
+
+def earned(reader: LoopReader, seconds: float) -> Earned:
+    """Return what actions earned in the last seconds of the log, of the newest 50,000 finished events."""
+    found: Earned = {}
+    for decision in reader.finished:
+        if decision.reward is not None and decision.time > reader.time - 1e6 * seconds:
+            n, total = found.get(decision.actions[decision.chosen], (0, 0.0))
+            found[decision.actions[decision.chosen]] = n + 1, total + decision.reward
+    return found
+
+
+class Popularity:
+    """Lists of popular items of one ranker."""
+
+    def __init__(self, context: RankerContext, recommender: Recommender) -> None:
+        self._context, self._recommender = context, recommender
+        self._known: dict[tuple[str, float], tuple[float, Any, Earned]] = {}  # and until when, of which loop
+
+    async def popular(self, name: str, n: int, seconds: float) -> Popular:
+        """Return the items with the highest mean reward; those that earned nothing yet are at the mean of all."""
+        found = await self._earned(name, seconds)
+        _, items = await self._recommender.items(name)
+        n_events, total = sum(count for count, _ in found.values()), sum(reward for _, reward in found.values())
+        prior, showable = total / n_events if n_events else 0.0, items.showable(time.time())
+
+        def item(row: int) -> PopularItem:
+            count, reward = found.get(items.ids[row], (0, 0.0))
+            score = (reward + PRIOR_EVENTS * prior) / (count + PRIOR_EVENTS)
+            return PopularItem(items.ids[row], score, count)
+
+        rows = [row for row in items.rows.values() if showable[row]]
+        boosts = items.boosts.used
+        best = sorted(rows, key=lambda row: (-item(row).score, -boosts[row], items.ids[row]))[:n]
+        return Popular([item(row) for row in best], n_events)
+
+    async def _earned(self, name: str, seconds: float) -> Earned:
+        now, loop = time.monotonic(), self._context.loop(name).view
+        until, known_loop, found = self._known.get((name, seconds), (0.0, None, {}))
+        if now >= until or known_loop != loop.created_at:
+            answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)
+            found = msgspec.json.decode(answer, type=Earned)
+            self._known = {key: value for key, value in self._known.items() if value[0] > now}
+            self._known[name, seconds] = now + FRESH_SECONDS, loop.created_at, found
+        return found
