@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from service_processes import memory_mb, service
 
-from service.admin.admin import DEFAULT_LOOP
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log.opening import Store, open_log
 from service.log.records import TICK, Record
 from service.models.published import Publisher, make_current
+from service.settings import DEFAULT_LOOP
 
 EVENTS = 300  # that the first user teaches
 CALLS = 2_000

@@ -26,7 +26,7 @@ import uvloop
 from load_generator import catalogue
 
 from service.http.keys import Keys
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.server import Server, bound, stop_on_signals
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")

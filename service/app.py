@@ -17,12 +17,12 @@ from service.http.audit import Audit
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
-from service.http.limits import Limits
 from service.http.openapi import document, shortened
+from service.http.pages import PATHS, add_docs
 from service.http.replies import Receive, Scope, Send, failure
+from service.http.request import Limits
 from service.http.router import Router
 from service.http.routes import OPEN, Route
-from service.http.swagger import PATHS, add_docs
 from service.log.protocol import StoreUnavailable
 from service.plugins import Core, plugins
 from service.rank.ranker import Ranker, RankerContext

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from service.log.files import replacing
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")]
@@ -72,9 +74,8 @@ def write_json(path: Path | None, content: object) -> None:
     """Write a JSON file so that a crash leaves the old one or the new one."""
     if path is None:
         return
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def whole_numbers(name: str, text: str, least: int = 0) -> list[int]:

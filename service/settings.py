@@ -18,6 +18,7 @@ from service.outcomes import Guardrail, check_outcomes
 
 LARGEST_REWARD = 1e9
 NARROWEST_RANGE = 1e-9  # of rewards, also relative to the larger end
+DEFAULT_LOOP = "default"  # the loop of paths that name none
 LONGEST_WAIT = 366 * 86_400.0
 LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_ANNOTATIONS = 20_000  # characters, all together

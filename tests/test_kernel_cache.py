@@ -35,3 +35,21 @@ def test_a_kernel_follows_those_it_calls(tmp_path):
     assert [played(), played()] == [["4", "0"], ["4", "1"]]
     (package / "one.py").write_text(ONE.format(number=10))
     assert [played(), played()] == [["22", "0"], ["22", "1"]]
+
+
+def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path):
+    package = tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text(ONE.format(number=1))
+    values = ("1", "1.5", "True", "1j", "np.float32(2)", "np.int8(3)")
+    code = "import numpy as np; from parts.one import one; print({}, len(one.stats.cache_hits))"
+
+    def started(expression):
+        words = [sys.executable, "-c", code.format(expression)]
+        return subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    for process in [started(f"one({value})") for value in values]:
+        process.communicate()
+    again = started(", ".join(f"one({value})" for value in values)).communicate()[0].split()
+    assert again == ["2", "2.5", "2", "(1+1j)", "3.0", "4", str(len(values))]

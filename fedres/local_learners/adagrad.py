@@ -7,6 +7,7 @@ is ``values[k]`` for weight ``shift + indices[k]``; ``constant`` is the constant
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import sys
 from collections.abc import Callable
@@ -54,10 +55,24 @@ def _cached(compiled: Any, function: Function) -> Function:
     A constant argument is an argument like any other: numba would compile the kernel again for each of its values.
     """
     if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
-        compiled._cache._cache_file._source_stamp = _sources(function.__module__.partition(".")[0])
+        file = compiled._cache._cache_file
+        file._source_stamp = _sources(function.__module__.partition(".")[0])
+        file.save = _one_at_a_time(file.save, Path(file._cache_path))
         template = compiled.get_call_template
         compiled.get_call_template = lambda args, kws: template(tuple(map(_any_value, args)), kws)
     return cast(Function, compiled)
+
+
+def _one_at_a_time(save: Callable[[Any, Any], None], folder: Path) -> Callable[[Any, Any], None]:
+    """Return what adds code to a cache while no other process does: two would give it the same number."""
+
+    def saved(key: Any, data: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            save(key, data)
+
+    return saved
 
 
 @cache

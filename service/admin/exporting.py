@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from service.log.records import (
     read_decision,
     read_reward,
 )
+from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.log.workers import Worker
@@ -182,12 +182,12 @@ def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int)
 
 
 def time_of(entry: Entry) -> str:
-    return datetime.fromtimestamp(entry.time / 1e6, UTC).isoformat(timespec="microseconds")
+    return iso_time(entry.time, "microseconds")
 
 
 def time_or_none(microseconds: int) -> str | None:
     """Return a time as it goes out, None for 0."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="seconds") if microseconds else None
+    return iso_time(microseconds) if microseconds else None
 
 
 def _plain(raw: msgspec.Raw) -> Any:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.learn.join import Unmatched
 from service.models.loop_metadata import LoopView
-
-if TYPE_CHECKING:
-    pass
+from service.times import iso_time
 
 
 def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
@@ -51,7 +48,7 @@ def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
     return [
         {
             "event_id": reward.event_id,
-            "time": datetime.fromtimestamp(reward.time / 1e6, UTC).isoformat(timespec="microseconds"),
+            "time": iso_time(reward.time, "microseconds"),
             "value": reward.value,
             "id": None if reward.reward_id.startswith("=") else reward.reward_id,
             "status": reward.why,

@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 from service import metrics
 from service.admin.admin import Admin
 from service.admin.status import Status
-from service.http.endpoints import json_response, loop_of, read_json, user_of
+from service.http.replies import json_response
+from service.http.request import loop_of, read_json, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.rank.requests import Action, Id
 from service.settings import Settings

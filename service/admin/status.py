@@ -14,6 +14,7 @@ import msgspec
 
 from service.admin import gauges as reports
 from service.errors import ApiError
+from service.log.files import replacing
 from service.log.protocol import Head, StoreUnavailable
 from service.rank.ranker import RankerContext
 
@@ -156,6 +157,5 @@ class Status:
 
 def write_processes(folder: Path, processes: Sequence[Process]) -> None:
     """Replace what the supervisor says of its processes."""
-    new = folder / f"{PROCESSES}-new"
-    new.write_bytes(msgspec.json.encode(processes))
-    new.replace(folder / PROCESSES)
+    with replacing(folder / PROCESSES) as new:
+        new.write_bytes(msgspec.json.encode(processes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 
 from service.cli.base import app
 from service.console import JsonFile, console, one_line_errors, private_files, write_json
+from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.http.keys import Keys
@@ -352,4 +352,4 @@ def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) 
 
 
 def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return iso_time(1e6 * seconds)

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from service.errors import ApiError
-from service.http.limits import Limits
 from service.http.replies import JSON_HEADERS, NO_CONTENT, Error, Reply, json_reply, shaped
+from service.http.request import Limits
 from service.http.routes import RANK, Call, Routes
 from service.rank.ranker import Ranker
 from service.rank.requests import Id, RankRequest, RankResult

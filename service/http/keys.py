@@ -14,7 +14,6 @@ import hmac
 import math
 import os
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +24,15 @@ from typing import Protocol
 import msgspec
 
 from fedres.checks import one_of, positive
+from fedres.event_ids import LONGEST_ID
 from fedres.lease import Lease
 from service.errors import ApiError
+from service.log.files import replacing
 from service.log.opening import Store
 from service.log.protocol import Log, StoreUnavailable
 
 ROLES = ("rank", "device", "read", "admin")
 NOTE = "keys"  # in the store: that there were keys once
-LONGEST_CLIENT = 200  # as every id; the engine's own constant would take its time to come along
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,17 +110,10 @@ class KeyFile:
             lease.release()
 
     def write(self, keys: Sequence[Key]) -> None:
-        file, name = tempfile.mkstemp(prefix=f"{self.path.name}-", dir=self.path.parent)  # readable by its owner alone
-        try:
+        with replacing(self.path) as part:
+            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # readable by its owner alone
             with os.fdopen(file, "wb") as new:
                 new.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        _sync_folder(self.path.parent)
 
     def close(self) -> None:
         pass
@@ -325,8 +318,8 @@ def check_keys(log: Log, keys: Keys) -> None:
 def _check_client(client: str, role: str) -> None:
     if role != "device":
         raise ValueError(f"client must come with the role device, got {client!r} with {role}")
-    if not 1 <= len(client) <= LONGEST_CLIENT:
-        raise ValueError(f"client must have 1 to {LONGEST_CLIENT} characters, got {len(client)}")
+    if not 1 <= len(client) <= LONGEST_ID:
+        raise ValueError(f"client must have 1 to {LONGEST_ID} characters, got {len(client)}")
 
 
 def _read(path: Path) -> list[Key]:
@@ -342,11 +335,3 @@ def _unreadable(error: Exception) -> ApiError:
 
 def _unknown(message: str) -> ApiError:
     return ApiError(401, "unauthenticated", message, "Authorization")
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

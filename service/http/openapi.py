@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.http.descriptions import FIELDS, TAGS, is_repeated, tag_of
-from service.http.limits import Limits
 from service.http.replies import Error
+from service.http.request import Limits
 from service.http.routes import JSON, OPEN, Route
 
 Json = dict[str, Any]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
+from fastapi import Response
 
 from service.errors import ApiError, unavailable
 from service.log.protocol import StoreUnavailable
@@ -63,6 +64,11 @@ class RateLimited(ApiError):  # noqa: N818
 
 def json_reply(body: bytes, status: int = 200) -> Reply:
     return Reply(status, body, JSON_HEADERS)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return what an ordinary endpoint answers."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def refusal(error: ApiError, headers: Headers = ()) -> Reply:

@@ -15,10 +15,8 @@ from urllib.parse import parse_qsl, quote, unquote
 from service import metrics
 from service.errors import ApiError
 from service.http.audit import Audit
-from service.http.body import Disconnected, check_encoding, check_media_type, decompressed, read_rest, too_large
 from service.http.hosts import Hosts
 from service.http.keys import ANYONE, Buckets, Key, Keys
-from service.http.limits import Limits
 from service.http.protocol import send_reply
 from service.http.replies import (
     LONGEST_REQUEST_ID,
@@ -35,16 +33,23 @@ from service.http.replies import (
     safe,
     wrong_method,
 )
-from service.http.routes import OPEN, Call, Reshape, Route
-from service.http.strict import UNREADABLE, unreadable
+from service.http.request import (
+    UNREADABLE,
+    Disconnected,
+    Limits,
+    check_encoding,
+    check_media_type,
+    decompressed,
+    read_rest,
+    too_large,
+    unreadable,
+)
+from service.http.routes import CLIENT, OPEN, PARAMETERS, Call, Reshape, Route
 from service.logs import Request, serving
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
 WITH_BODY = ("POST", "PUT", "PATCH")
 GONE = 499  # the status in metrics of those who went away before they were answered
-
-CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
-PARAMETERS = "fedres.parameters"
 
 _ascii = bytes.decode
 

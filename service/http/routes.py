@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from service.http.replies import Error, Reply
+from service.settings import DEFAULT_LOOP
 
 OPEN: frozenset[str] = frozenset()  # needs no key
 RANK = frozenset({"rank", "admin"})
@@ -30,7 +31,8 @@ JSON, BINARY, MSGPACK, LINES, TEXT, HTML = (
 )
 
 LIMITS = {BINARY: "model_bytes", MSGPACK: "update_bytes"}  # of bodies, by media type, where not declared
-DEFAULT_LOOP = "default"
+CLIENT = "fedres.client"  # in a scope: to which device's id the key is bound, None to none; no header can set it
+PARAMETERS = "fedres.parameters"
 PREFIXES = ("/v1", "/v1/loops/{loop}")
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

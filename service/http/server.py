@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import uvicorn
 
-from service.http.limits import Limits
 from service.http.protocol import Protocol, protocol
+from service.http.request import Limits
 
 BACKLOG = 2048
 TICKS = 10  # of uvicorn's, a second in all, between two looks at who takes their replies

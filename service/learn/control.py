@@ -12,7 +12,7 @@ import msgspec
 
 from service.learn.join import Join
 from service.learn.learner import Learner
-from service.log.frames import framed, read_frame, receive_frame
+from service.log.client import framed, read_frame, receive_frame
 from service.log.protocol import StoreUnavailable
 
 SECONDS = 30.0  # for an answer

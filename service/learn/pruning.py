@@ -17,13 +17,13 @@ from service.learn.isolation import alone
 from service.log.direct import is_pruned
 from service.log.protocol import Log, Pruning
 from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
+from service.times import DAY
 
 if TYPE_CHECKING:
     from service.learn.learner import Learner
     from service.learn.loop_state import LoopState
 
 RETRY_SECONDS = 5.0
-DAY = 86_400_000_000  # microseconds
 SHARE = 10  # events are removed when they are older than the retention by this part of it, and a day at most
 
 

@@ -19,7 +19,7 @@ from io import FileIO
 from typing import Any, Protocol, TypeVar, cast
 
 from service.errors import ApiError, unavailable
-from service.log.frames import framed_bytes, read_frame, receive_frame
+from service.log.client import framed_bytes, read_frame, receive_frame
 from service.log.opening import Store, open_log
 from service.log.protocol import Log, StoreUnavailable
 from service.log.records import DamagedRecord

@@ -21,16 +21,17 @@ from service.log.client import (
     Done,
     Erase,
     Failed,
+    Frames,
     Ping,
     Prune,
     Reply,
     Request,
     Scrub,
     as_reply,
+    framed,
     read_request,
 )
 from service.log.direct import erase, prune
-from service.log.frames import Frames, framed
 from service.log.protocol import Log, StoreUnavailable
 
 READ_BYTES = 1 << 18

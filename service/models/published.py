@@ -49,6 +49,7 @@ LOOPS, LEARNER = key_of("loops"), key_of("learner")
 LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
 NO_RULE: Array = np.zeros(0)
 CURRENT = "current"  # the file that says which published file is the newest
+COMPILING = "compiling"  # the file that is there while models that no loop had at the start are being compiled
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -280,6 +281,11 @@ class Models:
             self._published = published
             self._fresh.clear()
         return self.memory
+
+    @property
+    def compiling(self) -> bool:
+        """Whether models other than those of loops at the start are still being compiled."""
+        return (self._folder / COMPILING).exists()
 
     def names(self) -> list[str]:
         """Return the names of all loops."""

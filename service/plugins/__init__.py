@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from service.admin.admin import Admin
     from service.admin.status import Status
-    from service.http.limits import Limits
+    from service.http.request import Limits
     from service.http.routes import Reshape, Route
     from service.rank.ranker import Ranker, RankerContext
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.server import Tls
 from service.log.opening import Store
 

@@ -18,7 +18,7 @@ from service.http.server import Server
 from service.roles.config import Config
 
 BETWEEN = 5.0  # seconds between two words on how it goes
-FUNCTIONS = 281  # that a first start compiles, about: it depends on the versions of numba and Python
+FUNCTIONS = 203  # that a first start compiles, about: it depends on the versions of numba and Python
 HTML = (b"content-type", b"text/html; charset=utf-8")
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedres is starting</title>
@@ -53,20 +53,20 @@ class Progress:
 @contextlib.contextmanager
 def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
     """Say so if something is compiled meanwhile; what is in numba's cache is not."""
-    counted = progress or Progress()
+    counted, process = progress or Progress(), os.getpid()
     from numba.core import event
 
     class Compiled(event.Listener):
         begun = said_at = 0.0
 
         def on_start(self, _: object) -> None:
-            if not self.begun:
+            if not self.begun and os.getpid() == process:
                 self.begun = self.said_at = time.monotonic()
                 say("Compiling kernels (first start only, 1–3 minutes)")
 
         def on_end(self, _: object) -> None:
             counted.n += 1
-            if time.monotonic() - self.said_at > BETWEEN:
+            if os.getpid() == process and time.monotonic() - self.said_at > BETWEEN:
                 self.said_at = time.monotonic()
                 say(f"  {counted.shown()[:-1]} after {time.monotonic() - self.begun:.0f} s")
 

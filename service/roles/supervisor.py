@@ -262,6 +262,9 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         progress = Progress()
         with serve_starting(config, first, progress), compiling(say, progress):
             prepare(config)
+        from service.roles.warm_up import compiling_rest
+
+        undo.enter_context(compiling_rest(config.run))
         sockets = [first]
         for _ in range(config.rankers - 1):  # only now: nobody would have accepted their connections
             sockets.append(undo.enter_context(bind(config.host, first.getsockname()[1], shared=True)))
@@ -290,19 +293,17 @@ def _remove_without_store(lease: Lease, config: Config) -> None:
 
 def prepare(config: Config) -> None:
     """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
-    from service.admin.admin import DEFAULT_LOOP
     from service.http.keys import check_keys, open_keys
     from service.learn.losses import check_losses
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
     from service.models.published import make_current
     from service.roles import learner, ranker, writer
-    from service.roles.warm_up import warm_up
-    from service.settings import Settings
+    from service.roles.warm_up import DEFAULT_MODEL, models_in, warm_up_for
+    from service.settings import DEFAULT_LOOP, Settings
 
     _ = (learner, ranker, writer)
     make_current(config.run)
-    warm_up(config.run)
     for lost in check_losses(config.store, accept=config.accept_loss):
         log.warning("accepted: %s", lost)
     opened = open_log(config.store, verify=True, accept_loss=config.accept_loss)
@@ -311,8 +312,10 @@ def prepare(config: Config) -> None:
         followed = config.loops is None or DEFAULT_LOOP in config.loops
         if followed and DEFAULT_LOOP not in opened.heads():
             opened.append([[Record(DEFAULT_LOOP, LOOP, "loop after 0", body=encode(Settings()))]])
+        models = models_in(opened) | {DEFAULT_MODEL}
     finally:
         opened.close()
+    warm_up_for(models, config.run)
 
 
 def _children(

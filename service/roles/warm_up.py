@@ -1,78 +1,170 @@
-"""Compiles what deciding and learning need, so that neither a request nor a restart waits for it."""
+"""Compiles what deciding and learning need, so that neither a request nor a restart waits for it.
+
+What the default model needs is compiled before the service is ready, on two cores: a process of its own compiles what
+rankers call while this one compiles what the learner calls. Both leave it in numba's cache. The rest follows in the
+background: other models unless a loop uses them, explanations, recommendations, and uploads of devices.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import tempfile
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Raw
 
 from fedres.decisions.constants import START_EVENTS
 from fedres.scoring.features import Preparer
 from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, score
 from service.learn.learner import Learner
+from service.learn.loop_state import read_settings_body
 from service.learn.snapshots import Snapshots
 from service.log.direct import DirectWriter
-from service.log.records import LOOP, REWARD, Record, encode, encode_reward
+from service.log.protocol import Log
+from service.log.records import LOOP, RANK, REWARD, DecisionExample, Example, Record, encode, encode_reward
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
-from service.models.published import Models, Publisher, make_current
+from service.models.published import COMPILING, Loop, Models, Publisher, make_current
 from service.plugins.devices.uploads import Residual, residual_records
 from service.plugins.recommend.drawing import warm_up_draws
-from service.rank.decide import decide
+from service.rank.decide import Decision, decide
 from service.rank.explaining import explanations
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
+DEFAULT_MODEL = str(Settings().model)
+MODELS = (DEFAULT_MODEL, "adagrad")
+NICE = 19  # of the background process
+
 
 def warm_up(folder: Path | None = None) -> None:
-    """Decide, learn and publish once, in a store in ``folder`` that is thrown away; shared memory needs no disk."""
+    """Compile everything here, in stores in ``folder`` that are thrown away; shared memory needs no disk."""
+    compile_learning(MODELS, folder)
+    compile_ranking(MODELS, folder)
+    compile_rest(folder)
+
+
+def warm_up_for(models: Collection[str], folder: Path) -> None:
+    """Compile what loops with these models need, on two cores."""
+    with in_process(compile_ranking, models, folder) as pid:
+        compile_learning(models, folder)
+        os.waitpid(pid, 0)
+    compile_ranking(models, folder)  # from the cache
+
+
+def models_in(log: Log) -> set[str]:
+    """Return the models of all loops."""
+    return {str(read_settings_body(made[-1].body).model) for loop in log.heads() if (made := log.of_kind(loop, LOOP))}
+
+
+@contextlib.contextmanager
+def compiling_rest(folder: Path) -> Iterator[None]:
+    """Compile the rest in the background; until that is done there is a file ``COMPILING`` in the folder."""
+    (folder / COMPILING).touch()
+    with in_process(_compile_rest_nicely, folder):
+        yield
+
+
+def _compile_rest_nicely(folder: Path) -> None:
+    os.nice(NICE)
+    try:
+        compile_learning(MODELS, folder)
+        compile_ranking(MODELS, folder)
+        compile_rest(folder)
+    finally:
+        (folder / COMPILING).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
+    """Work in a process that is ended at the end of the block if it still runs; yield its number."""
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(BaseException):
+            work(*arguments)
+        os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def compile_learning(models: Collection[str], folder: Path | None = None) -> None:
+    """Learn from events that nobody decided."""
+    with _machine(models, folder) as (log, learner, _):
+        for model in models:
+            _learn(model, log, learner)
+
+
+def compile_ranking(models: Collection[str], folder: Path | None = None) -> None:
+    """Decide by models that have learned nothing: code is compiled for types, and not for what it finds."""
+    with _machine(models, folder) as (_, _, published):
+        for model in models:
+            _decide(model, published)
+
+
+def compile_rest(folder: Path | None = None) -> None:
+    """Explain decisions for a user with a model, recommend, upload what devices would, and use models as they do."""
     prepared = Preparer().prepare(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
-    shared, personal = SharedModel(bits=1), PersonalModel()
-    learn(prepared, 0, 1.0, shared, personal)
+    shared = SharedModel(bits=1)
+    learn(prepared, 0, 1.0, shared, PersonalModel())
     shared.correct(expand(prepared, 0), 0.5, 0.0)
     score(prepared, shared.weights.copy())
-    with tempfile.TemporaryDirectory(prefix="fedres-", dir=folder) as name:
-        _play(Path(name))
-
-
-def _play(folder: Path) -> None:
-    make_current(folder)
-    with SqliteLog(sqlite_file(folder / "log")) as log:
-        settings = {"kalman": Settings(model="residual-kalman"), "adagrad": Settings(model="adagrad", bits=10)}
-        log.append([[Record(name, LOOP, "loop after 0", body=encode(one))] for name, one in settings.items()])
-        learner = Learner(log, DirectWriter(log), Snapshots(folder / "models"), Publisher(folder, 1))
-        learner.open()
-        models = Models(folder)
-        for name, n in (("kalman", START_EVENTS + 2), ("adagrad", 2)):
-            for k in range(n):
-                _decide_and_learn(name, log, models)
-                if k >= n - 2 or k == 0:
-                    learner.step()
-            _upload(name, log, models)
+    with _machine(MODELS, folder) as (log, learner, published):
+        for model in MODELS:
+            _learn(model, log, learner)
+            loop, decision = _decide(model, published)
+            list(explanations(decision.prepared, loop, published))
+            warm_up_draws(loop, published)
+            more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.view.settings.has_widths else {}
+            residual = Residual(1, loop.view.version, Raw(b'{"a": 1}'), Action("a"), 0.0, 1.0, **more)
+            log.append([[record] for record in residual_records(loop, "d", [residual], Preparer())])
             learner.step()
-        learner.close()
 
 
-def _decide_and_learn(name: str, log: SqliteLog, models: Models) -> None:
-    loop = models.loop(name)
+def _learn(model: str, log: SqliteLog, learner: Learner) -> None:
+    hashes, values = np.array([1, 2], np.uint32).tobytes(), np.ones(2, np.float32).tobytes()
+    example = DecisionExample(Example(hashes, values, 1, hashes[4:]), 1, 1.0, deferred=False, agreed=None).encode()
+    n = START_EVENTS + 2 if model == DEFAULT_MODEL else 2
+    for k in range(n):
+        reward = Record(model, REWARD, str(k), None, encode_reward(1.0, None))
+        log.append([[Record(model, RANK, str(k), "u", example)], [reward]])
+        if k >= n - 2 or k == 0:
+            learner.step()
+
+
+def _decide(model: str, published: Models) -> tuple[Loop, Decision]:
+    loop = published.loop(model)
     assert loop is not None
-    request = RankRequest(actions=[Action("a"), Action("b")], user="u", explain=True)
-    for action in request.actions:
-        action.features = type(action.features)(b"{}")
-    [decision] = decide([request], loop, models, Preparer())
+    request = RankRequest(actions=[Action("a", Raw(b"{}")), Action("b", Raw(b"{}"))], user="u", explain=True)
+    [decision] = decide([request], loop, published, Preparer())
     assert not isinstance(decision, Exception)
-    list(explanations(decision.prepared, loop, models))
-    warm_up_draws(loop, models)
-    reward = Record(name, REWARD, decision.prepared.event_id, None, encode_reward(1.0, None))
-    log.append([[decision.record(loop)], [reward]])
+    return loop, decision
 
 
-def _upload(name: str, log: SqliteLog, models: Models) -> None:
-    """Upload what a device would."""
-    loop = models.loop(name)
-    assert loop is not None
-    more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.view.settings.has_widths else {}
-    residual = Residual(1, loop.view.version, Raw(b'{"a": 1}'), Action("a"), 0.0, 1.0, **more)
-    log.append([[record] for record in residual_records(loop, "d", [residual], Preparer())])
+@contextlib.contextmanager
+def _machine(models: Collection[str], folder: Path | None) -> Iterator[tuple[SqliteLog, Learner, Models]]:
+    """Lend a log, its learner and what that publishes; a loop for each model has its name."""
+    with tempfile.TemporaryDirectory(prefix="fedres-", dir=folder) as name:
+        home = Path(name)
+        make_current(home)
+        with SqliteLog(sqlite_file(home / "log")) as log:
+            settings = {"residual-kalman": Settings(), "adagrad": Settings(model="adagrad", bits=10)}
+            log.append([[Record(model, LOOP, "loop after 0", body=encode(settings[model]))] for model in models])
+            learner = Learner(log, DirectWriter(log), Snapshots(home / "models"), Publisher(home, 1))
+            learner.open()
+            try:
+                yield log, learner, Models(home)
+            finally:
+                learner.close()

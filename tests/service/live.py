@@ -14,7 +14,7 @@ from service.admin.status import Status
 from service.app import create_app
 from service.http.audit import audit_of
 from service.http.keys import Keys
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.server import Server, bound
 from service.log.sqlite import system_clock
 from service.rank.ranker import RankerContext

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from service.admin.admin import DEFAULT_LOOP, Admin
+from service.admin.admin import Admin
 from service.learn.control import Question, answer
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
@@ -21,7 +21,7 @@ from service.models.published import Models, Publisher, make_current, new_genera
 from service.plugins.devices.devices import Devices
 from service.plugins.reports.reports import Reports
 from service.rank.ranker import Ranker, RankerContext
-from service.settings import Settings
+from service.settings import DEFAULT_LOOP, Settings
 
 SECOND = 1_000_000
 

@@ -14,7 +14,7 @@ import msgspec
 
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import Limits as FeatureLimits
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs"

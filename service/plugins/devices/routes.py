@@ -12,13 +12,11 @@ from fedres.event_ids import LONGEST_ID
 from fedres.scoring.federated import LAST_ROUND
 from service.admin.routes import MOST
 from service.errors import ApiError
-from service.http.endpoints import encode, json_response, loop_of, read_json
 from service.http.hot import at_most
-from service.http.limits import Limits
-from service.http.replies import Reply, json_reply
-from service.http.router import CLIENT
-from service.http.routes import BINARY, DEVICE, MSGPACK, Call, Routes
-from service.http.strict import decode_msgpack
+from service.http.replies import Reply, json_reply, json_response
+from service.http.request import Limits, decode_msgpack, loop_of, read_json
+from service.http.routes import BINARY, CLIENT, DEVICE, MSGPACK, Call, Routes
+from service.log.records import encode
 from service.plugins.devices import uploads
 from service.plugins.devices.devices import Devices
 from service.plugins.devices.uploads import LAST

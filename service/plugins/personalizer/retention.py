@@ -8,8 +8,7 @@ from __future__ import annotations
 from service.learn.pruning import last_before
 from service.plugins.personalizer.configuration import Configurations, kept_of
 from service.rank.ranker import RankerContext
-
-DAY = 86_400_000_000  # microseconds
+from service.times import DAY
 
 
 async def retained_after(context: RankerContext, configurations: Configurations, loop: str) -> int:

@@ -20,8 +20,8 @@ from service.log.records import ACTIVATE, LOOP, RANK, REWARD, TICK, Entry, encod
 from service.log.workers import JOB_SECONDS, Worker
 from service.rank.ranker import RankerContext
 from service.settings import Settings
+from service.times import DAY
 
-DAY = 86_400_000_000  # microseconds
 LEARNED = (RANK, REWARD, ACTIVATE)
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from service.errors import invalid
 from service.http.replies import Reply, json_reply
+from service.http.request import decode
 from service.http.routes import Call, Routes
-from service.http.strict import decode
 from service.plugins.personalizer.errors import PersonalizerErrorResponse, Refusal, failed
 from service.plugins.personalizer.features import LONGEST
 

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import Depends, Query, Response
 
 from service.errors import ApiError
-from service.http.endpoints import encode, json_response, loop_of
 from service.http.hot import at_most
-from service.http.limits import Limits
-from service.http.replies import Reply, json_reply
+from service.http.replies import Reply, json_reply, json_response
+from service.http.request import Limits, loop_of
 from service.http.routes import RANK, Call, Routes
+from service.log.records import encode
 from service.plugins.recommend.popular import DAY, LONGEST_WINDOW, Popular, Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import msgspec
 
 from service.log.records import JOIN, RESIDUAL, UPDATE, Entry, decode_update, read_residual
+from service.times import DAY, HOUR, iso_time
 
 MOST_LISTED = 100
-HOUR, DAY = 3_600_000_000, 86_400_000_000  # microseconds
 
 
 class SeenDevice(msgspec.Struct):
@@ -68,7 +66,7 @@ class DeviceLog:
 
     def newest(self) -> DeviceList:
         newest = [*reversed(self._seen.items())][:MOST_LISTED]
-        return DeviceList([SeenDevice(client, _shown(time), n, lag) for client, (time, n, lag) in newest])
+        return DeviceList([SeenDevice(client, iso_time(time), n, lag) for client, (time, n, lag) in newest])
 
 
 def _version(entry: Entry) -> int | None:
@@ -76,7 +74,3 @@ def _version(entry: Entry) -> int | None:
     if entry.kind == RESIDUAL and entry.example is not None:
         return read_residual(entry.example).version
     return decode_update(entry.body).version if entry.kind == UPDATE and entry.body else None
-
-
-def _shown(time: int) -> str:
-    return datetime.fromtimestamp(time / 1e6, UTC).isoformat(timespec="seconds")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from bandits.evaluation.intervals import Interval
 from bandits.evaluation.lift import Arm, Lift, lift, sample_ratio_is_wrong
 from service.control_group import Control
+from service.times import iso_time
 
 
 class Bounds(msgspec.Struct):
@@ -113,7 +113,7 @@ class Experiment:
         is_wrong = sample_ratio_is_wrong(control.n_users, treatment.n_users, share) if share else False
         return LiftReport(
             experiment=self.control.experiment,
-            began=datetime.fromtimestamp(self.began / 1e6, UTC).isoformat(timespec="seconds"),
+            began=iso_time(self.began),
             share=share,
             baseline=self.control.baseline,
             control=_arm_report(control, measured.control),

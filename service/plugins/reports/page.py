@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import msgspec
 
-from service.http.page_headers import source_hash
+from service.http.pages import source_hash
 
 SCRIPT = "text/javascript"
 ASSETS = {

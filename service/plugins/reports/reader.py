@@ -9,7 +9,6 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +60,7 @@ from service.plugins.reports.report import (
 )
 from service.plugins.reports.what_if import WhatIf, candidates, what_if
 from service.settings import Settings
+from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.log.workers import Worker
@@ -243,7 +243,7 @@ class LoopReader:
         lift = self.lift() if self.experiment.control.share else None
         return LoopReport(
             position=self.position,
-            time=datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(timespec="seconds"),
+            time=iso_time(self.time),
             events=len(rewarded),
             reward_range=self._settings[self._newest].reward_range,
             bucket_ends=[end / 1e6 for end in ends],
@@ -285,7 +285,7 @@ class LoopReader:
                 message = f"{n} of the newest {WATCHED} decisions took the action {action!r}."
                 alarms.append(Alarm("collapsed", f"{message} The policy may have stopped exploring."))
         if drift is not None and drift.is_drifting:
-            since = datetime.fromtimestamp(drift.recent_since, UTC).isoformat(timespec="seconds")
+            since = iso_time(1e6 * drift.recent_since)
             off = f"{drift.bias.recent:+.3g} recently, {drift.bias.earlier:+.3g} before"
             alarms.append(Alarm("drift", f"Rewards since {since} differ from predictions: {off}, per event."))
         arrived = self.funnel.rewarded + self.funnel.late + self.funnel.unmatched

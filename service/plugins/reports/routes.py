@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from msgspec import Meta, Struct, field
 
-from service.http.endpoints import json_response, loop_of, read_json, user_of
-from service.http.page_headers import HEADERS
-from service.http.router import PARAMETERS
-from service.http.routes import ADMIN, HTML, JSON, OPEN, READ, Routes
+from service.http.pages import HEADERS
+from service.http.replies import json_response
+from service.http.request import loop_of, read_json, user_of
+from service.http.routes import ADMIN, HTML, JSON, OPEN, PARAMETERS, READ, Routes
 from service.plugins.reports.devices import DeviceList
 from service.plugins.reports.event_details import EventDetails, UserDecisions
 from service.plugins.reports.lift import LiftReport

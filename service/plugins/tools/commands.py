@@ -12,6 +12,7 @@ import typer
 from service.cli.evaluate import read_as, with_columns
 from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
 from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
+from service.times import iso_time
 
 if TYPE_CHECKING:
     from bandits.evaluation import Columns
@@ -288,7 +289,6 @@ def prune(
     Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
     a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
     """
-    from datetime import UTC, datetime
 
     from service.log.opening import Store, open_log
     from service.plugins.tools import prune_store
@@ -301,7 +301,7 @@ def prune(
     interrupted = "what was removed stays removed; the service, or the same command, goes on"
     with store_errors(interrupted), contextlib.closing(open_log(opening)) as opened:
         before = opened.now() - round(seconds * 1e6)
-        moment = datetime.fromtimestamp(before / 1e6, UTC).isoformat(timespec="seconds")
+        moment = iso_time(before)
         loops = prune_store.loops_of(opened, loop)
         if dry_run:
             for name in loops:

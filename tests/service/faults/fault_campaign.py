@@ -14,8 +14,7 @@ from fault_clients import LOST, Ledger
 from fault_run import digests_after_every_way_to_start, judge, judge_files, load
 from fault_server import ROLES
 
-from service.log.client import Ping
-from service.log.frames import framed
+from service.log.client import Ping, framed
 from service.log.protocol import StoreUnavailable
 
 EVENTS = ("rank", "reward", "batch", "slots")  # requests that need no learner

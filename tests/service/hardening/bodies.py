@@ -23,9 +23,8 @@ from machine import Engine
 from fedres.scoring.flattening import FeatureError, Limits, action_features, flatten
 from service.admin.routes import NewLoop
 from service.errors import ApiError
-from service.http.body import decompressed
 from service.http.hot import Batch, Reward
-from service.http.strict import decode
+from service.http.request import decode, decompressed
 from service.rank.decide import prepare
 from service.rank.requests import RankRequest
 from service.rank.slots import SlotsRequest
@@ -35,7 +34,7 @@ RANK = msgspec.json.Decoder(RankRequest)
 STRICT = [msgspec.json.Decoder(kind) for kind in (Batch, SlotsRequest, Reward, NewLoop)]
 GZIP = len(STRICT) + 1
 INSTRUMENTED = (  # modules whose branches lead the fuzzer
-    *("service.http.hot", "service.http.strict", "service.http.body", "service.rank.requests"),
+    *("service.http.hot", "service.http.request", "service.http.request", "service.rank.requests"),
     *("service.rank.decide", "fedres.scoring.flattening", "fedres.scoring.features"),
 )
 GRAMMAR = ("rank", "batch", "slots", "reward", "loops")

@@ -6,7 +6,7 @@ import random
 import urllib.parse
 
 from service.app import declared_routes
-from service.http.limits import Limits
+from service.http.request import Limits
 
 SLOW = ("/users/{user}", "/evaluations", "/model", "/loops", "/loops/{loop}")  # asked rarely
 TEXTS = ["default", "shop", "a", "é", "a/b", "..", "%", "x" * 200, "x" * 201, " ", "\u2028", "a?b#c", "0", "null"]

@@ -5,7 +5,7 @@ import random
 import bodies
 import pytest
 
-from service.http.strict import decode
+from service.http.request import decode
 
 
 @pytest.fixture(scope="module")

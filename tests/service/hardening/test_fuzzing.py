@@ -8,7 +8,7 @@ from grammar import Grammar
 from live import run_service
 
 from service.app import declared_routes
-from service.http.limits import Limits
+from service.http.request import Limits
 
 
 def test_drawn_requests_are_answered():

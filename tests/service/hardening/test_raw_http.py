@@ -4,7 +4,7 @@ import pytest
 from live import run_service
 from raw_http import CORPUS, LAST, exchange, send_broken, statuses
 
-from service.http.limits import Limits
+from service.http.request import Limits
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from machine import Engine
 from writers import SOON, running_writer
 
 from service.http.hot import hot_routes
-from service.http.limits import Limits
 from service.http.replies import failure
+from service.http.request import Limits
 from service.http.routes import Call
 from service.log.client import WriterClient
 from service.log.records import RANK, REWARD

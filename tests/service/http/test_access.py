@@ -9,7 +9,7 @@ import pytest
 
 from service.app import declared_routes, page_routes
 from service.http.keys import ROLES
-from service.http.limits import Limits
+from service.http.request import Limits
 
 OPEN_TO = {  # what each role may do; admin may do everything
     "rank": {

@@ -5,7 +5,7 @@ import json
 from service.app import declared_routes
 from service.http import audit
 from service.http.audit import Audit, audit_of
-from service.http.limits import Limits
+from service.http.request import Limits
 
 
 def lines(path):

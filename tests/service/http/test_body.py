@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from service.errors import ApiError
-from service.http.body import Disconnected, check_media_type
+from service.http.request import Disconnected, check_media_type, decode, decode_msgpack
 from service.http.router import RequestHeaders, read_headers, read_request
 from service.http.routes import ADMIN, Route
-from service.http.strict import decode, decode_msgpack
 from service.plugins.devices.routes import Updates
 
 

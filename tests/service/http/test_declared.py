@@ -7,7 +7,7 @@ import pytest
 from service.app import declared_routes, page_routes
 from service.http.descriptions import FIELDS
 from service.http.keys import ROLES
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
 
 ROUTES = declared_routes(None, None, Limits())

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from service.http.limits import Limits
+from service.http.request import Limits
 
 JSON = {"Content-Type": "application/json"}
 MSGPACK = {"Content-Type": "application/msgpack"}

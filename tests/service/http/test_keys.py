@@ -6,10 +6,9 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from fedres.event_ids import LONGEST_ID
 from service.cli import app
 from service.errors import ApiError
-from service.http.keys import ANYONE, LONGEST_CLIENT, Keys, check_keys
+from service.http.keys import ANYONE, Keys, check_keys
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
@@ -106,10 +105,6 @@ def test_a_key_without_explanations_gets_none_by_rank_nor_batch(start):
             assert client.post("/v1/rank/batch", json={"requests": [action]}).status_code == 200
         with live.client(full) as client:
             assert "explanations" in client.post("/v1/rank", json=action | {"explain": True}).json()
-
-
-def test_a_client_may_be_as_long_as_any_id():
-    assert LONGEST_CLIENT == LONGEST_ID
 
 
 def test_a_file_from_before_keys_had_clients_is_read(keys):

@@ -3,7 +3,7 @@
 import pytest
 
 from service.http.keys import Buckets
-from service.http.limits import Limits
+from service.http.request import Limits
 
 
 class Clock:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from service.http.limits import Limits
 from service.http.protocol import HEAD_BYTES, MOST_PIPELINED, SLICE_BYTES, JoinedTransport
+from service.http.request import Limits
 
 BODY = b'{"actions": [{"id": "a", "features": {}}]}'
 PAGE = b"GET / HTTP/1.1\r\n\r\n"

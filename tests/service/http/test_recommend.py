@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.http.limits import Limits
+from service.http.request import Limits
 
 FILMS = [{"id": f"f{k}", "features": {"genre": "war" if k % 2 else "noir", "price": k}} for k in range(8)]
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from service.admin.admin import Admin
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.log.client import WriterClient
 from service.rank.ranker import Ranker
 

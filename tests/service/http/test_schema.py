@@ -21,8 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from service.app import declared_routes
 from service.errors import ApiError
 from service.http.hot import Batch, Reward
-from service.http.limits import Limits
-from service.http.strict import decode
+from service.http.request import Limits, decode
 from service.plugins.devices.routes import Residuals, Scoring, Updates
 from service.rank.requests import RankRequest
 from service.rank.slots import SlotsRequest

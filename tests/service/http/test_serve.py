@@ -13,7 +13,7 @@ import pytest
 from serving import serving
 
 from service.http.keys import Keys
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.server import Tls, bound, shown
 from service.log.opening import Store
 from service.roles.config import Config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.limits import Limits
+from service.http.request import Limits
 
 ACTIONS = [{"id": name, "features": {"kind": name}} for name in ("tea", "coffee", "juice")]
 SLOTS = [{"id": "top", "features": {"size": 3}}, {"id": "side"}]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from service.http.limits import Limits
 from service.http.protocol import HEAD_BYTES
+from service.http.request import Limits
 
 PATIENCE = 0.5
 LONGER = 3.0  # where a test must be in time itself, also on a busy machine

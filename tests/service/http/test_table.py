@@ -6,7 +6,7 @@ import pytest
 
 from service.app import declared_routes, page_routes
 from service.errors import ApiError
-from service.http.limits import Limits
+from service.http.request import Limits
 from service.http.router import Table
 
 ROUTES = [*declared_routes(None, None, Limits()), *page_routes()]

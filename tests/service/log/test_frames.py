@@ -5,9 +5,21 @@ import random
 
 import pytest
 
-from service.log.client import Append, Done, Failed, as_outcome, as_reply, read_request
+from service.log.client import (
+    LARGEST_FRAME,
+    LENGTH,
+    Append,
+    Done,
+    Failed,
+    Frames,
+    as_outcome,
+    as_reply,
+    framed,
+    framed_bytes,
+    read_request,
+    receive_frame,
+)
 from service.log.client import read_reply as read_a_reply
-from service.log.frames import LARGEST_FRAME, LENGTH, Frames, framed, framed_bytes, receive_frame
 from service.log.protocol import Duplicate, Refused
 from service.log.records import Record
 

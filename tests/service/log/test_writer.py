@@ -9,8 +9,7 @@ import pytest
 from writers import arrived, connected, held_up, locked, outcomes, rank, replies, running_writer, stored
 
 from service.log import writer as writer_module
-from service.log.client import Append, BlockingWriter, Done
-from service.log.frames import LENGTH, framed
+from service.log.client import LENGTH, Append, BlockingWriter, Done, framed
 from service.log.protocol import Duplicate, Refused, StoreUnavailable
 from service.log.records import Record
 from service.log.sqlite import SqliteLog

@@ -17,8 +17,7 @@ from writers import SOON, HeldLog, arrived, connected, held_up, locked, outcomes
 from fedres.lease import Lease
 from service.log import client as client_module
 from service.log import writer as writer_module
-from service.log.client import Append, BlockingWriter, Done, Ping, WriterClient
-from service.log.frames import LENGTH, framed
+from service.log.client import LENGTH, Append, BlockingWriter, Done, Ping, WriterClient, framed
 from service.log.protocol import Duplicate, StoreUnavailable
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file

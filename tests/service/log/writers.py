@@ -6,8 +6,7 @@ import sqlite3
 import threading
 from contextlib import asynccontextmanager, closing, contextmanager
 
-from service.log.client import WriterClient, read_reply
-from service.log.frames import Frames
+from service.log.client import Frames, WriterClient, read_reply
 from service.log.protocol import NO_EPOCHS
 from service.log.records import Record
 from service.log.sqlite import SqliteLog

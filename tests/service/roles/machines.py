@@ -18,8 +18,9 @@ import httpx
 import msgspec
 from forked import FEDRES, Forked
 
-from service.learn.control import LENGTH, Answer, Question
+from service.learn.control import Answer, Question
 from service.learn.learner import replay
+from service.log.client import framed, receive_frame
 from service.log.postgres import PostgresLog
 from service.log.records import checksum
 from service.log.sqlite import COLUMNS, SqliteLog, readable
@@ -116,22 +117,10 @@ class MachineProcess:
         with socket.socket(socket.AF_UNIX) as learner:
             learner.settimeout(TIMEOUT)
             learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
-            body = msgspec.msgpack.encode(Question("digest", loop))
-            learner.sendall(LENGTH.pack(len(body)) + body)
-            (length,) = LENGTH.unpack(_exactly(learner, LENGTH.size))
-            answer = msgspec.msgpack.decode(_exactly(learner, length), type=Answer)
+            learner.sendall(framed(Question("digest", loop)))
+            answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=Answer)
         assert answer.error is None, answer.error
         return answer.body
-
-
-def _exactly(connection, size):
-    data = b""
-    while len(data) < size:
-        more = connection.recv(size - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
 
 
 class Proxy:

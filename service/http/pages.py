@@ -1,25 +1,40 @@
-"""The pages that show the API: the OpenAPI document, and Swagger UI from a package, so that it needs no internet."""
+"""Headers of our pages, and the pages that show the API: Swagger UI from a package, so that it needs no internet."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from importlib.resources import files
 
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from service.http.page_headers import HEADERS, source_hash
-
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 PACKAGE = "fastapi_offline"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 PATHS = ("/openapi.json", "/docs", "/docs/openapi.json", *(f"/docs/{name}" for name in ASSETS))
 CACHED = {"Cache-Control": "public, max-age=86400"}
 # As the dashboard's, but Swagger UI has one inline script, sets inline styles and writes HTML.
-POLICY = (
+DOCS_POLICY = (
     "default-src 'none'; script-src 'self' {script}; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+
+def source_hash(text: str) -> str:
+    """Return what a content security policy names an inline script or style by."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
@@ -37,7 +52,7 @@ def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
     )
 
     [script] = re.findall("<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
-    headers = {**HEADERS, "Content-Security-Policy": POLICY.format(script=source_hash(script))}
+    headers = {**HEADERS, "Content-Security-Policy": DOCS_POLICY.format(script=source_hash(script))}
 
     async def show() -> Response:
         return Response(page.body, media_type="text/html", headers=headers)

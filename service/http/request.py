@@ -1,0 +1,168 @@
+"""What a request may be: its limits, how its body is read, and what it is decoded to.
+
+JSON and msgpack are read as the types of requests: valid Unicode, finite numbers, bounded nesting, no unknown names.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import MutableMapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+
+from fedres import checks
+from service.errors import ApiError
+from service.hints import hint
+from service.http.replies import Receive
+from service.http.routes import PARAMETERS
+from service.settings import DEFAULT_LOOP
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a body may raise
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Everything the HTTP side refuses by size; the limits of features are the engine's."""
+
+    body_bytes: int = 1_000_000  # of a request, before and after decompression
+    rank_bytes: int = 262_144  # the same of one rank call: 500 actions with 500 bytes each
+    model_bytes: int = 64_000_000  # of an uploaded model
+    update_bytes: int = 8_000_000  # of a request with updates: 100 of 2^14 + 1 numbers in 32 bits, and some room
+    actions: int = 500  # in one rank call, and ids that it excludes
+    excluded: int = 2_000  # ids that a call for recommendations excludes
+    batch: int = 100  # rank calls in one batch
+    slots: int = 20  # of a page in one call
+    slot_actions: int = 2_000  # slots times actions of a call: each slot is stored with all actions
+    residuals: int = 500  # of a device in one request
+    updates: int = 100  # the same
+    connections: int = 2_000  # of one ranker at once
+    requests_per_second: float = 10_000.0  # of one key; twice that many at once after a pause
+    # From a connection's or a request's first byte to its last, and for any part of a reply to be taken.
+    request_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            (checks.whole if field.type == "int" else checks.positive)(field.name, getattr(self, field.name))
+
+
+class Disconnected(Exception):  # noqa: N818
+    """The client went away before its request was complete."""
+
+
+async def read_rest(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
+    """Return the body that begins with ``message``; more than ``limit`` bytes are refused."""
+    chunks, size = [], 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def check_encoding(encoding: bytes) -> None:
+    if encoding.lower() not in (b"identity", b"gzip"):
+        raise ApiError(415, "unsupported_encoding", _must("Content-Encoding", "gzip", encoding), "Content-Encoding")
+
+
+def decompressed(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """Return a body that came with a ``Content-Encoding``."""
+    return body if encoding.lower() == b"identity" else _gunzip(body, limit)
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    """Return one gzip member's content; decompression stops at the limit, however much would follow."""
+    gzip = zlib.decompressobj(wbits=31)
+    try:
+        content = gzip.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise ApiError(400, "invalid_gzip", f"the body must be gzip: {error}", "body") from None
+    if len(content) > limit:
+        raise too_large(limit)
+    if not gzip.eof or gzip.unused_data:
+        raise ApiError(400, "invalid_gzip", "the body must be one whole gzip member", "body")
+    return content
+
+
+def check_media_type(media_type: bytes | None, expected: bytes) -> None:
+    """Refuse a body of another type, and one without a type: a browser sends that for any page that asks it to."""
+    if (media_type or b"").partition(b";")[0].strip().lower() != expected:
+        message = _must("Content-Type", expected.decode(), media_type or b"none")
+        raise ApiError(415, "unsupported_media_type", message, "Content-Type")
+
+
+def _must(header: str, rule: str, value: bytes) -> str:
+    return f"{header} must be {rule}, got {value[:100].decode('latin-1')}"
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"the body must have at most {limit} bytes", "body")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Return the body as the decoder's type; of a name that comes twice in an object, the last one counts."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise unreadable(error, decoder.type) from None
+
+
+def unreadable(error: Exception, kind: Any) -> ApiError:
+    """Return why a JSON body is no ``kind``."""
+    if isinstance(error, msgspec.ValidationError):
+        return invalid(str(error), kind)
+    if isinstance(error, RecursionError):
+        return ApiError(400, "nesting_too_deep", "the body is nested too deeply", "body")
+    return ApiError(400, "invalid_json", f"the body must be JSON: {error}", "body")
+
+
+def decode_msgpack(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    """Return the body as the decoder's type, which must have no defaults.
+
+    It must be as short as msgpack can be: most encoders write nothing else, and it leaves no room for a repeated name.
+    """
+    try:
+        value = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, "invalid_msgpack", f"the body must be msgpack: {error}", "body") from None
+    shortest = len(msgspec.msgpack.encode(value))
+    if len(body) != shortest:
+        message = f"the body must have every name once, and all in its shortest form: {shortest} bytes, got {len(body)}"
+        raise ApiError(400, "invalid_msgpack", message, "body")
+    return value
+
+
+def invalid(message: str, kind: Any) -> ApiError:
+    """Return msgspec's complaint about a ``kind`` as an error of ours; the place at its end is the target."""
+    said, _, place = message.partition(" - at `$")
+    said += hint(said, place, kind)
+    target = place.rstrip("`").lstrip(".") or "body"
+    code = "too_long" if "length <=" in said else "invalid_request"
+    return ApiError(422, code, f"{target}: {said[:1].lower()}{said[1:]}", target)
+
+
+# what ordinary FastAPI endpoints read
+
+
+async def loop_of(request: Request) -> str:
+    return str(request.scope[PARAMETERS].get("loop", DEFAULT_LOOP))
+
+
+async def user_of(request: Request) -> str:
+    return str(request.scope[PARAMETERS]["user"])
+
+
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Return the body as ``kind``."""
+    return decode(msgspec.json.Decoder(kind), await request.body())

@@ -1,0 +1,86 @@
+"""What is compiled before a service is ready, and what a loop with another model waits for."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from machine import Clock, running
+
+from service.models.published import COMPILING
+from service.roles.warm_up import in_process, models_in
+
+PLAYED = """
+import asyncio, sys, tempfile
+from pathlib import Path
+
+from numba.core.dispatcher import Dispatcher
+
+from service.roles.warm_up import warm_up_for
+
+
+def compiled():
+    '''Return each kernel of ours with its signatures.'''
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("fedres", "service"):
+            for kernel in vars(module).values():
+                if isinstance(kernel, Dispatcher):
+                    found |= {(kernel.__module__, kernel.__name__, str(signature)) for signature in kernel.signatures}
+    return found
+
+
+async def play(folder):
+    from machine import Clock, running
+    from playing import request
+
+    clock = Clock()
+    async with running(folder, clock=clock) as engine:
+        for k in range(40):
+            result = await engine.rank("default", request(f"u{k % 5}", {"hour": k % 3}))
+            clock.pass_seconds(1)
+            await engine.reward("default", result.event_id, float(k % 2))
+            await engine.settle()
+
+
+warm_up_for(["residual-kalman"], Path(sys.argv[1]))
+before = compiled()
+assert before
+asyncio.run(play(Path(sys.argv[2])))
+print([f"{module}.{name} {signature}" for module, name, signature in sorted(compiled() - before)])
+"""
+
+
+def test_a_loop_with_the_default_model_needs_nothing_that_was_not_compiled_before(tmp_path):
+    for name in ("run", "store"):
+        (tmp_path / name).mkdir()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    words = [sys.executable, "-P", "-c", PLAYED, str(tmp_path / "run"), str(tmp_path / "store")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_loop_waits_for_the_code_of_its_model(tmp_path):
+    async def story():
+        async with running(tmp_path, clock=Clock()) as engine:
+            compiling = engine.publisher.folder / COMPILING
+            compiling.touch()
+            await engine.create_loop("same")
+            created = asyncio.ensure_future(engine.create_loop("other", {"model": "adagrad"}))
+            await asyncio.wait([created], timeout=0.3)
+            assert not created.done()
+            compiling.unlink()
+            await created
+            assert models_in(engine.log) == {"residual-kalman", "adagrad"}
+
+    asyncio.run(story())
+
+
+def test_a_process_beside_ends_with_its_service():
+    with in_process(time.sleep, 1_000) as pid:
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
