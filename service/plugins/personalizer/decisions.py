@@ -36,7 +36,7 @@ from service.settings import Settings
 INVALID = "InvalidRankRequest"
 
 
-class Decisions:
+class ApplicationCalls:
     """Answers the calls that applications make."""
 
     def __init__(self, context: RankerContext, ranker: Ranker, configurations: Configurations) -> None:

@@ -7,9 +7,8 @@ share most handlers: ``/personalizer/v1.0/…`` with its previews, and ``/person
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 import msgspec
@@ -27,8 +26,7 @@ BOTH = (OLD, NEW)
 VERSIONS = ("v1.0", "v1.1-preview.1", "v1.1-preview.2", "v1.1-preview.3")
 API_VERSION = "2022-09-01-preview"
 
-Handler = Callable[[Call], Awaitable[Reply]]
-T = TypeVar("T")
+Handler = Callable[[Call], Awaitable[Any]]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,34 +34,38 @@ _encode = msgspec.json.Encoder().encode
 class PersonalizerRoutes(Routes):
     """Declares handlers for both families; what a handler refuses is answered in Azure's shape."""
 
-    def of(
+    def add(
         self,
         method: str,
         path: str,
         roles: frozenset[str],
         summary: str,
         code: str,
+        handler: Handler,
         families: tuple[str, ...] = BOTH,
         **options: Any,
-    ) -> Callable[[Handler], Handler]:
-        """Declare a handler; ``code`` is that of requests which break a rule."""
+    ) -> None:
+        """Declare a handler of calls, whose bodies are decoded; ``code`` is that of requests which break a rule.
+
+        It returns a reply, or what is answered in JSON, None for nothing.
+        """
         paths = [prefix + family + path for prefix in PREFIXES for family in families]
+        body, status = options.get("body"), options.get("status", 200)
+        decoder = None if body is None or isinstance(body, str) else msgspec.json.Decoder(body)
+
+        async def answer(call: Call) -> Reply:
+            try:
+                _check_version(call)
+                value = await handler(call if decoder is None else call._replace(body=decode(decoder, call.body)))
+            except Exception as error:
+                return failed(error, code)
+            if isinstance(value, Reply):
+                return value
+            return Reply(status) if value is None else json_reply(_encode(value), status)
+
         options |= {"hot": True, "of_loop": True, "error": PersonalizerErrorResponse, "takes_subscription_key": True}
         options["choices"] = {"version": VERSIONS}
-        declare = self.of_paths(method, paths, roles, f"Azure Personalizer: {summary}", **options)
-
-        def decorate(handler: Handler) -> Handler:
-            @functools.wraps(handler)
-            async def answer(call: Call) -> Reply:
-                try:
-                    _check_version(call)
-                    return await handler(call)
-                except Exception as error:
-                    return failed(error, code)
-
-            return declare(answer)
-
-        return decorate
+        self.of_paths(method, paths, roles, f"Azure Personalizer: {summary}", **options)(answer)
 
 
 def _check_version(call: Call) -> None:
@@ -101,13 +103,3 @@ def id_in(call: Call, name: str) -> str:
     if len(given) > LONGEST:
         raise invalid(f"{name} must have at most {LONGEST} characters, got {len(given)}", name)
     return given
-
-
-def reader(kind: type[T]) -> Callable[[Call], T]:
-    """Return what reads bodies of a type."""
-    decoder = msgspec.json.Decoder(kind)
-    return lambda call: decode(decoder, call.body)
-
-
-def answered(value: Any, status: int = 200) -> Reply:
-    return json_reply(_encode(value), status)

@@ -8,7 +8,7 @@ from machine import Clock, running
 
 from service.admin.admin import Admin
 from service.plugins.personalizer.configuration import Configurations
-from service.plugins.personalizer.decisions import Decisions
+from service.plugins.personalizer.decisions import ApplicationCalls
 from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
 from service.plugins.personalizer.model_and_logs import ModelAndLogs
 from service.plugins.personalizer.retraining import Retrainer
@@ -26,7 +26,7 @@ class App:
         self.engine, self.clock, admin = engine, clock, Admin(engine.context)
         self.retrainer = Retrainer(engine.context, admin)
         self.configurations = Configurations(admin, self.retrainer)
-        self.decisions = Decisions(engine.context, Ranker(engine.context), self.configurations)
+        self.decisions = ApplicationCalls(engine.context, Ranker(engine.context), self.configurations)
         self.logs = ModelAndLogs(engine.context, admin, self.configurations)
         self.n = 0
 
