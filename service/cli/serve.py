@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.http.keys import Keys
+    from service.log import opening
 
 keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
@@ -94,7 +95,6 @@ def serve(
     from service.http.hosts import Hosts
     from service.http.keys import open_keys
     from service.http.server import Tls
-    from service.log.opening import Store
     from service.log.protocol import StoreUnavailable
     from service.roles.config import Config
     from service.roles.exposure import check_exposure
@@ -102,8 +102,7 @@ def serve(
 
     logs.check(log_format, log_level)
     Hosts(allowed_host or (), origins=allowed_origin or ())
-    path = store_path(store, folder)
-    kept = Store(path, store if is_postgresql(store) else None, any_architecture)
+    kept = store_at(store, folder, any_architecture=any_architecture)
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
     if not 1 <= rankers <= 256:
@@ -134,7 +133,7 @@ def serve(
     )
     logs.set_up(log_format, log_level)
     try:
-        where = shown_store(store, path)
+        where = shown_store(store, kept.path)
         run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, where, has_keys, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
@@ -177,6 +176,13 @@ def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     if demo:
         lines.append(f"Simulated readers are running: watch them at {url}/, and read beside them at {url}/demo")
     return "\n".join(lines)
+
+
+def store_at(store: str, folder: Path, *, any_architecture: bool = False) -> opening.Store:
+    """Return the store at an address."""
+    from service.log.opening import Store
+
+    return Store(store_path(store, folder), store if is_postgresql(store) else None, any_architecture)
 
 
 def store_path(store: str, folder: Path) -> Path:
@@ -330,25 +336,21 @@ def revoke_key(
 
 def _keys(store: str, folder: Path) -> Keys:
     from service.http.keys import open_keys
-    from service.log.opening import Store
 
-    return open_keys(Store(store_path(store, folder), store if is_postgresql(store) else None))
+    return open_keys(store_at(store, folder))
 
 
 def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) -> None:
     """Note in the audit log what was done, and in a store that is there already that it has keys."""
     from service.http.audit import audit_of
     from service.http.keys import NOTE
-    from service.log.opening import Store, open_log
+    from service.log.opening import open_log
 
-    path = store_path(store, folder)
-    audit_of(path).note("", command, loop)
-    if is_postgresql(store) or path.exists():
-        log = open_log(Store(path, store if is_postgresql(store) else None, any_architecture=True))
-        try:
+    kept = store_at(store, folder, any_architecture=True)
+    audit_of(kept.path).note("", command, loop)
+    if kept.database or kept.path.exists():
+        with closing(open_log(kept)) as log:
             log.set_note(NOTE, "made")
-        finally:
-            log.close()
 
 
 def _day(seconds: float) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store
 from service.console import JsonFile, check_writable, console, one_line_errors, write_json
-from service.plugins.tools.commands import store_errors
+from service.plugins.tools.commands import opened_log
 
 if TYPE_CHECKING:
     from service.plugins.reports.report import LoopReport
@@ -27,18 +26,13 @@ def report(
     """Summarize a loop: lift, policy estimates, alarms. Works while the service runs."""
     import msgspec
 
-    from service.log import opening
     from service.log.records import DELETED, LOOP
     from service.plugins.reports.page import report_page
     from service.plugins.reports.reader import LoopReaders
 
-    path = store_path(store, folder)
-    if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     check_writable("html", html)
     check_writable("json", json_file)
-    kept = opening.Store(path, store if is_postgresql(store) else None)
-    with store_errors(), contextlib.closing(opening.open_log(kept)) as opened:
+    with opened_log(store, folder) as opened:
         made = [entry.position for entry in opened.of_kind(loop, LOOP)]
         if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
             raise ValueError(f"loop {loop!r} does not exist in {path}")

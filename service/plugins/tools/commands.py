@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.evaluate import read_as, with_columns
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_path
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_at, store_path
 from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
 from service.times import iso_time
 
 if TYPE_CHECKING:
     from bandits.evaluation import Columns
     from service.log.protocol import Log
-    from service.plugins.tools.verifying import Progress, Verification
+    from service.plugins.tools.verifying import Verification
 
 log = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +48,18 @@ def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextlib.contextmanager
+def opened_log(store: str, folder: Path, interrupted: str = "nothing was changed") -> Iterator[Log]:
+    """Lend the log of a store that is there."""
+    from service.log.opening import open_log
+
+    kept = store_at(store, folder)
+    if not kept.database and not kept.path.exists():
+        raise ValueError(f"no store at {kept.path}; run this where the service was started, or pass --store")
+    with store_errors(interrupted), contextlib.closing(open_log(kept)) as opened:
+        yield opened
+
+
 @log.command()
 @one_line_errors
 def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_file: JsonFile = None) -> None:
@@ -55,24 +67,22 @@ def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_f
 
     Works while the service runs. What is damaged is named, with what to do about it; nothing is changed.
     """
+    from service.plugins.tools.verifying import verify_log, verify_sqlite
+
     path = store_path(store, folder)
-    with store_errors(), progress_bar(f"verifying {path}") as progress:
-        found = _verified(store, path, progress)
+    with progress_bar(f"verifying {path}") as progress:
+        if is_postgresql(store):
+            with opened_log(store, folder) as opened:
+                found = verify_log(opened, str(path), progress)
+        else:
+            with store_errors():
+                found = verify_sqlite(path, progress)
     _check_files_beside(path, found)
     _print_findings(path, found)
     rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found.findings]
     write_json(json_file, {"store": str(path), "records": found.n_records, "damaged": rows})
     if found.findings:
         raise typer.Exit(1)
-
-
-def _verified(store: str, path: Path, progress: Progress) -> Verification:
-    from service.plugins.tools.verifying import verify_log, verify_sqlite
-
-    if not is_postgresql(store):
-        return verify_sqlite(path, progress)
-    with _postgres_log(store, path) as opened:
-        return verify_log(opened, str(path), progress)
 
 
 def _check_files_beside(path: Path, found: Verification) -> None:
@@ -162,13 +172,8 @@ def export(
     """Write all records to a file for other tools, or to import on another machine. Works while the service runs."""
     from service.plugins.tools import transfer
 
-    path = store_path(store, folder)
-    with store_errors(), progress_bar(f"exporting {path}") as progress:
-        if is_postgresql(store):
-            with _postgres_log(store, path) as opened:
-                n_records = transfer.export_log(opened, file, form, loop=loop, progress=progress)
-        else:
-            n_records = transfer.export_sqlite(path, file, form, loop=loop, progress=progress)
+    with opened_log(store, folder) as opened, progress_bar(f"exporting {store_path(store, folder)}") as progress:
+        n_records = transfer.export_log(opened, file, form, loop=loop, progress=progress)
     typer.echo(f"{file} has {n_records} records")
 
 
@@ -222,7 +227,7 @@ def _import_decisions(
     kinds: Mapping[Path, str], columns: Columns, loop: str, store: str, folder: Path, *, skip_wrong: bool
 ) -> None:
     from fedres.lease import Lease
-    from service.log.opening import Store, open_log
+    from service.log.opening import open_log
     from service.plugins.tools.decision_files import DSJSON, TABLE, JsonLines, TableRows
     from service.plugins.tools.importing import DecisionFile, Dsjson, import_decisions
 
@@ -230,14 +235,13 @@ def _import_decisions(
     for file, kind in kinds.items():
         read_as(file, columns)
         files[file] = TableRows(file, columns) if kind == TABLE else (Dsjson if kind == DSJSON else JsonLines)(file)
-    path = store_path(store, folder)
-    database = store if is_postgresql(store) else None
-    lease = contextlib.nullcontext() if database else Lease(path)  # a database has its own order
+    kept = store_at(store, folder)
+    lease = contextlib.nullcontext() if kept.database else Lease(kept.path)  # a database has its own order
     report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
     with (
         store_errors("run the command again to go on where it stopped"),
         lease,
-        contextlib.closing(open_log(Store(path, database))) as opened,
+        contextlib.closing(open_log(kept)) as opened,
         progress_bar(f"importing {len(files)} files") as progress,
     ):
         found = import_decisions(opened, loop, files, progress=progress, wrong=report)
@@ -258,13 +262,9 @@ def drop(
 
     What the record said is lost. Restore a backup instead if there is one that has it.
     """
-    from service.log.opening import Store, open_log
     from service.plugins.tools.maintenance import is_damaged
 
-    path = store_path(store, folder)
-    if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
-    with store_errors(), contextlib.closing(open_log(Store(path, store if is_postgresql(store) else None))) as opened:
+    with opened_log(store, folder) as opened:
         if not is_damaged(opened, loop, position) and not force:
             raise ValueError(f"record {position} of loop {loop!r} is good: --force drops it anyway")
         if not yes:
@@ -289,17 +289,12 @@ def prune(
     Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
     a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
     """
-
-    from service.log.opening import Store, open_log
     from service.plugins.tools import prune_store
 
-    seconds = _seconds("--older-than", older_than)
-    path = store_path(store, folder)
-    if not is_postgresql(store) and not path.exists():
-        raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
-    opening = Store(path, store if is_postgresql(store) else None)
-    interrupted = "what was removed stays removed; the service, or the same command, goes on"
-    with store_errors(interrupted), contextlib.closing(open_log(opening)) as opened:
+    seconds, kept = _seconds("--older-than", older_than), store_at(store, folder)
+    with opened_log(
+        store, folder, "what was removed stays removed; the service, or the same command, goes on"
+    ) as opened:
         before = opened.now() - round(seconds * 1e6)
         moment = iso_time(before)
         loops = prune_store.loops_of(opened, loop)
@@ -309,8 +304,8 @@ def prune(
                 typer.echo(f"loop {name!r}: {old.events} events ({old.records} records) from before {moment}")
             return
         n_before = opened.size()
-        with progress_bar(f"pruning {path}") as progress:
-            removed = prune_store.prune_store(opening, opened, loops, before, lambda n: progress(n, n))
+        with progress_bar(f"pruning {kept.path}") as progress:
+            removed = prune_store.prune_store(kept, opened, loops, before, lambda n: progress(n, n))
         for name, n_records in removed.items():
             typer.echo(f"loop {name!r}: {n_records} records from before {moment} are removed")
         typer.echo(f"the log takes {opened.size() / 1e6:.1f} MB; it took {n_before / 1e6:.1f} MB")
@@ -335,11 +330,3 @@ def _sqlite_path(command: str, store: str, folder: Path) -> Path:
     if is_postgresql(store):
         raise ValueError(f"{command} must have a store in SQLite: for PostgreSQL, use pg_dump and pg_restore")
     return store_path(store, folder)
-
-
-@contextlib.contextmanager
-def _postgres_log(store: str, path: Path) -> Iterator[Log]:
-    from service.log.opening import Store, open_log
-
-    with contextlib.closing(open_log(Store(path, store))) as opened:
-        yield opened

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import platform
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.protocol import Head, Log
 from service.log.records import Entry, checksum
-from service.log.sqlite import BODIES, INSERT, NAMES, SET_HEAD, entry_of
+from service.log.sqlite import INSERT, SET_HEAD
 from service.log.sqlite_schema import opened, sqlite_file
 from service.plugins.tools.learnable import check_learnable
 from service.plugins.tools.maintenance import remove_derived
-from service.plugins.tools.verifying import Progress, heads_of, ignore_progress, snapshot_of
+from service.plugins.tools.verifying import Progress, ignore_progress
 
 FORMATS = ("jsonl", "parquet")
 VERSION = 1
@@ -62,19 +62,13 @@ _read_record = msgspec.json.Decoder(JsonRecord).decode
 # export
 
 
-def export_sqlite(
-    store: Path, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
-) -> int:
-    """Write all records, as they are at one moment, to ``target``; return how many."""
-    with snapshot_of(store) as db:
-        heads = _chosen(heads_of(db), loop)
-        return _write(target, form, heads, _rows(db, heads), progress)
-
-
 def export_log(
     log: Log, target: Path, form: str, *, loop: str | None = None, progress: Progress = ignore_progress
 ) -> int:
-    """Do the same through the calls of any log; raise ``ValueError`` if records were removed meanwhile."""
+    """Write all records that there are now to ``target``; return how many.
+
+    Raise ``ValueError`` if records were removed meanwhile.
+    """
     heads = _chosen(log.heads(), loop)
 
     def entries() -> Iterator[Entry]:
@@ -95,12 +89,6 @@ def _chosen(heads: dict[str, Head], loop: str | None) -> dict[str, Head]:
     if loop not in heads:
         raise ValueError(f"loop must be one that the log has ({', '.join(sorted(heads))}), got {loop!r}")
     return {loop: heads[loop]}
-
-
-def _rows(db: sqlite3.Connection, heads: Iterable[str]) -> Iterator[Entry]:
-    for loop in heads:
-        rows = db.execute(f"SELECT {NAMES}, {BODIES} FROM log WHERE loop = ? ORDER BY position", (loop,))
-        yield from (entry_of(row, with_body=True) for row in rows)
 
 
 def _write(target: Path, form: str, heads: dict[str, Head], entries: Iterator[Entry], progress: Progress) -> int:
