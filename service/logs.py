@@ -71,7 +71,7 @@ def check(form: str, level: str) -> None:
 def set_up(form: str, level: str) -> None:
     """Send log lines of this process and of those that it forks to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.getLogger().handlers[:] = [handler]
     for name in OURS:
         logging.getLogger(name).setLevel(level.upper())
@@ -95,7 +95,7 @@ def _moment(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z WARNING ranker-0 the message (request 5f3c…)``, and a traceback below it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -105,7 +105,7 @@ class TextLines(logging.Formatter):
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One object a line: time, level, role, pid, logger, message; request_id and traceback where there are such."""
 
     def format(self, record: logging.LogRecord) -> str:

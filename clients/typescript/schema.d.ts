@@ -125,15 +125,15 @@ export interface Ranked {
 
 /** An example of a device, less what is private: the shared features, the local prediction and the label. */
 export interface Residual {
+  seq: number;
+  version: number;
+  context: Record<string, unknown> | null;
+  action: Action;
   local: number;
   label: number;
   global?: number | null;
   variance?: number | null;
   slopes?: number[] | null;
-  seq: number;
-  version: number;
-  context: Record<string, unknown> | null;
-  action: Action;
 }
 
 /** Examples of one device; a sequence number that comes twice counts once. */

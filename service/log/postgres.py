@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import psycopg
 
 from fedres.checks import whole
-from service.log.postgres_rows import Batch, Key, LockedHead, check_group, keys_of, texts
+from service.log.postgres_rows import Key, LockedHead, NumberedRecords, check_group, keys_of, texts
 from service.log.postgres_schema import NOW, Session
 from service.log.postgres_session import DatabaseClock, SharedSession
 from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
@@ -117,16 +117,15 @@ class PostgresLog:
             loops = {group[0].loop for group in groups if check_group(group) is None}
             if not loops:
                 db.execute("SELECT 1")  # the server is there
-                return Batch(groups, {}, 0).outcomes
+                return NumberedRecords(groups, {}, 0).outcomes
             if new := loops - self._heads.keys():
                 _make_heads(db, new)
                 self._heads.update({loop: LockedHead(0, 0, 0) for loop in new})
                 self._alone = False
             if self._alone:
                 try:
-                    batch = self._call(
-                        db, Batch(groups, {loop: self._heads[loop] for loop in loops}, self._clock.now()), epochs
-                    )
+                    heads = {loop: self._heads[loop] for loop in loops}
+                    batch = self._call(db, NumberedRecords(groups, heads, self._clock.now()), epochs)
                     if batch is not None:
                         return batch.outcomes
                 except psycopg.errors.UniqueViolation:
@@ -193,7 +192,7 @@ class PostgresLog:
             n_replaced = db.execute(REPLACED_BASES, whose).rowcount
             db.execute(REMOVED, (n_erased + n_replaced, loop))
             erased = Record(loop, ERASED, body=body(n_erased))
-            if self._call(db, Batch([[erased]], heads, now), epochs) is None:
+            if self._call(db, NumberedRecords([[erased]], heads, now), epochs) is None:
                 raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
         return n_erased
 
@@ -278,13 +277,13 @@ class PostgresLog:
             before = {loop: self._heads.get(loop) for loop in loops}
             heads, now = self._lock(db, loops, epochs)
             known = _known(db, groups) if with_duplicates else None
-            batch = Batch(groups, heads, now, known)
+            batch = NumberedRecords(groups, heads, now, known)
             if batch.entries and self._call(db, batch, epochs) is None:
                 raise StoreUnavailable("failed", "a head moved under its lock")
         self._alone = heads == before
         return batch.outcomes
 
-    def _call(self, db: Session, batch: Batch, epochs: Mapping[str, int]) -> Batch | None:
+    def _call(self, db: Session, batch: NumberedRecords, epochs: Mapping[str, int]) -> NumberedRecords | None:
         """Return the batch once it is stored, None if another machine has appended."""
         tell = time.monotonic() - self._told_at > NOTIFY_SECONDS
         rows = db.execute(APPEND, batch.parameters(epochs, tell), binary=True).fetchall()

@@ -115,7 +115,7 @@ def keys_of(group: Group) -> list[Key]:
     return [(one.loop, one.kind, one.event) for one in group if one.event is not None and one.kind in ONCE]
 
 
-class Batch:
+class NumberedRecords:
     """Groups of records, numbered behind ``heads``; ``first`` are positions of records that may be there only once.
 
     Without ``first``, nothing is known about duplicates: the unique index finds them.

@@ -17,7 +17,7 @@ from service.log.protocol import Duplicate, Refused, StoreUnavailable
 from service.log.records import JOIN, Record
 from service.models.published import Loop
 from service.plugins.devices.uploads import (
-    Published,
+    PublishedModel,
     Residual,
     Update,
     Uploaded,
@@ -72,7 +72,7 @@ class Devices:
         found = self._with_weights(loop)
         return found.view.version, score_actions(found, context, actions, self._context.preparer)
 
-    async def federated_model(self, loop: str, since: int | None = None) -> Published:
+    async def federated_model(self, loop: str, since: int | None = None) -> PublishedModel:
         """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
         found, changed = self._context.loop(loop), None
         if not found.view.settings.has_widths:
@@ -83,7 +83,7 @@ class Devices:
         if since and changed is not None and since <= found.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
         body = found.model.for_devices(found.view, found.weights, since, indices)
-        return Published(found.view.version, body, model_tag(found.view.version, found.weights))
+        return PublishedModel(found.view.version, body, model_tag(found.view.version, found.weights))
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the model that is published."""

@@ -17,24 +17,11 @@ from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, decode_msgpack, loop_of, read_json
 from service.http.routes import BINARY, CLIENT, DEVICE, MSGPACK, Call, Routes
 from service.log.records import encode
-from service.plugins.devices import uploads
 from service.plugins.devices.devices import Devices
-from service.plugins.devices.uploads import LAST
+from service.plugins.devices.uploads import Residual, Update
 from service.rank.requests import Action, Features, Id
 
-Count = Annotated[int, Meta(ge=1, le=LAST)]
-RoundNumber = Annotated[int, Meta(ge=1, le=LAST_ROUND)]
-Version = Annotated[int, Meta(ge=0, le=LAST)]
 Loop = Annotated[str, Depends(loop_of)]
-
-
-class Residual(uploads.Residual, kw_only=True, forbid_unknown_fields=True):
-    """An example of a device, less what is private: the shared features, the local prediction and the label."""
-
-    seq: Count
-    version: Version
-    context: Features
-    action: Action
 
 
 class Residuals(Struct, forbid_unknown_fields=True):
@@ -49,15 +36,6 @@ class ResidualsStored(Struct):
 
     positions: list[int]
     version: int
-
-
-class Update(uploads.Update, kw_only=True, forbid_unknown_fields=True):
-    """What a device uploads after round ``t``: a gradient or a delta of the shared weights."""
-
-    seq: Count
-    t: RoundNumber
-    version: Version
-    kind: Id
 
 
 class Updates(Struct, forbid_unknown_fields=True):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from fedres.decisions.kalman_parts import field_keys
 from fedres.scoring.features import Named, Preparer, check_crosses
@@ -31,7 +32,7 @@ from service.models.adagrad import wire_of
 from service.models.loop_metadata import LoopView
 from service.models.published import Loop
 from service.rank.decide import features_of, invalid_features
-from service.rank.requests import Action, check_actions, check_id
+from service.rank.requests import Action, Features, Id, check_actions, check_id
 from service.settings import Settings
 
 LARGEST = 1e9  # of a prediction
@@ -40,12 +41,17 @@ LAST = 2**53  # of sequence numbers: every JSON parser reads it exactly
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One example that a device has learned from: the shared features, its own part of the prediction, the label."""
+Count = Annotated[int, Meta(ge=1, le=LAST)]
+RoundNumber = Annotated[int, Meta(ge=1, le=LAST_ROUND)]
+Version = Annotated[int, Meta(ge=0, le=LAST)]
 
-    seq: int  # the device's number of it, by which a repeat is known
-    version: int  # of the shared model it was made with
-    context: msgspec.Raw
+
+class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An example of a device, less what is private: the shared features, the local prediction and the label."""
+
+    seq: Count  # the device's number of it, by which a repeat is known
+    version: Version  # of the shared model it was made with
+    context: Features
     action: Action
     local: float
     label: float
@@ -55,12 +61,12 @@ class Residual(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Update(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What a device sends after a round to a learner that takes gradients or deltas."""
+    """What a device uploads after round ``t``: a gradient or a delta of the shared weights."""
 
-    seq: int
-    t: int  # the round, counted by the device from 1
-    version: int
-    kind: str
+    seq: Count
+    t: RoundNumber  # counted by the device from 1
+    version: Version
+    kind: Id
     body: bytes
 
 
@@ -225,7 +231,7 @@ def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], prepare
     return scores
 
 
-class Published(NamedTuple):
+class PublishedModel(NamedTuple):
     """A shared model on its way to a device."""
 
     version: int
