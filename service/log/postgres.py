@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import psycopg
 
 from fedres.checks import whole
-from service.log.postgres_rows import Key, LockedHead, NumberedRecords, check_group, keys_of, texts
+from service.log.postgres_rows import Key, LockedHead, NumberedRecords, keys_of, refusal_of, texts
 from service.log.postgres_schema import NOW, Session
 from service.log.postgres_session import DatabaseClock, SharedSession
 from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
@@ -114,7 +114,7 @@ class PostgresLog:
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         with self._session.lend() as db:
-            loops = {group[0].loop for group in groups if check_group(group) is None}
+            loops = {group[0].loop for group in groups if refusal_of(group) is None}
             if not loops:
                 db.execute("SELECT 1")  # the server is there
                 return NumberedRecords(groups, {}, 0).outcomes
@@ -324,7 +324,7 @@ def _make_heads(db: Session, loops: Iterable[str]) -> None:
 
 def _known(db: Session, groups: Sequence[Group]) -> dict[Key, int]:
     """Return the positions of records that are in the log already and may be there only once."""
-    keys = [key for group in groups if check_group(group) is None for key in keys_of(group)]
+    keys = [key for group in groups if refusal_of(group) is None for key in keys_of(group)]
     columns = [texts(column) for column in zip(*keys, strict=True)] if keys else [texts([])] * 3
     return {(loop, kind, event): at for loop, kind, event, at in db.execute(KNOWN, columns, binary=True)}
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from service.log.checking import checked, duplicate, readable
+from service.log.checking import check_group, checked, duplicate, readable
 from service.log.protocol import Group, Outcome, Refused
 from service.log.records import ONCE, Entry, Record, checksum
 
@@ -80,15 +80,12 @@ def texts(strings: Sequence[str | None]) -> Texts:
     return Texts([None if string is None else string.encode() for string in strings])
 
 
-def check_group(group: Group) -> Refused | None:
+def refusal_of(group: Group) -> Refused | None:
     """Return why a group cannot be stored, None if it can: one caller's mistake must not fail the batch."""
     try:
-        if not group:
-            raise Refused("a group must have at least one record, got none")
+        check_group(group)
         for record in group:
             _check(record)
-        if len(group) > 1 and len(loops := {record.loop for record in group}) > 1:
-            raise Refused(f"the records of a group must be of one loop, got {len(loops)} loops")
     except Refused as refused:
         return refused
     except UnicodeEncodeError as error:
@@ -97,9 +94,7 @@ def check_group(group: Group) -> Refused | None:
 
 
 def _check(record: Record) -> None:
-    loop, kind, event, user, example, body = checked(record)
-    if example is not None and not isinstance(example, bytes):
-        raise Refused(f"example must be bytes or None, got {type(example).__name__}")
+    loop, kind, event, user, _, body = checked(record)
     if len(body) > LONGEST_BODY:
         raise Refused(f"body must have at most {LONGEST_BODY} bytes, got {len(body)}")
     for name, value in (("loop", loop), ("kind", kind), ("event", event), ("user", user)):
@@ -132,7 +127,7 @@ class NumberedRecords:
         self.outcomes: list[Outcome] = [self._add(group) for group in groups]
 
     def _add(self, group: Group) -> Outcome:
-        refused = check_group(group) or self._duplicate(group)
+        refused = refusal_of(group) or self._duplicate(group)
         if refused is not None:
             return refused
         loop = group[0].loop

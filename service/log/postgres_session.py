@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from service.log.clock import uptime
+from service.log.opening import uptime
 from service.log.postgres_rows import register
 from service.log.postgres_schema import CHANNEL, Session, opened, unavailable
 from service.log.protocol import StoreUnavailable

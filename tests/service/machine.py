@@ -11,8 +11,8 @@ from service.admin.admin import Admin
 from service.learn.control import Question, answer
 from service.learn.learner import Learner, replay
 from service.learn.snapshots import Snapshots
-from service.log.clock import continued
 from service.log.direct import prune
+from service.log.opening import continued
 from service.log.protocol import StoreUnavailable
 from service.log.records import LOOP, ErasedBody, Record, encode
 from service.log.sqlite import SqliteLog

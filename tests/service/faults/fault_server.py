@@ -24,8 +24,7 @@ import obedient
 from service.learn.control import LearnerClient
 from service.learn.learner import Learner
 from service.log import opening
-from service.log.clock import steady_clock
-from service.log.opening import Store
+from service.log.opening import Store, steady_clock
 from service.log.sqlite import system_clock
 from service.roles import learner, ranker, supervisor, writer
 from service.roles.config import LEARNER_SOCKET, LOG_SOCKET, Config

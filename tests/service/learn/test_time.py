@@ -6,7 +6,7 @@ import pytest
 from machine import SECOND, Clock, running
 from playing import gauges, logged, play, rebuilt, request
 
-from service.log.clock import steady_clock
+from service.log.opening import steady_clock
 from service.log.records import SETTINGS, Record, encode
 from service.settings import Settings
 

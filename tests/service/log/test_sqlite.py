@@ -9,8 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from service.log.clock import steady_clock
-from service.log.opening import Store, open_log
+from service.log.opening import Store, open_log, steady_clock
 from service.log.protocol import Duplicate, Pruning, StoreUnavailable
 from service.log.records import DamagedRecord, Record
 from service.log.sqlite import SqliteLog
