@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Raw
+from numba.core import event
 
 from fedres.decisions.constants import START_EVENTS
 from fedres.scoring.features import Preparer
@@ -82,14 +83,19 @@ def _compile_rest_nicely(folder: Path) -> None:
 
 @contextlib.contextmanager
 def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
-    """Work in a process that is ended at the end of the block if it still runs; yield its number."""
+    """Work in a process that is ended at the end of the block if it still runs; yield its number.
+
+    It holds no file of this process: neither a port nor the lease of a store stays taken where this one is killed.
+    """
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException), event.install_listener("numba:compile", _Orphan(parent)):
             work(*arguments)
         os._exit(0)
     try:
@@ -98,6 +104,20 @@ def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+class _Orphan(event.Listener):
+    """Ends the process between two functions once its parent is gone."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+
+    def on_start(self, _: object) -> None:
+        if os.getppid() != self._parent:
+            os._exit(0)
+
+    def on_end(self, _: object) -> None:
+        pass
 
 
 def compile_learning(models: Collection[str], folder: Path | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from machine import Clock, running
 
+from fedres.lease import Lease
 from service.models.published import COMPILING
 from service.roles.warm_up import in_process, models_in
 
@@ -79,8 +80,14 @@ def test_a_loop_waits_for_the_code_of_its_model(tmp_path):
     asyncio.run(story())
 
 
-def test_a_process_beside_ends_with_its_service():
+def test_a_process_beside_ends_with_its_service_and_holds_none_of_its_files(tmp_path):
+    lease = Lease(tmp_path / "store.db")
+    lease.acquire()
     with in_process(time.sleep, 1_000) as pid:
-        os.kill(pid, 0)
+        while len(os.listdir(f"/proc/{pid}/fd")) > 3:  # it has just begun
+            time.sleep(0.01)
+        lease.release()
+        with Lease(tmp_path / "store.db"):
+            os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
