@@ -101,9 +101,10 @@ def in_process(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
     try:
         yield pid
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # it was waited for: its number may be another process's by now
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 class _Orphan(event.Listener):

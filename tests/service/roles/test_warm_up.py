@@ -91,3 +91,11 @@ def test_a_process_beside_ends_with_its_service_and_holds_none_of_its_files(tmp_
             os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_process_that_ended_and_was_waited_for_is_not_killed_again(monkeypatch):
+    killed = []
+    with in_process(time.sleep, 0) as pid:
+        assert os.waitpid(pid, 0)[0] == pid  # as the supervisor does
+        monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
+    assert killed == []
