@@ -2,18 +2,23 @@
 
     fedres serve --demo
     python docs/screenshots.py http://127.0.0.1:8000
+    fedres serve --port 8001 --store sqlite:///cafe.db
+    python docs/screenshots.py http://127.0.0.1:8001 tutorial  # plays the visitors of the tutorial first
 
-Needs the extra `dev` and Chromium. The newest page of a user is that of the reader with the most decisions of late.
+Needs the extra `dev` and Chromium. The page of a user is that of the reader with the newest decision.
 """
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from fedres.client import Client
 
 HERE = Path(__file__).parent / "images"
 DESK, PHONE = {"width": 1000, "height": 1330}, {"width": 360, "height": 740}
@@ -22,7 +27,8 @@ DESK, PHONE = {"width": 1000, "height": 1330}, {"width": 360, "height": 740}
 def opened(browser: Browser, url: str, heading: str, size: dict[str, int], theme: str = "light") -> Page:
     page = browser.new_context(viewport=size, color_scheme=theme).new_page()
     page.goto(url)
-    page.get_by_role("heading", level=1, name=heading).wait_for(timeout=120_000)  # the first report
+    page.get_by_role("heading", level=1, name=heading).wait_for(timeout=120_000)
+    expect(page.get_by_text("The report is being computed")).to_have_count(0, timeout=120_000)
     return page
 
 
@@ -36,7 +42,34 @@ def picture_demo(browser: Browser, url: str) -> None:
     demo.screenshot(path=HERE / "demo.png")
 
 
+def tutorial(url: str) -> None:
+    """Let the tutorial's visitors come by, and take the picture of their loop."""
+    rng = random.Random(1)
+    with Client(url) as client:
+        for _ in range(400):
+            user, time = rng.choice(["anna", "ben", "cleo", "dora"]), rng.choice(["morning", "evening"])
+            decision = client.rank(user=user, context={"time": time}, actions=["coffee", "tea", "soup"], deadline=30)
+            wanted = "tea" if user == "ben" else {"morning": "coffee", "evening": "soup"}[time]
+            decision.reward(float(decision.action == wanted))
+            client.flush()
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = opened(browser, f"{url}/#/loops/default", "Loop default", DESK)
+        page.get_by_role("heading", name="Reward over time").wait_for(timeout=120_000)
+        page.screenshot(path=HERE / "dashboard.png")
+        browser.close()
+    shrink(HERE / "dashboard.png")
+
+
+def shrink(picture: Path) -> None:
+    """Write a picture in 256 colors, which is half the size."""
+    with Image.open(picture) as taken:
+        taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+
+
 def main(url: str, loop: str = "demo") -> None:
+    if loop == "tutorial":
+        return tutorial(url)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = opened(browser, f"{url}/#/loops/{loop}", f"Loop {loop}", DESK)
@@ -59,9 +92,9 @@ def main(url: str, loop: str = "demo") -> None:
         )
         picture_demo(browser, url)
         browser.close()
-    for picture in [*HERE.glob("dashboard-*.png"), HERE / "demo.png"]:  # half the size, and nobody sees it
-        with Image.open(picture) as taken:
-            taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+    for picture in [*HERE.glob("dashboard-*.png"), HERE / "demo.png"]:
+        shrink(picture)
+    return None
 
 
 if __name__ == "__main__":

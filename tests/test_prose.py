@@ -18,7 +18,7 @@ INSTEAD = {
     r"\b(is|was|are|were|be) asked\b": "gets a request",
     r"\bthat (is|are|was|were) (not )?there\b|\bis not there\b|\bwhere there is none\b": "exists, existing, missing",
     r"\b(what|whatever) (came|comes|becomes|became) of\b": "result, outcome",
-    r"\bof (now|then|late)\b": "current, earlier, recent",
+    r"\b[Oo]f (now|then|late)\b": "current, earlier, recent",
     r"\b(be|is|are|was) valued\b|\bvalues (policies|changes|other)\b": "estimate, evaluate",
     r"\bfor ever\b": "forever",
     r"\b[Ww]hoever\b": "who it is",

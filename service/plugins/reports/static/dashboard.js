@@ -27,9 +27,10 @@ function summaryCells(name) { // filled in when the report of the loop is there
   return ["reward", "lift", "alarms"].map(cell);
 }
 
-function relative(bounds) {
+const READABLE = 10; // a share of control beyond which the difference says more
+function gain({ relative, absolute }) { // as a share of control, or as a difference while control may be near 0
   const share = v => (v > 0 ? "+" : "") + Math.round(100 * v) + "%";
-  return bounds ? `${share(bounds.value)} (${share(bounds.low)} to ${share(bounds.high)})` : "–";
+  return relative && relative.high < READABLE ? `${share(relative.value)} (${share(relative.low)} to ${share(relative.high)})` : absolute ? bounds(absolute) : "too early";
 }
 
 async function summarize(names) { // one report at a time, and no more once the page is left
@@ -39,7 +40,7 @@ async function summarize(names) { // one report at a time, and no more once the 
     const r = await json(`${loopPath(name)}/report`).catch(error => error.name == "AbortError" ? error : null);
     if (r instanceof Error || turn != shown) return;
     summaries.set(name, { at: Date.now(), reward: () => r ? sparkline(`Reward of ${name} over time`, r.policy.reward) : "–",
-      lift: () => r?.lift ? relative(r.lift.relative) : "–", alarms: () => r?.alarms.length ? r.alarms.map(one => one.code).join(", ") : "" });
+      lift: () => r?.lift ? gain(r.lift) : "–", alarms: () => r?.alarms.length ? r.alarms.map(one => one.code).join(", ") : "" });
     for (const node of document.querySelectorAll("[data-loop]"))
       if (node.dataset.loop == name) node.replaceChildren(summaries.get(name)[node.dataset.part]());
   }
@@ -172,7 +173,7 @@ function drift(d) {
   return section("Drift", el("p", {}, d.is_drifting ? "Recent rewards differ from predictions." : "Recent predictions are as good as before, or the difference is too small to tell."),
     table(["per event", "before", "recent", "difference"], Object.entries(names).map(([key, name]) =>
       [name, number(d[key].earlier), number(d[key].recent), bounds(d[key].difference)]), [1, 2]),
-    el("p", { class: "note" }, `Of late: the newest ${count(d.recent_events)} events of the policy, since ${iso(d.recent_since)}. Before: ${count(d.earlier_events)} events. ` +
+    el("p", { class: "note" }, `Recent: the newest ${count(d.recent_events)} events of the policy, since ${when(1000 * d.recent_since)}. Before: ${count(d.earlier_events)} events. ` +
       "Differences are ± 4 standard errors."));
 }
 
