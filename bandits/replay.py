@@ -1,23 +1,21 @@
-"""A policy against a stream, compiled: the very decisions that ``FederatedBandit`` would make, much faster."""
+"""A policy against a stream: the very decisions that ``FederatedBandit`` would make, faster; with AdaGrad, compiled."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bandits.actions import Actions
 from bandits.models.adagrad import SEEN, average, centre, learn_residual, learn_shared, predict, step_from
 from bandits.models.compiled import AdaGradModel
-from bandits.models.kalman import KalmanModel
-from bandits.models.kinds import check_model, default_model, default_rates, model_kind
-from bandits.models.least_squares import LeastSquaresModel, age, fill, learn_common, learn_own, predict_all
+from bandits.models.kinds import Kind, check_model, default_model, default_rates, model_kind
 from bandits.models.protocol import SCHEMES
 from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import bare_kernel, kernel
+from fedres.local_learners.adagrad import bare_kernel
 from fedres.policies import Compiled, Policy, name_of
 from fedres.policies.kernels import AMOUNT, CODE, EXPLORE_EVERY, check_seed, draw, explore, pick
 
@@ -75,8 +73,9 @@ def make_player(
     check_model(name, policy)
     if not isinstance(policy, Compiled):
         raise ValueError(f"policy must be one of fedres itself for a compiled replay, got {name_of(policy)}")
-    kinds: dict[str, Callable[..., Player]] = {"adagrad": _AdaGrad, "linucb": _LeastSquares, "residual-kalman": _Kalman}
-    return kinds[name](stream, policy, scheme, delay, rates, seed, first)
+    if name == "adagrad":
+        return _AdaGrad(stream, policy, scheme, delay, rates, seed, first)
+    return _Stepped(stream, policy, model_kind(name, policy, scheme, delay), seed, first)
 
 
 def _judge(chunk: Chunk, action: Array, probability: Array) -> Outcome:
@@ -97,6 +96,11 @@ class Player(ABC):
     def play(self, chunk: Chunk) -> tuple[Array, Array]:
         """Return the actions taken and their probabilities."""
 
+    def actions(self, chunk: Chunk, r: int, p: int) -> tuple[Actions, Actions]:
+        """Return what client p chooses from in round r of a chunk, shared and private."""
+        shared, private = self.layouts
+        return shared.actions(self.n_actions, chunk.shared[r, p]), private.actions(self.n_actions, chunk.private[r, p])
+
     def outputs(self, chunk: Chunk) -> tuple[Array, Array]:
         shape = chunk.rewards.shape[:2]
         self.t += shape[0]
@@ -115,8 +119,7 @@ class _AdaGrad(Player):
         chunk: Chunk,
     ) -> None:
         super().__init__(stream, policy, seed)
-        first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
-        self.rates = rates or default_rates(first[0], first[1])
+        self.rates = rates or default_rates(*self.actions(chunk, 0, 0))
         dims = [layout.dim(stream.n_actions) for layout in self.layouts]
         model = AdaGradModel(scheme, (dims[0], dims[1]), stream.private.stride, self.rates)
         self.shared = model.shared
@@ -208,110 +211,12 @@ def _play_adagrad(
                 learn_shared(shared, g_row, shift, due[p, 4:], due[p, 2], due[p, 1], rates[0], use_personal)
 
 
-class _LeastSquares(Player):
-    def __init__(
-        self,
-        stream: Stream,
-        policy: Compiled,
-        scheme: str,
-        delay: int,
-        rates: tuple[float, float] | None,
-        seed: int,
-        chunk: Chunk,
-    ) -> None:
+class _Stepped(Player):
+    """A model that decides and learns by its own methods: their work is more than the calls."""
+
+    def __init__(self, stream: Stream, policy: Compiled, kind: Kind, seed: int, chunk: Chunk) -> None:
         super().__init__(stream, policy, seed)
-        first = [lay.actions(stream.n_actions, x[0, 0]) for lay, x in zip(self.layouts, chunk[:2], strict=True)]
-        model = model_kind("linucb", policy, scheme, 0).start(first[0], first[1])
-        assert isinstance(model, LeastSquaresModel)
-        for p in range(stream.n_clients):
-            model.join(p)
-        self.personal = tuple(np.stack([model.personal[p][part] for p in range(stream.n_clients)]) for part in range(5))
-        self.shared, self.fading = model.server, model.rule
-        self.ring = np.zeros((delay + 1, stream.n_clients, model.common + 3))
-
-    def play(self, chunk: Chunk) -> tuple[Array, Array]:
-        t = self.t
-        action, probability = self.outputs(chunk)
-        (_, g_stride), (_, l_stride) = self.layouts
-        _play_least_squares(
-            t,
-            self.personal,
-            (*self.shared, self.ring, self.fading),
-            (self.layouts[0].indices, chunk.shared, g_stride),
-            (self.layouts[1].indices, chunk.private, l_stride),
-            chunk.rewards,
-            (self.rule, self.seed),
-            (action, probability),
-        )
-        return action, probability
-
-
-@kernel
-def _play_least_squares(
-    t0: int, personal: Group, shared: Group, xg: Group, xl: Group, rewards: Array, policy: Group, outputs: Group
-) -> None:
-    """Play the rounds of a chunk. The ring holds (whether there is one, block, target, row)."""
-    (inverse, coupling, fitted, sums, clock), (server_inverse, weights, server_sums, server_clock, ring, fading) = (
-        personal,
-        shared,
-    )
-    ours = (server_inverse, weights, server_sums, server_clock)
-    (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = xg, xl
-    (rule, seed), (chosen, probability) = policy, outputs
-    n_rounds, n_clients, n_actions = rewards.shape
-    means, widths, probabilities = np.empty(n_actions), np.empty(n_actions), np.empty(n_actions)
-    allowed = np.ones(n_actions, dtype=np.bool_)
-    blocks, common = weights.shape
-    row_g, row_l = np.zeros(common), np.zeros(fitted.shape[2])
-    for r in range(n_rounds):
-        n = t0 + r + 1
-        for p in range(n_clients):
-            mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
-            x, z = (g_indices, g_values[r, p], g_stride), (l_indices, l_values[r, p], l_stride)
-            predict_all(mine, ours, fading, x, z, means, widths)
-            explore(rule, n, n, means, widths, allowed, probabilities)
-            a = pick(probabilities, draw(seed, p, n))
-            chosen[r, p], probability[r, p] = a, probabilities[a]
-        sent, due = ring[n % len(ring)], ring[(n + 1) % len(ring)]
-        learns = rule[CODE] != EXPLORE_EVERY or n % rule[AMOUNT] < 1
-        for p in range(n_clients):
-            sent[p, 0] = learns
-            if not learns:
-                continue
-            a = chosen[r, p]
-            b = a if blocks > 1 else 0
-            if common:
-                shift = 0 if blocks > 1 else a * g_stride
-                fill(g_indices[0], shift, g_values[r, p, min(a, g_values.shape[2] - 1)], row_g)
-            if row_l.size:
-                shift = 0 if blocks > 1 else a * l_stride
-                fill(l_indices[0], shift, l_values[r, p, min(a, l_values.shape[2] - 1)], row_l)
-            sent[p, 1] = b
-            reward = rewards[r, p, a]
-            mine = (inverse[p], coupling[p], fitted[p], sums[p], clock[p])
-            sent[p, 2] = learn_own(mine, b, row_l, row_g, reward, sent[p, 3:], fading)
-        if common and due[0, 0]:
-            age(server_clock, fading[0])
-        for p in range(n_clients):
-            if common and due[p, 0]:
-                learn_common(ours, int(due[p, 1]), due[p, 3:], due[p, 2], fading)
-
-
-class _Kalman(Player):
-    """The service's model, whose kernels learn a round at a time."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        policy: Compiled,
-        scheme: str,
-        delay: int,
-        rates: tuple[float, float] | None,
-        seed: int,
-        chunk: Chunk,
-    ) -> None:
-        super().__init__(stream, policy, seed)
-        self.model, self.n_clients = KalmanModel(scheme, delay), stream.n_clients
+        self.model, self.n_clients = kind.start(*self.actions(chunk, 0, 0)), stream.n_clients
         for p in range(self.n_clients):
             self.model.join(p)
 
@@ -321,10 +226,7 @@ class _Kalman(Player):
         for r in range(len(chunk.rewards)):
             n, samples = t + r + 1, []
             for p in range(self.n_clients):
-                xg, xl = (
-                    layout.actions(self.n_actions, values[r, p])
-                    for layout, values in zip(self.layouts, chunk[:2], strict=True)
-                )
+                xg, xl = self.actions(chunk, r, p)
                 a, chance, _, _ = self.model.decide(p, xg, xl, None, self.rule, (n, self.seed, p))
                 action[r, p], probability[r, p] = a, chance
                 samples.append((p, a, xg, xl, float(chunk.rewards[r, p, a])))

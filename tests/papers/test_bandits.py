@@ -46,7 +46,7 @@ def test_a_clients_regret_falls_with_the_number_of_clients(times):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_clients", [20, pytest.param(50, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("names", "n_rounds"), [(("linucb",), 3000), (FAST, 16_000)])
+@pytest.mark.parametrize(("names", "n_rounds"), [(("linucb",), 1500), (FAST, 16_000)])
 def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_rounds, n_clients):
     found = regrets(names, n_rounds, n_clients, 0, ("fedres", "independent", "central"))
     for name in names:
