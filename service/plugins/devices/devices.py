@@ -50,7 +50,9 @@ class Devices:
         self._context.loop(loop)
         preparer = self._context.preparer
         with self._room_for(loop, client, len(residuals)):
-            records = await self._checked(loop, lambda found: residual_records(found, client, residuals, preparer))
+            records = await self._checked(
+                loop, lambda published: residual_records(published, client, residuals, preparer)
+            )
             positions = await self._upload(records)
         return Uploaded(positions, self._context.loop(loop).view.version, None)
 
@@ -58,37 +60,37 @@ class Devices:
         """Return where updates are, once they are stored; none at all gives the client its number."""
         check_id("client", client)
         with self._room_for(loop, client, len(updates) or 1):
-            found = self._context.loop(loop)
-            check_takes_updates(found.view)
+            published = self._context.loop(loop)
+            check_takes_updates(published.view)
             if not updates:
-                return await self._join(found, client)
-            records = await self._checked(loop, lambda found: update_records(found, client, updates))
-            number = number_of(found, client)
+                return await self._join(published, client)
+            records = await self._checked(loop, lambda published: update_records(published, client, updates))
+            number = number_of(published, client)
             positions = await self._upload(records)
         return Uploaded(positions, self._context.loop(loop).view.version, number)
 
     def global_scores(self, loop: str, context: bytes, actions: Sequence[Action]) -> tuple[int, list[float]]:
         """Return the model version and the shared part of each action's score."""
-        found = self._with_weights(loop)
-        return found.view.version, score_actions(found, context, actions, self._context.preparer)
+        published = self._with_weights(loop)
+        return published.view.version, score_actions(published, context, actions, self._context.preparer)
 
     async def federated_model(self, loop: str, since: int | None = None) -> PublishedModel:
         """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
-        found, changed = self._context.loop(loop), None
-        if not found.view.settings.has_widths:
+        published, changed = self._context.loop(loop), None
+        if not published.view.settings.has_widths:
             with contextlib.suppress(ApiError):  # without the learner all weights are sent
                 changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes them
-            found = self._context.loop(loop)
+            published = self._context.loop(loop)
         indices = None
-        if since and changed is not None and since <= found.view.version <= changed[0]:
+        if since and changed is not None and since <= published.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
-        body = found.model.for_devices(found.view, found.weights, since, indices)
-        return PublishedModel(found.view.version, body, model_tag(found.view.version, found.weights))
+        body = published.model.for_devices(published.view, published.weights, since, indices)
+        return PublishedModel(published.view.version, body, model_tag(published.view.version, published.weights))
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the model that is published."""
-        found = self._context.loop(loop)
-        return model_tag(found.view.version, found.weights)
+        published = self._context.loop(loop)
+        return model_tag(published.view.version, published.weights)
 
     def round(
         self, loop: str, client: str | None = None, t: int | None = None, model: str = "adagrad"
@@ -97,22 +99,22 @@ class Devices:
 
         A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
         """
-        found = self._context.loop(loop)
-        if found.view.settings.model != model:
+        published = self._context.loop(loop)
+        if published.view.settings.model != model:
             message = (
-                f"loop {loop!r} has the model {found.view.settings.model!r}, and this device runs {model!r}: "
-                f"open a new one with the learner {found.model.device_learners}"
+                f"loop {loop!r} has the model {published.view.settings.model!r}, and this device runs {model!r}: "
+                f"open a new one with the learner {published.model.device_learners}"
             )
             raise ApiError(409, "no_device_model", message, "model")
-        return round_of(found, client, t)
+        return round_of(published, client, t)
 
     def _with_weights(self, name: str) -> Loop:
         """Return a loop whose shared model scores without widths."""
-        found = self._context.loop(name)
-        if found.view.settings.has_widths:
-            message = f"scores need a loop with model 'adagrad', got {name!r} with {found.view.settings.model!r}"
+        published = self._context.loop(name)
+        if published.view.settings.has_widths:
+            message = f"scores need a loop with model 'adagrad', got {name!r} with {published.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
-        return found
+        return published
 
     async def _join(self, loop: Loop, client: str) -> Uploaded:
         name, view = loop.view.name, loop.view
@@ -144,9 +146,9 @@ class Devices:
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
         """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
         while True:
-            found = self._context.loop(loop)
-            version, records, hold_until = found.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
-            for record in check(found):
+            published = self._context.loop(loop)
+            version, records, hold_until = published.view.settings_version, [], time.perf_counter() + LONGEST_HOLD
+            for record in check(published):
                 records.append(record)
                 if time.perf_counter() > hold_until:
                     await asyncio.sleep(0)

@@ -32,6 +32,20 @@ MOST_DIGITS = 10
 PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
 
 
+class Codes(NamedTuple):
+    """What Azure calls mistakes about a kind of job."""
+
+    invalid: str
+    exists: str
+    not_found: str
+
+
+CODES = {
+    EVALUATION: Codes("InvalidEvaluationContract", "EvaluationAlreadyExists", "EvaluationNotFound"),
+    IMPORTANCE: Codes("InvalidContract", "FeatureImportanceAlreadyExists", "FeatureImportanceNotFound"),
+}
+
+
 class Span(NamedTuple):
     """Which events a job is about."""
 
@@ -78,74 +92,56 @@ class Jobs:
         self._stored = Stored(context)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # evaluations
-
     async def evaluate(self, loop: str, wanted: EvaluationContract, name: str | None = None) -> Job:
         """Start an evaluation."""
         names = [policy.name for policy in wanted.policies]
         if len(set(names)) < len(names):
             raise Refusal("DuplicateCustomPolicyNames", f"policies must have different names, got {names}", "policies")
-        code = "InvalidEvaluationContract"
         settings = self._configurations.settings(loop)
         policies = [{"name": policy.name, "arguments": policy.arguments} for policy in wanted.policies]
-        job = await self._new(loop, EVALUATION, name, wanted, code, "EvaluationAlreadyExists")
+        job = await self._new(loop, EVALUATION, name, wanted)
         job.policies = policies
         await self._start(loop, job, evaluated, kept_of(settings).arguments, policies, bool(wanted.is_optimising))
         return job
 
-    async def evaluations(self, loop: str) -> list[Job]:
-        return await self._stored.list(loop, EVALUATION)
+    async def rate_features(self, loop: str, wanted: FeatureImportanceContract, name: str) -> Job:
+        """Start to work out how important features are."""
+        job = await self._new(loop, IMPORTANCE, name, wanted)
+        await self._start(loop, job, rated)
+        return job
 
-    async def evaluation(self, loop: str, name: str) -> Job:
-        return await self._found(loop, EVALUATION, name, "EvaluationNotFound")
+    async def list(self, loop: str, kind: str) -> Sequence[Job]:
+        return await self._stored.list(loop, kind)
 
-    async def delete_evaluation(self, loop: str, name: str) -> None:
-        await self._delete(loop, await self.evaluation(loop, name))
+    async def get(self, loop: str, kind: str, name: str) -> Job:
+        job = await self._stored.find(loop, kind, name)
+        if job is None:
+            raise Refusal(CODES[kind].not_found, f"{kind} must be one that exists, got {name[:100]!r}", "id", 404)
+        return job
+
+    async def delete(self, loop: str, kind: str, name: str) -> None:
+        job = await self.get(loop, kind, name)
+        await self._stored.put(loop, msgspec.structs.replace(job, deleted=True, result={}))
 
     async def policy_of(self, loop: str, name: str, policy: str) -> PolicyContract:
         """Return the arguments of a policy that was evaluated."""
-        job = await self.evaluation(loop, name)
-        known = [*job.policies, *job.result.get("values", ())]
-        for one in known:
-            if one["name"] == policy and one["arguments"]:
-                return PolicyContract(policy, one["arguments"])
+        job = await self.get(loop, EVALUATION, name)
+        for evaluated_policy in [*job.policies, *job.result.get("values", ())]:
+            if evaluated_policy["name"] == policy and evaluated_policy["arguments"]:
+                return PolicyContract(policy, evaluated_policy["arguments"])
         raise Refusal(
             "LearningSettingsNotFound", f"policyName must be one of the evaluation's, got {policy!r}", "policyName", 404
         )
 
-    # feature importances
-
-    async def rate_features(self, loop: str, wanted: FeatureImportanceContract, name: str) -> Job:
-        """Start to work out how important features are."""
-        job = await self._new(loop, IMPORTANCE, name, wanted, "InvalidContract", "FeatureImportanceAlreadyExists")
-        await self._start(loop, job, rated)
-        return job
-
-    async def importances(self, loop: str) -> list[Job]:
-        return await self._stored.list(loop, IMPORTANCE)
-
-    async def importance(self, loop: str, name: str) -> Job:
-        return await self._found(loop, IMPORTANCE, name, "FeatureImportanceNotFound")
-
-    async def delete_importance(self, loop: str, name: str) -> None:
-        await self._delete(loop, await self.importance(loop, name))
-
-    # what they share
-
     async def _new(
-        self,
-        loop: str,
-        kind: str,
-        name: str | None,
-        wanted: EvaluationContract | FeatureImportanceContract,
-        code: str,
-        exists: str,
+        self, loop: str, kind: str, name: str | None, wanted: EvaluationContract | FeatureImportanceContract
     ) -> Job:
+        code = CODES[kind].invalid
         start, end = _moment("startTime", wanted.start_time, code), _moment("endTime", wanted.end_time, code)
         if start >= end:
             raise Refusal(code, f"endTime must be later than startTime, got {wanted.end_time}", "endTime")
         if name is not None and await self._stored.find(loop, kind, name) is not None:
-            raise Refusal(exists, f"{kind} with id {name} already exists", "id")
+            raise Refusal(CODES[kind].exists, f"{kind} with id {name} already exists", "id")
         if not await self._context.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
             raise Refusal("NoLogsExistInDateRange", "startTime and endTime must have events with rewards between them")
         now = time.time()
@@ -181,15 +177,6 @@ class Jobs:
         after = await retained_after(self._context, self._configurations, loop)
         low, high = (moment.astimezone(UTC).isoformat(timespec="microseconds") for moment in (start, end))
         return Span(loop, created_at, after, low, high)
-
-    async def _found(self, loop: str, kind: str, name: str, code: str) -> Job:
-        job = await self._stored.find(loop, kind, name)
-        if job is None:
-            raise Refusal(code, f"{kind} must be one that exists, got {name[:100]!r}", "id", 404)
-        return job
-
-    async def _delete(self, loop: str, job: Job) -> None:
-        await self._stored.put(loop, msgspec.structs.replace(job, deleted=True, result={}))
 
 
 def _moment(name: str, text: str, code: str) -> datetime:

@@ -11,7 +11,15 @@ from service.log.records import encode
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.decisions import ApplicationCalls
 from service.plugins.personalizer.errors import Refusal
-from service.plugins.personalizer.jobs import Jobs, importance_shown, new_evaluation, old_evaluation, page
+from service.plugins.personalizer.jobs import (
+    EVALUATION,
+    IMPORTANCE,
+    Jobs,
+    importance_shown,
+    new_evaluation,
+    old_evaluation,
+    page,
+)
 from service.plugins.personalizer.messages import (
     EvaluationContract,
     FeatureImportanceContract,
@@ -164,22 +172,22 @@ def _evaluation_routes(
         return Reply(made.status, made.body, (*made.headers, (b"location", place.encode())))
 
     async def list_old(call: Call) -> list[dict[str, Any]]:
-        return [old_evaluation(job) for job in await jobs.evaluations(call.loop)]
+        return [old_evaluation(job) for job in await jobs.list(call.loop, EVALUATION)]
 
     async def get_old(call: Call) -> dict[str, Any]:
-        return old_evaluation(await jobs.evaluation(call.loop, name(call)))
+        return old_evaluation(await jobs.get(call.loop, EVALUATION, name(call)))
 
     async def delete(call: Call) -> None:
-        await jobs.delete_evaluation(call.loop, name(call))
+        await jobs.delete(call.loop, EVALUATION, name(call))
 
     async def put(call: Call) -> None:
         await jobs.evaluate(call.loop, call.body, name(call))
 
     async def list_new(call: Call) -> dict[str, Any]:
-        return page(await jobs.evaluations(call.loop), query(call), address(call, "/evaluations", root_path))
+        return page(await jobs.list(call.loop, EVALUATION), query(call), address(call, "/evaluations", root_path))
 
     async def get_new(call: Call) -> dict[str, Any]:
-        return new_evaluation(await jobs.evaluation(call.loop, name(call)), query(call))
+        return new_evaluation(await jobs.get(call.loop, EVALUATION, name(call)), query(call))
 
     async def apply(call: Call) -> None:
         policy = await jobs.policy_of(call.loop, call.body.evaluation_id, call.body.policy_name)
@@ -212,13 +220,15 @@ def _importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str = 
         await jobs.rate_features(call.loop, call.body, name(call))
 
     async def get(call: Call) -> dict[str, Any]:
-        return importance_shown(await jobs.importance(call.loop, name(call)))
+        return importance_shown(await jobs.get(call.loop, IMPORTANCE, name(call)))
 
     async def delete(call: Call) -> None:
-        await jobs.delete_importance(call.loop, name(call))
+        await jobs.delete(call.loop, IMPORTANCE, name(call))
 
     async def list_all(call: Call) -> dict[str, Any]:
-        return page(await jobs.importances(call.loop), query(call), address(call, "/featureImportances", root_path))
+        return page(
+            await jobs.list(call.loop, IMPORTANCE), query(call), address(call, "/featureImportances", root_path)
+        )
 
     add, all_of, one = routes.add, "/featureImportances", "/featureImportances/{importance_id}"
     new: dict[str, Any] = {"families": (NEW,), "query": ("api-version",)}

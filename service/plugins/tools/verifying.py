@@ -95,92 +95,94 @@ def is_in_use(path: Path) -> bool:
 
 def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verification:
     """Check a SQLite store: the file, its write-ahead log, all records, and that none is missing."""
-    found = Verification()
+    verification = Verification()
     if not path.exists():
         raise ValueError(f"no store at {path}; run this where the service was started, or pass --store")
     wal = wal_damage(path, in_use=is_in_use(path))
     if wal is not None:
         keep = f"keep what is in front of the damage (sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)')"
-        found.add(f"{path}-wal", str(wal), f"{RESTORE}, or {keep}" if wal.certain else "start the service")
+        verification.add(f"{path}-wal", str(wal), f"{RESTORE}, or {keep}" if wal.certain else "start the service")
     try:
         with snapshot_of(path) as db:
             db.text_factory = _lenient_text
             check_kind(db)
-            _check_file(db, str(path), found)
-            found.heads = heads_of(db)
-            seen = _check_records(db, str(path), found, progress)
-            _check_heads(str(path), found, seen)
+            _check_file(db, str(path), verification)
+            verification.heads = heads_of(db)
+            seen = _check_records(db, str(path), verification, progress)
+            _check_heads(str(path), verification, seen)
     except StoreUnavailable as error:
-        found.add(str(path), error.message)
+        verification.add(str(path), error.message)
     except (sqlite3.Error, TypeError, ValueError) as error:
-        found.add(str(path), f"the file cannot be read: {error}")
-    return found
+        verification.add(str(path), f"the file cannot be read: {error}")
+    return verification
 
 
 def _lenient_text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")  # no checksum matches what was no UTF-8
 
 
-def _check_file(db: sqlite3.Connection, file: str, found: Verification) -> None:
+def _check_file(db: sqlite3.Connection, file: str, verification: Verification) -> None:
     made = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
     if made != {sql for sql in SCHEMA if sql.startswith("CREATE")}:
-        found.add(file, "the tables or indices are not those of this version")
+        verification.add(file, "the tables or indices are not those of this version")
     try:
         for (line,) in db.execute("PRAGMA integrity_check"):
             if line != "ok":
-                found.add(file, f"SQLite finds the file damaged: {line}")
+                verification.add(file, f"SQLite finds the file damaged: {line}")
     except sqlite3.Error as error:  # go on: records that can be read are named
-        found.add(file, f"SQLite finds the file damaged: {error}")
+        verification.add(file, f"SQLite finds the file damaged: {error}")
 
 
-def _check_records(db: sqlite3.Connection, file: str, found: Verification, progress: Progress) -> dict[str, Seen]:
+def _check_records(
+    db: sqlite3.Connection, file: str, verification: Verification, progress: Progress
+) -> dict[str, Seen]:
     """Check the records from the first to the last, and where a page cannot be read also from the last backwards."""
-    total = sum(head.last - head.removed for head in found.heads.values())
+    total = sum(head.last - head.removed for head in verification.heads.values())
     seen: dict[str, Seen] = {}
     reached = 0
     for direction in ("", "DESC"):
         rows = f"SELECT rowid, {NAMES}, {BODIES} FROM log WHERE rowid > ? ORDER BY rowid {direction}"
         try:
             for rowid, *row in db.execute(rows, (reached,)):
-                _check_row(row, file, found, seen)
+                _check_row(row, file, verification, seen)
                 reached = rowid if not direction else reached
-                if found.n_records % 1_000 == 0:
-                    progress(found.n_records, total)
+                if verification.n_records % 1_000 == 0:
+                    progress(verification.n_records, total)
             break
         except sqlite3.Error as error:
-            found.add(file, f"records cannot be read: {error}")
-    progress(found.n_records, total)
+            verification.add(file, f"records cannot be read: {error}")
+    progress(verification.n_records, total)
     return seen
 
 
-def _check_row(row: list[Any], file: str, found: Verification, seen: dict[str, Seen]) -> None:
+def _check_row(row: list[Any], file: str, verification: Verification, seen: dict[str, Seen]) -> None:
     loop, position, time, kind, event, user, checksum, example, body = row
-    found.n_records += 1
+    verification.n_records += 1
     loop_seen = seen.setdefault(loop, Seen())
     loop_seen.n_records += 1
     try:
         check(Entry(loop, position, time, kind, event, user, example, body), checksum, with_body=True)
     except DamagedRecord:
-        _add_record(found, file, loop, position, kind)
+        _add_record(verification, file, loop, position, kind)
         return
     if position > loop_seen.last:
         loop_seen.last, loop_seen.time = position, time
 
 
-def _add_record(found: Verification, file: str, loop: str, position: int, kind: str | None) -> None:
+def _add_record(verification: Verification, file: str, loop: str, position: int, kind: str | None) -> None:
     advice = f"{RESTORE}, or give the record up (fedres log drop {loop} {position})"
     message = f"record {position} of loop {loop!r} does not match its checksum"
-    found.add(file, message, advice, loop=loop, position=position, kind=kind)
+    verification.add(file, message, advice, loop=loop, position=position, kind=kind)
 
 
-def _check_heads(file: str, found: Verification, seen: dict[str, Seen]) -> None:
-    for loop in sorted({*seen, *found.heads}):
-        head, there = found.heads.get(loop, Head(0, 0, 0)), seen.get(loop, Seen())
+def _check_heads(file: str, verification: Verification, seen: dict[str, Seen]) -> None:
+    for loop in sorted({*seen, *verification.heads}):
+        head, there = verification.heads.get(loop, Head(0, 0, 0)), seen.get(loop, Seen())
         if there.n_records != head.last - head.removed:
             wanted = head.last - head.removed
-            found.add(file, f"loop {loop!r} must have {wanted} records, and has {there.n_records}", loop=loop)
-        elif not _ends_at(there, head) and not any(one.loop == loop for one in found.findings):
-            found.add(file, f"the head of loop {loop!r} does not match its last record", loop=loop)
+            verification.add(file, f"loop {loop!r} must have {wanted} records, and has {there.n_records}", loop=loop)
+        elif not _ends_at(there, head) and not any(one.loop == loop for one in verification.findings):
+            verification.add(file, f"the head of loop {loop!r} does not match its last record", loop=loop)
 
 
 def _ends_at(there: Seen, head: Head) -> bool:
@@ -191,22 +193,26 @@ def _ends_at(there: Seen, head: Head) -> bool:
 
 def verify_log(log: Log, name: str, progress: Progress = ignore_progress) -> Verification:
     """Check the records of any log through its own calls."""
-    found = Verification(heads=log.heads())
-    total = sum(head.last - head.removed for head in found.heads.values())
-    for loop, head in found.heads.items():
-        n_damaged = len(found.findings)
-        n_before = found.n_records
+    verification = Verification(heads=log.heads())
+    total = sum(head.last - head.removed for head in verification.heads.values())
+    for loop, head in verification.heads.items():
+        n_damaged = len(verification.findings)
+        n_before = verification.n_records
         for entry in _readable(log, loop, head.last):
-            found.n_records += 1
+            verification.n_records += 1
             if isinstance(entry, DamagedRecord):
-                _add_record(found, name, entry.loop, entry.position, None)
-            if found.n_records % 1_000 == 0:
-                progress(found.n_records, total)
-        n_records, now = found.n_records - n_before, log.heads()[loop]
-        if len(found.findings) == n_damaged and now.removed == head.removed and n_records != head.last - head.removed:
+                _add_record(verification, name, entry.loop, entry.position, None)
+            if verification.n_records % 1_000 == 0:
+                progress(verification.n_records, total)
+        n_records, now = verification.n_records - n_before, log.heads()[loop]
+        if (
+            len(verification.findings) == n_damaged
+            and now.removed == head.removed
+            and n_records != head.last - head.removed
+        ):
             wanted = head.last - head.removed
-            found.add(name, f"loop {loop!r} must have {wanted} records, and has {n_records}", loop=loop)
-    return found
+            verification.add(name, f"loop {loop!r} must have {wanted} records, and has {n_records}", loop=loop)
+    return verification
 
 
 def _readable(log: Log, loop: str, last: int) -> Iterator[Entry | DamagedRecord]:
