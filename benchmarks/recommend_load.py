@@ -57,8 +57,8 @@ def page(k: int) -> dict[str, Any]:
 def teach(running: Service) -> None:
     for k in range(PAGES):
         for shown in ask(running, "POST", "/v1/recommend", page(k))["items"]:
-            value = {"value": float(int(shown["id"][1:]) % 20 == 3)}
-            ask(running, "POST", f"/v1/events/{shown['event_id']}/reward", value, 204)
+            value = float(shown["id"].endswith("3"))
+            ask(running, "POST", f"/v1/events/{shown['event_id']}/reward", {"value": value}, 204)
 
 
 def cpu_seconds(pid: int) -> float:

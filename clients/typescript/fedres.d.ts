@@ -91,6 +91,36 @@ export interface Event {
   [field: string]: unknown;
 }
 
+export interface RecommendRequest {
+  /** 1 to 100; 10 by default. */
+  n?: number | undefined;
+  user?: Id | null | undefined;
+  context?: Features | null | undefined;
+  /** By attributes, such as `{ genre: ["crime", "comedy"], price: { max: 10 } }`. */
+  filter?: Readonly<Record<string, unknown>> | null | undefined;
+  exclude?: Iterable<Id> | undefined;
+  /** Leave out what the user was shown: ever, or within so many seconds. */
+  excludeSeen?: boolean | number | undefined;
+  eventId?: Id | null | undefined;
+  defer?: boolean | undefined;
+  /** Items to show while the service does not answer. */
+  fallback?: Iterable<Id> | undefined;
+}
+
+/** An item of the catalogue in its place on a page. */
+export interface Recommendation {
+  id: string;
+  eventId: string;
+  score: number;
+  /** Of this item in this place, given those before. */
+  probability: number;
+  arm?: string | null;
+  fallback: boolean;
+  error: ServiceError | null;
+  reward(reward: RewardValue, options?: { id?: Id | null | undefined }): void;
+  activate(): void;
+}
+
 export type Fallback = "first" | ((request: Request) => Id) | null;
 
 /** A call that came to its end. */
@@ -136,6 +166,7 @@ export class Client {
   constructor(url?: string | undefined, options?: Options);
   rank<A extends Actions>(request: Request<A> & Times): Promise<Decision<IdOf<A>>>;
   rankMany<R extends Request>(requests: Iterable<R>, options?: Times): Promise<Decision<IdOf<R["actions"]>>[]>;
+  recommend(request?: RecommendRequest & Times): Promise<Recommendation[]>;
   slots<A extends Actions>(slots: Iterable<Id | SlotRequest>, request: Request<A> & Times): Promise<Decision<IdOf<A>>[]>;
   reward(eventId: Id, reward: RewardValue, options?: { id?: Id | null | undefined }): void;
   activate(eventId: Id): void;

@@ -14,6 +14,7 @@ const FALLBACK_PREFIX = "fallback-"; // of the event ids of fallbacks, which the
 const OPTIONS = ["loop", "key", "deadline", "timeout", "fallback", "queueLimit", "adminDeadline", "observe", "fetch", "random"];
 const REQUEST = ["actions", "context", "user", "exclude", "eventId", "defer", "explain"];
 const TIMES = ["deadline", "timeout"];
+const RECOMMEND = ["n", "user", "context", "filter", "exclude", "excludeSeen", "eventId", "defer", "fallback"];
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
@@ -112,6 +113,36 @@ export class Client {
       if (this.#fallback === null) throw why;
       return this.#fillFirst(asked, places, this.#fallback).map(({ given }, k) => this.#fallen(given, why, places[k].given));
     }
+  }
+
+  /** Return at most `n` items of the catalogue for a user, the first place first; while the service does not answer, those of `fallback`. */
+  async recommend(request = {}) {
+    checkOptions("recommend", request, [...RECOMMEND, ...TIMES]);
+    const { n = 10, context, filter, excludeSeen = false, defer = false } = request, user = userId(request.user);
+    const eventId = newEvent(request.eventId), exclude = identifiers("exclude", request.exclude ?? []);
+    const sent = { event_id: eventId, n, context: features("context", context ?? {}), filter: filter ?? {}, exclude, exclude_seen: excludeSeen, defer };
+    const instead = identifiers("fallback", request.fallback ?? []).slice(0, n), deadline = either(request);
+    try {
+      const named = user === null || user === undefined ? sent : { ...sent, user };
+      const { items } = await this.#decide("recommend", "/recommend", named, deadline);
+      const page = items.map(({ event_id: id, ...item }) => this.#item(item, id));
+      this.#away = false;
+      return page;
+    } catch (error) {
+      const why = this.#failed(error);
+      if (this.#fallback === null) throw why;
+      const nothing = { score: NaN, probability: NaN, fallback: true, error: why };
+      return instead.map((id) => this.#item({ id, ...nothing }, FALLBACK_PREFIX + newEventId()));
+    }
+  }
+
+  #item(item, eventId) {
+    if (typeof eventId !== "string" || typeof item.id !== "string") throw unreadable("it is no item");
+    return {
+      fallback: false, error: null, ...item, eventId,
+      reward: (reward, options) => this.reward(eventId, reward, options),
+      activate: () => this.activate(eventId),
+    };
   }
 
   /** Send a reward in the background: a number, true, or named outcomes in an object; two with one id count once. */
@@ -417,13 +448,19 @@ function either({ deadline, timeout }) {
 function checked(what, request, more = []) {
   checkOptions(what, request, [...REQUEST, ...more]);
   const actions = actionList(request.actions), exclude = identifiers("exclude", request.exclude ?? []);
-  const eventId = request.eventId === undefined || request.eventId === null ? newEventId() : identifier("eventId", request.eventId);
-  if (eventId.startsWith(FALLBACK_PREFIX)) throw new RangeError(`eventId must not begin with ${FALLBACK_PREFIX}, as those of fallbacks do`);
+  const eventId = newEvent(request.eventId);
   const again = typeof request.actions.next === "function" ? { actions: actions.map(({ given }) => given) } : {}; // a generator is read once
   const asked = { request: { ...request, ...again, eventId }, actions, exclude, eventId, user: userId(request.user) };
   asked.context = features("context", request.context ?? {});
   allowed(asked);
   return asked;
+}
+
+/** The id of an event to be made. */
+function newEvent(given) {
+  const eventId = given === undefined || given === null ? newEventId() : identifier("eventId", given);
+  if (eventId.startsWith(FALLBACK_PREFIX)) throw new RangeError(`eventId must not begin with ${FALLBACK_PREFIX}, as those of fallbacks do`);
+  return eventId;
 }
 
 function place(slot) {

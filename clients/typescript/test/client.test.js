@@ -38,6 +38,18 @@ test("decides on many requests, and on slots", async () => {
   await client.close();
 });
 
+test("recommends items of the catalogue, or those of the fallback", async () => {
+  const client = new Client(url, { deadline: 60_000 });
+  await client.putActions({ tea: { hot: true }, juice: { hot: false }, milk: { hot: true } });
+  const page = await client.recommend({ n: 5, user: "ann", filter: { hot: true }, exclude: ["milk"], context: { hour: 9 }, eventId: "js-page" });
+  assert.deepEqual(page.map(({ id, eventId, probability, fallback }) => [id, eventId, probability, fallback]), [["tea", "js-page~1", 1, false]]);
+  page[0].reward(1);
+  assert.ok(await client.flush(60_000));
+  assert.deepEqual((await client.recommend({ filter: { heat: 1 }, fallback: ["a", "b"], n: 1 })).map(({ id, error }) => [id, error.code]), [["a", "unknown_attribute"]]);
+  await assert.rejects(client.recommend({ users: "ann" }), /did you mean "user"/);
+  await client.close();
+});
+
 test("through a faulty network nothing is lost and nothing doubled", { skip: !faulty && "there is no faulty proxy" }, async () => {
   const client = new Client(faulty, { loop, deadline: 60_000, fallback: null });
   const decided = [];

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from service.plugins import Core, Plugin
 
 if TYPE_CHECKING:
+    import typer
+
     from service.http.routes import Route
 
 
@@ -19,4 +21,10 @@ def _routes(core: Core) -> list[Route]:
     return recommend_routes(recommender, Popularity(core.context, recommender), core.limits).all
 
 
-plugin = Plugin(name="recommend", routes=_routes)
+def _commands(app: typer.Typer) -> None:
+    from service.plugins.recommend.commands import catalogue
+
+    app.add_typer(catalogue, name="catalogue")
+
+
+plugin = Plugin(name="recommend", routes=_routes, commands=_commands)

@@ -1,0 +1,91 @@
+"""Items of files: JSON lines, CSV and Parquet, in batches that one call may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bandits.evaluation.logs import read_objects
+from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
+
+BATCH_ITEMS, BATCH_BYTES = 2_000, 500_000  # of one call; its body may have 1,000,000 bytes
+
+Item = tuple[str, dict[str, Any]]  # its id and its features
+
+
+def read_items(
+    path: Path, id_column: str = "id", lists: Mapping[str, str] | None = None, progress: Progress = ignore_progress
+) -> Iterator[Item]:
+    """Yield the items of a file. ``lists`` are columns that hold several values, with what is between these.
+
+    A line of JSON is ``{"id", "features"}``, or the features with the id among them. In a CSV file, what reads as a
+    number is one, ``true`` and ``false`` are truth values, and an empty cell is left out.
+    """
+    lists = lists or {}
+    if is_table(path):
+        yield from _rows(path, id_column, lists, progress)
+        return
+    for at, line in read_objects(path, progress):
+        found = dict(line)
+        name = found.pop(id_column, None)
+        features = found["features"] if set(found) == {"features"} else found
+        if name is None or not isinstance(features, dict):
+            raise ValueError(f"{path}, line {at}: an item must have {id_column!r} and features, got {str(line)[:100]}")
+        yield str(name), _split(features, lists)
+
+
+def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progress) -> Iterator[Item]:
+    source = open_source(path)
+    for column in (id_column, *lists):
+        if column not in source.names:
+            raise ValueError(f"{path} must have a column {column!r}, has {', '.join(source.names)}")
+    names = [name for name in source.names if name != id_column]
+    for at, (name, *cells) in source.rows([id_column, *names], progress):
+        if name is None:
+            raise ValueError(f"{path}, {source.unit} {at}: {id_column} must not be empty")
+        features = {key: cell for key, cell in zip(names, cells, strict=True) if cell is not None}
+        if source.is_text:
+            features = {key: cell if key in lists else _value(cell) for key, cell in features.items()}
+        yield str(name), _split(features, lists)
+
+
+def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]:
+    """Return features with the columns that hold several values as arrays."""
+    return {
+        name: [word for word in value.split(lists[name]) if word] if name in lists and isinstance(value, str) else value
+        for name, value in features.items()
+    }
+
+
+def _value(cell: str) -> Any:
+    """Return what a cell of a text file means."""
+    if cell in ("true", "false", "True", "False"):
+        return cell in ("true", "True")
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    return cell if number != number or number in (float("inf"), -float("inf")) else number
+
+
+def batches(items: Iterator[Item]) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield items by id, as many as fit into one call; of an id that comes twice, the last one counts."""
+    batch: dict[str, dict[str, Any]] = {}
+    n_bytes = 0
+    for name, features in items:
+        size = len(name) + len(msgspec.json.encode(features)) + 30
+        if batch and (len(batch) >= BATCH_ITEMS or n_bytes + size > BATCH_BYTES):
+            yield batch
+            batch, n_bytes = {}, 0
+        batch[name] = features
+        n_bytes += size
+    if batch:
+        yield batch
+
+
+def missing(known: Collection[str], found: Collection[str]) -> list[str]:
+    """Return the items of a catalogue that a file does not have."""
+    return [name for name in known if name not in found]
