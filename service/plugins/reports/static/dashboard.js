@@ -1,5 +1,5 @@
 // The dashboard: its pages, and which one is shown.
-import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, sparkline, table, timeTicks, when, wide } from "./parts.js";
+import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, joined, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, sparkline, table, timeTicks, when, wide } from "./parts.js";
 import { cataloguePage, controlGroupButton, newestEventsPage, newLoop, settingsPage } from "./manage.js";
 
 const REFRESH = { status: 5000, report: 30000 };
@@ -146,8 +146,8 @@ function rewards(r) {
   const ends = r.bucket_ends, lines = [["policy", r.policy], ["control group", r.control], ["uniform, estimated, all until then", r.uniform]]
     .filter(([, line]) => line.reward.some(v => v !== null));
   return wide(section("Reward over time", legend(lines.map(([name]) => name)),
-    curves(`mean reward by time: ${lines.map(([name]) => name).join(", ")}`, ends, lines.map(([n, l], k) => [n, l, k]), r.reward_range),
-    el("p", { class: "note" }, "Bands are 95% intervals of single points."),
+    curves(`mean reward by time: ${lines.map(([name]) => name).join(", ")}`, ends, lines.map(([n, l], k) => [n, k < 2 && l !== r.uniform ? joined(l) : l, k]), r.reward_range),
+    el("p", { class: "note" }, "Bands are about 95% intervals of single points, each of 20 events or more; the table has all spans of time."),
     asTable(["until", ...lines.flatMap(([name]) => [name, "from", "to", "events"])], ends.map((end, k) => [iso(end),
       ...lines.flatMap(([, l]) => [number(l.reward[k]), number(l.low[k]), number(l.high[k]), count(l.events[k])])]))));
 }

@@ -119,6 +119,27 @@ export function timeTicks(ends) {
 export const iso = t => new Date(t * 1000).toISOString();
 const along = n => k => BOX.left + (BOX.right - BOX.left) * (n < 2 ? 0.5 : k / (n - 1));
 
+const FEWEST = 20; // events of a point of a curve: fewer are joined with those before, or a line of few events is all spikes
+export function joined(line) {
+  const n = line.reward.length, made = { reward: Array(n).fill(null), low: Array(n).fill(null), high: Array(n).fill(null), events: Array(n).fill(0) };
+  let group = [];
+  const close = () => {
+    const events = group.reduce((sum, k) => sum + line.events[k], 0), mean = group.reduce((sum, k) => sum + line.events[k] * line.reward[k], 0) / events;
+    const wide = group.filter(k => line.low[k] !== null), spread = wide.map(k => line.events[k] * Math.max(line.high[k] - line.reward[k], line.reward[k] - line.low[k]));
+    const half = Math.hypot(...spread) / events, last = group.at(-1);
+    made.reward[last] = mean, made.events[last] = events;
+    if (wide.length) made.low[last] = mean - half, made.high[last] = mean + half;
+    group = [];
+  };
+  for (let k = 0; k < n; k++) {
+    if (line.reward[k] === null) continue;
+    group.push(k);
+    if (group.reduce((sum, one) => sum + line.events[one], 0) >= FEWEST) close();
+  }
+  if (group.length) close();
+  return made;
+}
+
 export function curves(label, ends, lines, range) { // of rewards: an axis does not leave it for the sake of a band
   setWidth(1);
   const x = along(ends.length), spread = lines.flatMap(([, line]) => [...line.reward, ...line.low, ...line.high]).filter(v => v !== null);
