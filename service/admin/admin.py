@@ -14,7 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.admin import gauges
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
-from service.learn.join import Unmatched
+from service.learn.join import UncountedReward
 from service.learn.loop_state import read_settings_body
 from service.log.protocol import Duplicate
 from service.log.records import (
@@ -278,5 +278,5 @@ class Admin:
     async def unmatched(self, loop: str) -> list[dict[str, Any]]:
         """Return rewards that do not count, the newest of them, oldest first."""
         self._context.loop(loop)
-        rewards = msgspec.convert(await self._context.ask("unmatched", loop), list[Unmatched])
+        rewards = msgspec.convert(await self._context.ask("unmatched", loop), list[UncountedReward])
         return gauges.unmatched(rewards)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from service.learn.join import Unmatched
+from service.learn.join import UncountedReward
 from service.models.loop_metadata import LoopView
 from service.times import iso_time
 
@@ -43,7 +43,7 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
     }
 
 
-def unmatched(rewards: Iterable[Unmatched]) -> list[dict[str, Any]]:
+def unmatched(rewards: Iterable[UncountedReward]) -> list[dict[str, Any]]:
     """Return late and unmatched rewards as they go out."""
     return [
         {

@@ -46,7 +46,7 @@ def answer(learner: Learner, question: Question) -> Answer:
 
 def _changed(learner: Learner, question: Question) -> tuple[int, list[int]] | None:
     """Return the version and the indices of the weights that changed since another, None where nobody knows."""
-    history = learner.followed.history(learner.loops[question.loop])
+    history = learner.weight_histories.of_loop(learner.loops[question.loop])
     version = learner.loops[question.loop].metadata.version
     if question.since == version:
         return version, []

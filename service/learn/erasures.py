@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from service.learn.isolation import alone
 from service.log.records import BASE, Record
 from service.models.loop_metadata import Base, PersonalBase
 
@@ -46,42 +45,50 @@ class Cleaning:
 _DONE = object()
 
 
-def complete_erasures(learner: Learner) -> None:
-    """Complete the erasures of loops that this machine holds, unless files are being cleaned after earlier ones."""
-    if learner.cleaning is not None:
-        return
-    for state in list(learner.loops.values()):
-        for user, token in list(state.metadata.erasing.items()):
-            with alone(learner, state.metadata.name):
-                epoch = learner.epoch_to_end(state.metadata.name)
-                if epoch is not None and learner.catch_up(state) and user in state.metadata.erasing:
-                    _erase(learner, state, user, token, epoch)
+class Erasures:
+    """What is under way on this machine. ``step`` does a little of it."""
 
+    def __init__(self) -> None:
+        self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
+        self._cleaning: Cleaning | None = None
 
-def clean_files(learner: Learner) -> None:
-    """Leave nothing of erased users in this machine's files; only then is an erasure published as complete.
+    @property
+    def is_cleaning(self) -> bool:
+        """Whether files are being cleaned, which relies on all changes being in the write-ahead log."""
+        return self._cleaning is not None
 
-    The snapshot may have them, or name them. The log has no such records any more, but copies in unused parts of its
-    pages. To find those takes a second for each gigabyte, so it is done a moment at a time.
-    """
-    _forget_in_snapshot(learner)
-    tokens = {token for state in learner.loops.values() for token in state.metadata.erased}
-    if learner.cleaning is None and not tokens <= learner.cleaned:
-        learner.saver.flush(learner.loops, scrub=True)
-        learner.cleaning = Cleaning(tokens, learner.snapshots.scrub())
-    if learner.cleaning is not None:
-        _go_on_cleaning(learner, learner.cleaning)
+    def step(self, learner: Learner) -> None:
+        """Complete the erasures of loops that this machine holds, and clean its files after complete ones."""
+        if self._cleaning is None:
+            for state in list(learner.loops.values()):
+                for user, token in list(state.metadata.erasing.items()):
+                    with learner.alone(state.metadata.name):
+                        epoch = learner.epoch_to_end(state.metadata.name)
+                        if epoch is not None and learner.catch_up(state) and user in state.metadata.erasing:
+                            _erase(learner, state, user, token, epoch)
+        self._clean_files(learner)
 
+    def _clean_files(self, learner: Learner) -> None:
+        """Leave nothing of erased users in this machine's files; only then is an erasure published as complete.
 
-def _go_on_cleaning(learner: Learner, cleaning: Cleaning) -> None:
-    try:
-        done = cleaning.go_on(learner)
-    except BaseException:
-        learner.cleaning = None  # to be begun again
-        raise
-    if done:
-        learner.cleaned, learner.cleaning = cleaning.tokens, None
-        learner.publish_again()
+        The snapshot may have them, or name them. The log has no such records any more, but copies in unused parts of
+        its pages. To find those takes a second for each gigabyte, so it is done a moment at a time.
+        """
+        _forget_in_snapshot(learner)
+        tokens = {token for state in learner.loops.values() for token in state.metadata.erased}
+        if self._cleaning is None and not tokens <= self.cleaned:
+            learner.saver.flush(learner.loops, scrub=True)
+            self._cleaning = Cleaning(tokens, learner.snapshots.scrub())
+        if self._cleaning is None:
+            return
+        try:
+            done = self._cleaning.go_on(learner)
+        except BaseException:
+            self._cleaning = None  # to be begun again
+            raise
+        if done:
+            self.cleaned, self._cleaning = self._cleaning.tokens, None
+            learner.publish_again()
 
 
 def _forget_in_snapshot(learner: Learner) -> None:

@@ -16,7 +16,6 @@ from service.log.protocol import Log, StoreUnavailable
 from service.log.records import DELETED, RANK, DamagedRecord, Entry
 
 if TYPE_CHECKING:
-    from service.learn.learner import Learner
     from service.learn.loop_state import LoopState
 
 MACHINE = (StoreUnavailable, DamagedSnapshot, sqlite3.Error, OSError, MemoryError)  # errors that are of no single loop
@@ -51,20 +50,6 @@ Trouble = DamagedRecord | UnlearnableRecord
 
 
 @contextlib.contextmanager
-def alone(learner: Learner, name: str) -> Iterator[None]:
-    """Let a loop in which something goes wrong stand still, and the caller go on with the others."""
-    try:
-        yield
-    except MACHINE:
-        raise
-    except (DamagedRecord, UnlearnableRecord) as trouble:
-        learner.halt(name, trouble)
-    except Exception as error:
-        position = learner.positions.get(name, 0)
-        learner.halt(name, UnlearnableRecord(_entry_at(learner.log, name, position), error))
-
-
-@contextlib.contextmanager
 def blaming(log: Log, entries: Sequence[Entry], state: LoopState | None = None) -> Iterator[None]:
     """Name the record in what goes wrong: the decision that is settled or learned from, else the one that is read."""
     try:
@@ -85,11 +70,11 @@ def is_in_the_way(log: Log, trouble: Trouble) -> bool:
     """Return whether the record that a loop stands still for is still there, and as it was."""
     if isinstance(trouble, UnlearnableRecord):
         named = [position for position in (trouble.position, trouble.model_replaced_at) if position]
-        return all(_entry_at(log, trouble.loop, position).kind != GONE for position in named)
+        return all(entry_at(log, trouble.loop, position).kind != GONE for position in named)
     try:
         log.read(trouble.loop, trouble.position - 1, 1)
-    except DamagedRecord as found:
-        return found.position == trouble.position
+    except DamagedRecord as damage:
+        return damage.position == trouble.position
     return False
 
 
@@ -100,7 +85,7 @@ def deleted_at(log: Log, trouble: Trouble) -> int:
     return 0
 
 
-def _entry_at(log: Log, name: str, position: int) -> Entry:
+def entry_at(log: Log, name: str, position: int) -> Entry:
     """Return the record at a position, or one of the kind ``GONE``."""
     with contextlib.suppress(DamagedRecord):
         for entry in log.read(name, position - 1, 1, bodies=False):

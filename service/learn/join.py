@@ -26,6 +26,7 @@ MOST_EARLY = 100  # of one event that is not decided yet: the same
 MOST_LATE = 100  # of one event that is finished, of which repeats are known
 MOST_KNOWN = 4_000_000  # rewards of finished events, of which repeats are known: 8 bytes each
 EVENT_BYTES, REWARD_BYTES = 600, 200  # of memory that a waiting event and a reward take beside features and ids
+EXAMPLE_BYTES = 400  # the same of an event that is learned from after a time
 LONGEST_EARLY = 3_600_000_000  # microseconds that a reward waits for its event, at most
 LONGEST_DEFERRED = 7 * 24 * 3_600_000_000  # that a deferred event waits to be activated; it is not learned from then
 
@@ -56,23 +57,49 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     control: bool = False  # whether the control group's baseline decided
 
 
-class PendingEvent(msgspec.Struct, gc=False):
-    """An event on its way, or that it is finished."""
+class EarlyEvent(msgspec.Struct, gc=False):
+    """An event that has a reward or was activated, and is not decided as far as is known."""
 
     first: int  # position of the first record about it
-    order: int  # position of its decision, once that is known
-    status: str = EARLY
-    deadline: int | None = None  # of a deferred event, until when it may be activated
-    rules: Rules | None = None
-    decided: Decided | None = None
-    user: str | None = None
-    rewards: dict[str, float] | None = None  # by id, in the order they came; None once it is finished
-    known: bytes = b""  # hashes of the ids of a finished event's rewards
-    n_late: int = 0  # of these
+    deadline: int | None = None  # until when its decision may come
+    rewards: dict[str, float] = {}  # by id, in the order they came
+    first_reward: int = 0  # its time
+    activated: bool = False
+
+    status = EARLY
+
+    @property
+    def order(self) -> int:
+        return self.first
+
+
+class PendingEvent(msgspec.Struct, gc=False):
+    """A decided event that waits for its reward, or to be activated."""
+
+    first: int  # position of the first record about it
+    order: int  # position of its decision
+    deadline: int  # of a deferred event, until when it may be activated
+    rules: Rules
+    decided: Decided
+    rewards: dict[str, float] | None = None  # by id, in the order they came
     first_reward: int = 0  # its time
     decided_at: int = 0  # time of the decision of a deferred event
-    activated: bool = False
-    finished: bool = False
+    deferred: bool = False  # and not activated yet
+
+    @property
+    def status(self) -> str:
+        return DEFERRED if self.deferred else WAITING
+
+
+class FinishedEvent(msgspec.Struct, gc=False):
+    """An event whose reward is final, to tell repeats and late rewards."""
+
+    order: int  # position of its decision
+    deadline: int
+    status: str  # rewarded or expired
+    user: str | None
+    reward_hashes: bytes  # of the ids of its rewards
+    n_late: int = 0  # of these
 
 
 class Settled(NamedTuple):
@@ -83,9 +110,12 @@ class Settled(NamedTuple):
     reward: float | None
     delay: int | None  # microseconds from the decision, or its activation, to the reward; None without one
     outcomes: Mapping[str, float] = {}  # sums by name, where the reward is a formula
+    position: int = 0  # of the record that led to it
+    counts: bool = True  # in statistics, else it is only learned from
+    learns: bool = True  # from it, else it is only counted
 
 
-class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class UncountedReward(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A reward that does not count."""
 
     event_id: str
@@ -95,14 +125,14 @@ class Unmatched(msgspec.Struct, frozen=True, array_like=True, gc=False):
     why: str  # late, unmatched, too many
 
 
-def _out_of_place(pending: PendingEvent, key: str, time: int, rules: Rules) -> str | None:
+def _out_of_place(event: EarlyEvent | PendingEvent, key: str, time: int, rules: Rules) -> str | None:
     """Return why a reward or an outcome does not count under the rules, None if it does."""
     if _is_foreign(key, rules):
         return "unmatched"
     name = outcome_name(key)
-    if name is None or pending.status != WAITING or pending.deadline is None:
+    if name is None or event.status != WAITING or event.deadline is None:
         return None
-    return "late" if time >= pending.deadline - rules.wait + rules.windows[name] else None
+    return "late" if time >= event.deadline - rules.wait + rules.windows[name] else None
 
 
 def _is_foreign(key: str, rules: Rules) -> bool:
@@ -142,16 +172,16 @@ def _hash(key: str) -> bytes:
 class Join:
     """The events of one loop. Call ``expire`` with a record's time before the record itself."""
 
-    def __init__(self, unmatched: Iterable[Unmatched] = ()) -> None:
-        self.events: dict[str, PendingEvent] = {}
-        self.unmatched: deque[Unmatched] = deque(unmatched, LISTED)
+    def __init__(self) -> None:
+        self.events: dict[str, EarlyEvent | PendingEvent | FinishedEvent] = {}
+        self.unmatched: deque[UncountedReward] = deque(maxlen=LISTED)
         self.n_waiting = 0
         self.n_bytes = 0  # of memory that waiting events take, about
+        self.n_early = 0  # events that are not decided
         self.n_early_rewards = 0
-        self._n_known = 0  # rewards of finished events
         self.n_late = self.n_unmatched = 0  # listed since ``take_counts``
-        self.n_early = 0  # events that have a reward or were activated, but are not decided
         self.current: str | None = None  # the event that is being settled or learned from
+        self._n_hashes = 0  # of rewards of finished events
         self._finished: deque[str] = deque()
         self._deadlines: list[tuple[int, int, str]] = []  # a heap of (deadline, order, event)
 
@@ -159,67 +189,68 @@ class Join:
         """Let an event wait for its reward; return it settled where that came before."""
         self.n_waiting += 1
         self.n_bytes += _event_bytes(event, decided)
-        pending = self.events.get(event)
-        if pending is None and not deferred:
-            deadline = time + rules.wait
-            self.events[event] = PendingEvent(order, order, WAITING, deadline, rules, decided, decided.user)
-            heapq.heappush(self._deadlines, (deadline, order, event))
-            return None
-        if pending is not None:
-            self._leave_early(pending)
-            self._drop_foreign(event, pending, time, rules)
-            self.n_bytes += _reward_bytes(pending.rewards)
-        else:
-            pending = self.events[event] = PendingEvent(order, order)
-        pending.order, pending.rules, pending.decided, pending.user = order, rules, decided, decided.user
-        pending.status, pending.decided_at = DEFERRED if deferred and not pending.activated else WAITING, time
-        gives_up = pending.status == DEFERRED and not rules.from_rank
-        self._wait(event, pending, time + (LONGEST_DEFERRED if gives_up else rules.wait))
-        return self._settle_if_final(event, pending)
+        early = self.events.get(event)
+        pending = PendingEvent(order, order, time + rules.wait, rules, decided, decided_at=time)
+        if isinstance(early, EarlyEvent):
+            self._leave_early(early)
+            self._drop_foreign(event, early, time, rules)
+            self.n_bytes += _reward_bytes(early.rewards)
+            pending.first, pending.rewards, pending.first_reward = early.first, early.rewards, early.first_reward
+            deferred = deferred and not early.activated
+        if deferred:
+            pending.deferred = True
+            if not rules.from_rank:
+                pending.deadline = time + LONGEST_DEFERRED
+        self.events[event] = pending
+        heapq.heappush(self._deadlines, (pending.deadline, order, event))
+        return self._settle_if_final(event, pending) if pending.rewards else None
 
     def reward(self, event: str, order: int, time: int, value: float, key: str, rules: Rules) -> Settled | None:
         """Count a reward unless it is a repeat or late; return the event if that settles it."""
-        pending = self._pending(event, order)
-        if pending.finished:
-            if pending.deadline is not None and time >= pending.deadline:
-                self._late(event, pending, time, value, key)
+        about = self._event(event, order)
+        if isinstance(about, FinishedEvent):
+            if time >= about.deadline:
+                self._late(event, about, time, value, key)
             return None
-        if pending.rewards is None:
-            pending.rewards = {}
-        if key in pending.rewards:
+        is_early = isinstance(about, EarlyEvent)
+        if about.rewards is None:
+            about.rewards = {}
+        if key in about.rewards:
             return None
-        if len(pending.rewards) >= (MOST_EARLY if pending.status == EARLY else MOST_REWARDS):
+        if len(about.rewards) >= (MOST_EARLY if is_early else MOST_REWARDS):
             self._list(event, time, value, key, "too many")
             return None
-        if rules.formula is not None or key.startswith(MARK) or (pending.rules and pending.rules.formula is not None):
-            why = _out_of_place(pending, key, time, pending.rules or rules)
+        own_rules = rules if isinstance(about, EarlyEvent) else about.rules
+        if rules.formula is not None or key.startswith(MARK) or own_rules.formula is not None:
+            why = _out_of_place(about, key, time, own_rules)
             if why is not None:
                 self._list(event, time, value, key, why)
                 return None
-        pending.rewards[key] = value
-        pending.first_reward = pending.first_reward or time
-        if pending.status != EARLY:
-            self.n_bytes += REWARD_BYTES + len(key)
-        else:
+        about.rewards[key] = value
+        about.first_reward = about.first_reward or time
+        if isinstance(about, EarlyEvent):
             self.n_early_rewards += 1
-            self._wait(event, pending, max(pending.deadline or 0, time + min(rules.wait, LONGEST_EARLY)))
-        return self._settle_if_final(event, pending)
+            self._wait(event, about, max(about.deadline or 0, time + min(rules.wait, LONGEST_EARLY)))
+            return None
+        self.n_bytes += REWARD_BYTES + len(key)
+        return self._settle_if_final(event, about)
 
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
         """Let a deferred event wait for its reward; return it if it had that already."""
-        pending = self._pending(event, order)
-        if pending.activated or pending.status not in (EARLY, DEFERRED):
+        about = self._event(event, order)
+        if isinstance(about, EarlyEvent):
+            if not about.activated:
+                about.activated = True
+                self._wait(event, about, time + min(rules.wait, LONGEST_EARLY))
             return None
-        start, wait = time, min(rules.wait, LONGEST_EARLY)
-        if pending.status == DEFERRED and pending.rules is not None:
-            wait = pending.rules.wait
-            start = pending.decided_at if pending.rules.from_rank else time
-            if start + wait <= time:  # too late to be learned from
-                return None
-            pending.status = WAITING
-        pending.activated = True
-        self._wait(event, pending, start + wait)
-        return self._settle_if_final(event, pending)
+        if isinstance(about, FinishedEvent) or not about.deferred:
+            return None
+        deadline = (about.decided_at if about.rules.from_rank else time) + about.rules.wait
+        if deadline <= time:  # too late to be learned from
+            return None
+        about.deferred = False
+        self._wait(event, about, deadline)
+        return self._settle_if_final(event, about)
 
     def expire(self, time: int) -> Iterable[Settled]:
         """Return what was not settled when its deadline came, by deadline, then by position in the log."""
@@ -230,15 +261,15 @@ class Join:
             deadline, order, event = heapq.heappop(self._deadlines)
             if not self._is_due(deadline, order, event):
                 continue
-            pending = self.events[event]
-            if pending.status == EARLY:
-                for key, value in (pending.rewards or {}).items():
-                    self._list(event, pending.first_reward, value, key, "unmatched")
-                self._leave_early(pending)
+            about = self.events[event]
+            if isinstance(about, EarlyEvent):
+                for key, value in about.rewards.items():
+                    self._list(event, about.first_reward, value, key, "unmatched")
+                self._leave_early(about)
                 del self.events[event]
-            else:
+            elif isinstance(about, PendingEvent):
                 self.current = event
-                yield self._expired(event, pending)
+                yield self._expired(event, about)
 
     def next_deadline(self) -> int | None:
         """Return when something expires next, None if nothing will."""
@@ -248,38 +279,40 @@ class Join:
 
     def oldest(self) -> int | None:
         """Return the position of the first record about an event that is not finished."""
-        return next((pending.first for pending in self.events.values() if not pending.finished), None)  # oldest first
+        unfinished = (about for about in self.events.values() if not isinstance(about, FinishedEvent))  # oldest first
+        return next((about.first for about in unfinished), None)
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many late and how many other rewards were listed since the last call."""
         counts, self.n_late, self.n_unmatched = (self.n_late, self.n_unmatched), 0, 0
         return counts
 
-    def waiting_rewards(self) -> list[Unmatched]:
+    def waiting_rewards(self) -> list[UncountedReward]:
         """Return the rewards whose event has not come so far; they count if it comes within the wait time."""
         return [
-            Unmatched(event, self.events[event].first_reward, value, key, EARLY)
-            for event in self.early()
-            for key, value in (self.events[event].rewards or {}).items()
+            UncountedReward(event, early.first_reward, value, key, EARLY)
+            for event, early in self.early().items()
+            for key, value in early.rewards.items()
         ]
 
-    def early(self) -> list[str]:
+    def early(self) -> dict[str, EarlyEvent]:
         """Return the events that have a reward or were activated, but not decided as far as is known."""
-        return [event for event, pending in self.events.items() if pending.status == EARLY]
+        return {event: about for event, about in self.events.items() if isinstance(about, EarlyEvent)}
 
     def events_of(self, user: str) -> set[str]:
         """Return the events of a user that are known."""
-        return {event for event, pending in self.events.items() if pending.user == user}
+        return {event for event, about in self.events.items() if _user_of(about) == user}
 
     def forget(self, events: set[str]) -> None:
         """Leave nothing of events."""
         for event in events & self.events.keys():
-            pending = self.events.pop(event)
-            self._leave_early(pending)
-            self._n_known -= len(pending.known) // HASH_BYTES
-            if pending.status in (WAITING, DEFERRED):
-                self.n_waiting -= 1
-                self.n_bytes -= self._bytes_of(event, pending)
+            about = self.events.pop(event)
+            if isinstance(about, EarlyEvent):
+                self._leave_early(about)
+            elif isinstance(about, PendingEvent):
+                self._leave_waiting(event, about)
+            else:
+                self._n_hashes -= len(about.reward_hashes) // HASH_BYTES
         self._finished = deque(event for event in self._finished if event not in events)
         self._deadlines = [entry for entry in self._deadlines if entry[2] not in events]
         heapq.heapify(self._deadlines)
@@ -287,37 +320,37 @@ class Join:
 
     def forget_old(self, cut: int, before: int) -> None:
         """Leave nothing of finished events that were decided up to a position, and of rewards before a time."""
-        self.forget({event for event, pending in self.events.items() if pending.finished and pending.order <= cut})
+        old = (event for event, about in self.events.items() if isinstance(about, FinishedEvent) and about.order <= cut)
+        self.forget({*old})
         self.unmatched = deque((entry for entry in self.unmatched if entry.time >= before), LISTED)
 
     def _is_due(self, deadline: int, order: int, event: str) -> bool:
         """Return whether an event is still to expire then: not settled, forgotten or put off since."""
-        pending = self.events.get(event)
-        return pending is not None and not pending.finished and (pending.deadline, pending.order) == (deadline, order)
+        about = self.events.get(event)
+        if about is None or isinstance(about, FinishedEvent):
+            return False
+        return (about.deadline, about.order) == (deadline, order)
 
-    def _pending(self, event: str, order: int) -> PendingEvent:
-        pending = self.events.get(event)
-        if pending is None:
-            pending = self.events[event] = PendingEvent(order, order)
+    def _event(self, event: str, order: int) -> EarlyEvent | PendingEvent | FinishedEvent:
+        about = self.events.get(event)
+        if about is None:
+            about = self.events[event] = EarlyEvent(order)
             self.n_early += 1
-        return pending
+        return about
 
-    def _wait(self, event: str, pending: PendingEvent, deadline: int | None) -> None:
-        pending.deadline = deadline
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, pending.order, event))
+    def _wait(self, event: str, about: EarlyEvent | PendingEvent, deadline: int) -> None:
+        about.deadline = deadline
+        heapq.heappush(self._deadlines, (deadline, about.order, event))
 
     def _settle_if_final(self, event: str, pending: PendingEvent) -> Settled | None:
-        if pending.status != WAITING or pending.rules is None or not pending.rewards:
-            return None
-        if pending.rules.aggregation != "earliest" or pending.rules.formula is not None:
+        rules = pending.rules
+        if pending.deferred or not pending.rewards or rules.aggregation != "earliest" or rules.formula is not None:
             return None
         return self._finish(event, pending, REWARDED, next(iter(pending.rewards.values())))
 
     def _expired(self, event: str, pending: PendingEvent) -> Settled:
-        if pending.status == DEFERRED:  # nobody saw it
+        if pending.deferred:  # nobody saw it
             return self._finish(event, pending, EXPIRED, None)
-        assert pending.rules is not None
         if pending.rewards and pending.rules.formula is not None:
             return self._finish(event, pending, REWARDED, None)
         if pending.rewards:
@@ -327,58 +360,135 @@ class Join:
         return self._finish(event, pending, EXPIRED, pending.rules.default)
 
     def _finish(self, event: str, pending: PendingEvent, status: str, reward: float | None) -> Settled:
-        assert pending.decided is not None
-        assert pending.rules is not None
-        assert pending.deadline is not None
         start = pending.deadline - pending.rules.wait
         delay = max(pending.first_reward - start, 0) if status == REWARDED else None
         outcomes: Mapping[str, float] = {}
         if status == REWARDED and pending.rules.formula is not None:
             outcomes, reward = _by_formula(pending.rewards or {}, pending.rules)
-        settled = Settled(event, pending.decided, reward, delay, outcomes)
-        self.n_waiting -= 1
-        self.n_bytes -= self._bytes_of(event, pending)
-        pending.known = b"".join([_hash(key) for key in pending.rewards or ()])
-        pending.decided, pending.rewards, pending.status, pending.finished = None, None, status, True
-        self._n_known += len(pending.known) // HASH_BYTES
+        self._leave_waiting(event, pending)
+        hashes, user = b"".join([_hash(key) for key in pending.rewards or ()]), pending.decided.user
+        self.events[event] = FinishedEvent(pending.order, pending.deadline, status, user, hashes)
+        self._n_hashes += len(hashes) // HASH_BYTES
         self._finished.append(event)
-        while len(self._finished) > REMEMBERED or self._n_known > MOST_KNOWN:
+        while len(self._finished) > REMEMBERED or self._n_hashes > MOST_KNOWN:
             forgotten = self.events.pop(self._finished.popleft(), None)
-            self._n_known -= 0 if forgotten is None else len(forgotten.known) // HASH_BYTES
-        return settled
+            if isinstance(forgotten, FinishedEvent):
+                self._n_hashes -= len(forgotten.reward_hashes) // HASH_BYTES
+        return Settled(event, pending.decided, reward, delay, outcomes)
 
-    def _late(self, event: str, pending: PendingEvent, time: int, value: float, key: str) -> None:
+    def _late(self, event: str, finished: FinishedEvent, time: int, value: float, key: str) -> None:
         """List a reward that counts no more, unless it is a repeat."""
-        hashed = _hash(key)
-        if hashed in {pending.known[k : k + HASH_BYTES] for k in range(0, len(pending.known), HASH_BYTES)}:
+        hashed, hashes = _hash(key), finished.reward_hashes
+        if hashed in {hashes[k : k + HASH_BYTES] for k in range(0, len(hashes), HASH_BYTES)}:
             return
-        if pending.n_late >= MOST_LATE:
+        if finished.n_late >= MOST_LATE:
             self._list(event, time, value, key, "too many")
             return
-        pending.known, pending.n_late, self._n_known = pending.known + hashed, pending.n_late + 1, self._n_known + 1
+        finished.reward_hashes, finished.n_late = hashes + hashed, finished.n_late + 1
+        self._n_hashes += 1
         self._list(event, time, value, key, "late")
 
-    def _leave_early(self, pending: PendingEvent) -> None:
+    def _leave_early(self, early: EarlyEvent) -> None:
         """Count an event no more among those that are not decided."""
-        if pending.status == EARLY:
-            self.n_early -= 1
-            self.n_early_rewards -= len(pending.rewards or ())
+        self.n_early -= 1
+        self.n_early_rewards -= len(early.rewards)
 
-    def _bytes_of(self, event: str, pending: PendingEvent) -> int:
-        assert pending.decided is not None
-        return _event_bytes(event, pending.decided) + _reward_bytes(pending.rewards)
+    def _leave_waiting(self, event: str, pending: PendingEvent) -> None:
+        """Count an event no more among those that wait."""
+        self.n_waiting -= 1
+        self.n_bytes -= _event_bytes(event, pending.decided) + _reward_bytes(pending.rewards)
 
-    def _drop_foreign(self, event: str, pending: PendingEvent, time: int, rules: Rules) -> None:
+    def _drop_foreign(self, event: str, early: EarlyEvent, time: int, rules: Rules) -> None:
         """List early rewards that do not count for the event: no outcomes of its formula, or outcomes without one."""
-        for key, value in [*(pending.rewards or {}).items()]:
+        for key, value in [*early.rewards.items()]:
             if _is_foreign(key, rules):
-                assert pending.rewards is not None
-                del pending.rewards[key]
+                del early.rewards[key]
                 self._list(event, time, value, key, "unmatched")
 
     def _list(self, event: str, time: int, value: float, key: str, why: str) -> None:
-        self.unmatched.append(Unmatched(event, time, value, key, why))
+        self.unmatched.append(UncountedReward(event, time, value, key, why))
         if why == "late":
             self.n_late += 1
         else:
             self.n_unmatched += 1
+
+
+def _user_of(about: EarlyEvent | PendingEvent | FinishedEvent) -> str | None:
+    if isinstance(about, PendingEvent):
+        return about.decided.user
+    return about.user if isinstance(about, FinishedEvent) else None
+
+
+# Where failures are not sent
+
+
+class DelayedExample(msgspec.Struct, gc=False):
+    """An event that is to be learned from; ``reward`` is None as long as none is known."""
+
+    event: str
+    order: int  # position of its decision
+    decided: Decided
+    n_bytes: int  # of memory that it takes, about, beside what the join has
+    reward: float | None = None
+
+
+class DelayedExamples:
+    """The events of a loop that are learned from after a time.
+
+    Where callers send clicks and nothing else, an event fails silently: that is certain once its wait time is over.
+    Learned as they come, clicks would be known long before the failures of the same time, and all that was ever clicked
+    would look perfect. So such an event is learned from after a time that is logged with its decision, with the reward
+    that came by then, else with the default. A reward that comes later counts in all figures and is not learned from.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, DelayedExample] = {}  # in the order of their decisions
+        self._times: list[tuple[int, int, str]] = []  # a heap of (microseconds, order, event)
+        self.n_bytes = 0  # of memory that they take, about
+        self.assumed_failed: set[str] = set()  # learned with the default, and still waiting for a reward
+
+    def put(self, event: str, order: int, time: int, decided: Decided) -> None:
+        """Let an event be learned from at a time."""
+        n_bytes = EXAMPLE_BYTES + len(event)
+        self._waiting[event] = DelayedExample(event, order, decided, n_bytes)
+        self.n_bytes += n_bytes
+        heapq.heappush(self._times, (time, order, event))
+
+    def settle(self, event: str, reward: float | None) -> bool:
+        """Note the final reward of an event; return whether it is learned from at its own time, before or after."""
+        if event in self.assumed_failed:
+            self.assumed_failed.remove(event)
+            return True
+        example = self._waiting.get(event)
+        if example is None:
+            return False
+        example.reward = reward
+        example.n_bytes += feature_bytes(example.decided)  # which the join has no more
+        self.n_bytes += feature_bytes(example.decided)
+        return True
+
+    def due(self, time: int) -> Iterator[DelayedExample]:
+        """Yield what is to be learned from by then."""
+        while self._times and self._times[0][0] <= time:
+            example = self._waiting.pop(heapq.heappop(self._times)[2], None)
+            if example is not None:
+                self.n_bytes -= example.n_bytes
+                if example.reward is None:
+                    self.assumed_failed.add(example.event)
+                yield example
+
+    def next_time(self) -> int | None:
+        """Return when something is due next, None if nothing will be."""
+        return self._times[0][0] if self._times else None
+
+    def oldest(self) -> int | None:
+        """Return the position of the first decision that is not learned from."""
+        return next((example.order for example in self._waiting.values()), None)
+
+    def forget(self, events: set[str]) -> None:
+        """Leave nothing of events."""
+        for event in events & self._waiting.keys():
+            self.n_bytes -= self._waiting.pop(event).n_bytes
+        self._times = [entry for entry in self._times if entry[2] not in events]
+        heapq.heapify(self._times)
+        self.assumed_failed -= events

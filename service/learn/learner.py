@@ -12,26 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from service.learn.erasures import Cleaning, clean_files, complete_erasures
-from service.learn.isolation import Trouble, UnlearnableRecord, alone, deleted_at, is_in_the_way
+from service.learn.erasures import Erasures
 from service.learn.loop_state import LoopState, digest
+from service.learn.loops import BATCH, Loops
 from service.learn.pruning import Prunings
-from service.learn.publishing import Followed, Published, publish_loop, published_now
-from service.learn.restoring import (
-    BATCH,
-    begin,
-    in_front_of,
-    known_users,
-    last_pruning,
-    rebuild,
-    restore_or_rebuild,
-    take,
-    take_or_step_back,
-)
-from service.learn.saving import Saver
-from service.learn.snapshots import DamagedSnapshot, SavedLoop, Snapshots
+from service.learn.publishing import WeightHistories, is_due, publish_loop
+from service.learn.snapshots import DamagedSnapshot, Saver, Snapshots
 from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, Pruning, StoreUnavailable
-from service.log.records import DELETED, LOOP, TICK, DamagedRecord, Entry, Record
+from service.log.records import TICK, Entry, Record
 from service.models.loop_metadata import LearnerView
 from service.models.personal import PersonalModels
 from service.models.published import Publisher
@@ -42,7 +30,7 @@ TELL_SECONDS = 5.0  # between two lines about a long start
 IDLE_SECONDS = 0.025  # between two looks at the log where no loop says otherwise
 
 
-class Appender(Protocol):
+class LearnerLog(Protocol):
     """What the learner asks of the log writer."""
 
     def append(self, groups: list[Group], epochs: Mapping[str, int] = ...) -> list[Outcome]: ...
@@ -51,13 +39,13 @@ class Appender(Protocol):
     def scrub(self, ticket: int) -> bool: ...
 
 
-class Learner:
+class Learner(Loops):
     """All loops of a machine. ``hold`` is the log's: whether this machine ends wait times and erasures of a loop."""
 
     def __init__(
         self,
         log: Log,
-        writer: Appender,
+        writer: LearnerLog,
         snapshots: Snapshots,
         publisher: Publisher,
         *,
@@ -66,28 +54,16 @@ class Learner:
         only: Collection[str] | None = None,
         hold: Callable[[str], int | None] | None = None,
     ) -> None:
-        self.log, self.writer, self.snapshots, self.publisher = log, writer, snapshots, publisher
-        self.personal = PersonalModels(publisher.memory)
-        self.loops: dict[str, LoopState] = {}
-        self.saver = Saver(snapshots, self.personal, snapshot_seconds, fork=fork)
-        self.hold = hold or log.hold
-        self.rebuilt = 0
-        self.n_taken = 0  # records so far
+        personal = PersonalModels(publisher.memory)
+        super().__init__(log, snapshots, personal, Saver(snapshots, personal, snapshot_seconds, fork=fork))
+        self.writer, self.publisher, self.hold = writer, publisher, hold or log.hold
         self.lag = 0.0  # seconds from the last record learned to the end of its log, of the loop furthest behind
-        self.trouble: Exception | None = None
         self._shrunk: str | None = None  # which log has become shorter
         self._only = only
-        self.positions: dict[str, int] = {}  # how far each loop's log was read; a deleted loop is in no other place
-        self.halted: dict[str, Trouble] = {}  # loops that stand still, and the record that each cannot take
-        self.cleaned: set[str] = set()  # tokens of erasures after which no file has anything of the user
-        self.cleaning: Cleaning | None = None  # what is under way for others
-        self._published: dict[str, Published] = {}  # what was last published of each loop
         self._shown: set[str] = set()  # loops that rankers can see, also while they stand still
         self._names: list[str] | None = None
-        self.prunings = Prunings()
-        self._removed: dict[str, tuple[int, int]] = {}  # records that went, and where the last pruning began
-        self.followed = Followed()
-        self.beat: Callable[[], None] = lambda: None  # a sign of life, given within long work too
+        self.erasures, self.prunings = Erasures(), Prunings()
+        self.weight_histories = WeightHistories()
 
     # start
 
@@ -122,11 +98,6 @@ class Learner:
                 n_read, n = sum(self.positions.values()), sum(head.last for head in self.log.heads().values())
                 logging.getLogger(__name__).warning("learning from the log: %s of %s records", f"{n_read:,}", f"{n:,}")
 
-    def open_loop(self, name: str, head: Head, saved: SavedLoop | None) -> None:
-        """Begin a loop; one of whose first records, or of whose base, is damaged is not served."""
-        with alone(self, name):
-            restore_or_rebuild(self, name, head, saved)
-
     # one turn
 
     def step(self, *, urgent: bool = True) -> bool:
@@ -138,8 +109,7 @@ class Learner:
         try:
             more = self.step_log()
             self._tick()
-            complete_erasures(self)
-            clean_files(self)
+            self.erasures.step(self)
             self.prunings.step(self)
             self.trouble = None
         except StoreUnavailable as error:
@@ -147,7 +117,7 @@ class Learner:
         if self.halted and self.trouble is None:
             self.trouble = next(iter(self.halted.values()))
         self.publish(urgent=urgent)
-        if self.cleaning is None:
+        if not self.erasures.is_cleaning:
             self.saver.save_if_due(self.loops)
         return more
 
@@ -161,12 +131,12 @@ class Learner:
             position = self.positions.get(name, 0)
             if head.last > position and self._follows(name):
                 entries: list[Entry] = []
-                with alone(self, name):
-                    entries = self._read(name, position)
-                    if entries and self._has_gaps(name, position):
-                        self._relearn(name)
+                with self.alone(name):
+                    entries = self.read_batch(name, position)
+                    if entries and self.has_gaps(name, position):
+                        self.relearn(name)
                     else:
-                        take_or_step_back(self, name, entries)
+                        self.take_or_step_back(name, entries)
                 began_again = bool(entries) and self.positions.get(name, 0) < entries[-1].position
                 more |= len(entries) == BATCH or began_again
                 if name in self.loops and name not in self.halted and self.positions[name] < head.last:
@@ -179,17 +149,6 @@ class Learner:
         while self.step_log():
             pass
         return self.loops.get(state.metadata.name) is state
-
-    def _has_gaps(self, name: str, position: int) -> bool:
-        """Return whether old events may have gone from what was just read from behind a position.
-
-        They go once the loop's holder has read up to the record that announces it; what it had read before is needed.
-        """
-        removed = self.log.heads()[name].removed
-        if self._removed.get(name, (0, 0))[0] != removed:
-            old = last_pruning(self.log, name)
-            self._removed[name] = removed, 0 if old is None else old.begun
-        return name in self.loops and self._removed.get(name, (0, 0))[1] > position
 
     def _check_length(self, heads: dict[str, Head]) -> None:
         """Learn no more once a log has become shorter: others may take the places of records that were learned."""
@@ -208,81 +167,12 @@ class Learner:
             where = self.publisher.memory.path.parent
             raise StoreUnavailable("full", f"there is no room for models in {where}: {error}") from error
 
-    def _read(self, name: str, position: int) -> list[Entry]:
-        """Return a batch, or what is in front of a damaged record; go on once that is dropped, or the loop deleted."""
-        if name in self.halted:
-            trouble = self.halted[name]
-            deleted = deleted_at(self.log, trouble)
-            if deleted > max(position, trouble.position):
-                self._drop(name)
-                self.positions[name] = deleted
-            elif is_in_the_way(self.log, trouble):
-                return []
-            elif isinstance(trouble, UnlearnableRecord) or trouble.position <= position or name not in self.loops:
-                self._relearn(name)  # what was dropped was taken in part, or is among those that are joined again
-            del self.halted[name]
-            position = self.positions.get(name, 0)
-        try:
-            return self.log.read(name, position, BATCH, bodies=False)
-        except DamagedRecord as damage:
-            self.halt(name, damage)
-            return in_front_of(self.log, damage, position)
-
-    def halt(self, name: str, trouble: Trouble) -> None:
-        logging.getLogger(__name__).error("loop %r stands still: %s", name, trouble)
-        self.halted[name] = self.trouble = trouble
-
-    def take_batch(self, name: str, entries: list[Entry]) -> None:
-        start = 0
-        self.n_taken += len(entries)
-        for k, entry in enumerate(entries):
-            if entry.kind in (LOOP, DELETED):
-                if name in self.loops:
-                    take(self.log, self.loops[name], entries[start:k])
-                start = k + 1
-                if entry.kind == LOOP and name not in self.loops:
-                    begin(self, entry)
-                elif entry.kind == DELETED:
-                    self._drop(name)
-        if name in self.loops:
-            take(self.log, self.loops[name], entries[start:])
-        if entries:
-            self.positions[name] = entries[-1].position
-        if name in self.loops and self.loops[name].missed_erasure:
-            self._relearn(name)
-
-    def _relearn(self, name: str) -> None:
-        """Begin a loop again, from the base of its last erasure: records that it had not read are gone."""
-        logging.getLogger(__name__).warning("loop %r is learned again: records that it needs are gone", name)
-        self.forget(name)
-        self.saver.drop(name)
-        rebuild(self, name)
-
-    def forget(self, name: str) -> None:
-        """Leave nothing of what was learned in a loop, in memory; what is published stays until it begins again."""
-        state = self.loops.pop(name, None)
-        self._published.pop(name, None)
-        if state is not None:
-            self.remove_personal(state)
-
-    def remove_personal(self, state: LoopState) -> None:
-        name = state.metadata.name
-        self.saver.finish()
-        users = {
-            *known_users(self.snapshots, name),
-            *(user for loop, user in self.personal.unsaved if loop == state.metadata.id),
-        }
-        self.personal.remove(state.metadata.id, users)
-
-    def _drop(self, name: str) -> None:
-        state = self.loops.pop(name, None)
+    def drop(self, name: str) -> LoopState | None:
+        state = super().drop(name)
         self._shown.discard(name)
-        if state is None:
-            return
-        self.remove_personal(state)
-        self.publisher.drop(name, state.metadata.id)
-        self._published.pop(name, None)
-        self.saver.drop(name)
+        if state is not None:
+            self.publisher.drop(name, state.metadata.id)
+        return state
 
     def _follows(self, name: str) -> bool:
         return self._only is None or name in self._only
@@ -299,7 +189,7 @@ class Learner:
         now = self.log.now()
         groups: list[Group] = []
         for name, state in self.loops.items():
-            with alone(self, name):
+            with self.alone(name):
                 deadline = state.next_deadline()
                 if deadline is not None and deadline <= now and self.epoch_to_end(name) is not None:
                     groups.append([Record(name, TICK)])
@@ -320,18 +210,17 @@ class Learner:
 
     def publish_again(self) -> None:
         """Let the next ``publish`` publish all loops."""
-        self._published.clear()
+        for state in self.loops.values():
+            state.published = None
 
     def publish(self, *, urgent: bool = True) -> None:
         """Publish the loops that have changed."""
         waiting_bytes = sum(state.waiting_bytes for state in self.loops.values())
         for name, state in self.loops.items():
-            before = self._published.get(name)
-            if before is None or before.is_due(state, urgent=urgent):
-                self._published[name] = published_now(state)  # or not: then it stands still
-                with alone(self, name):
-                    self.followed.note(state)
-                    publish_loop(self.publisher, state, self.cleaned, waiting_bytes)
+            if is_due(state, urgent=urgent):
+                with self.alone(name):
+                    self.weight_histories.note(state)
+                    publish_loop(self.publisher, state, self.erasures.cleaned, waiting_bytes)
                     self._shown.add(name)
         names = sorted({*self.loops, *(self.halted.keys() & self._shown)})
         if names != self._names:

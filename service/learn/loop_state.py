@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from service.learn.join import Decided, Join, Rules, Settled
-from service.learn.lessons import Lessons
+from service.learn.join import Decided, DelayedExamples, Join, Rules, Settled
 from service.log.records import (
     ACTIONS,
     ACTIVATE,
@@ -44,16 +43,15 @@ from service.settings import Settings
 REMEMBERED_ERASURES = 100
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
 SPARE_SETTINGS = 100  # before the oldest that is needed: rankers decide under settings that are not quite the newest
-PATIENT_TICK = 1_000_000  # microseconds that a lesson may be late where no record comes
+EXAMPLE_TICK = 1_000_000  # microseconds that a delayed example may be late where no record comes
 
 
-class Step(NamedTuple):
-    """An event to be counted, to be learned from, or both, with the position of the record that led to it."""
+class LastPublished(NamedTuple):
+    """What was last published of a loop, and when."""
 
-    settled: Settled
     position: int
-    counts: bool = True
-    learns: bool = True
+    changes: tuple[int, int, int, int]  # of settings, catalogue, erasures and clients
+    time: float  # monotonic
 
 
 class LoopState:
@@ -64,20 +62,21 @@ class LoopState:
 
     def __init__(self, metadata: LoopMetadata, shared: SharedModel, personal: PersonalModels) -> None:
         self.metadata, self.shared, self.personal, self.join = metadata, shared, personal, Join()
-        self.lessons = Lessons()
+        self.delayed = DelayedExamples()
         self.position = metadata.created_at
         self.time = 0  # of the last record
         self.record_checksum = 0  # of the last record: tells it from others at its position
         self.learn_from = 0
         self.pruned_to = metadata.pruned.cut  # decisions up to there are being deleted: some may still be read
         self.clients_changed = True
+        self.published: LastPublished | None = None
         self.unpublished_actions: set[str] | None = None  # of the catalogue; None: all
         self.unsaved_actions: set[str] = set()  # that the snapshot does not have as they are
         self.forgotten: list[str] = []  # users that the snapshot may still have
         self.missed_erasure = False  # an erasure was complete before its beginning was read
         self.careful = False  # learn from one event at a time, to find the one that cannot be learned from
         self._ignored: dict[str, set[str]] = {}  # events of users that are being erased
-        self._steps: list[Step] = []  # not carried out yet
+        self._settled: list[Settled] = []  # not counted and learned from yet
         self._rules: dict[int, Rules] = {}
 
     @property
@@ -114,7 +113,7 @@ class LoopState:
         """Go on from a position whose models are in place, and forget what was due by then: it is in them."""
         self.position, self.time = position, time
         self._pass_time(time)
-        self._steps.clear()
+        self._settled.clear()
         self.join.take_counts()
 
     def _count_listed(self) -> None:
@@ -125,13 +124,13 @@ class LoopState:
 
     def learn(self) -> None:
         """Learn from all that has settled."""
-        steps, self._steps = self._steps, []
+        events, self._settled = self._settled, []
         start = 0
-        for k in range(1, len(steps) + 1):  # runs of events that were decided under the same settings
-            ends = k == len(steps) or steps[k].settled.decided.settings != steps[start].settled.decided.settings
+        for k in range(1, len(events) + 1):  # runs of events that were decided under the same settings
+            ends = k == len(events) or events[k].decided.settings != events[start].decided.settings
             if ends or self.careful:
-                self.join.current = steps[start].settled.event
-                self._learn_run(steps[start:k], _settings_of(self.metadata, steps[start].settled.decided.settings))
+                self.join.current = events[start].event
+                self._learn_run(events[start:k], _settings_of(self.metadata, events[start].decided.settings))
                 start = k
 
     def _rank(self, entry: Entry) -> None:
@@ -151,7 +150,7 @@ class LoopState:
         decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
         if decision.learn_after is not None:
-            self.lessons.put(entry.event, entry.position, entry.time + decision.learn_after, decided)
+            self.delayed.put(entry.event, entry.position, entry.time + decision.learn_after, decided)
         settled = self.join.rank(entry.event, entry.position, entry.time, rules, decided, decision.deferred)
         if settled is not None:
             self._settle(settled, entry.position)
@@ -160,28 +159,28 @@ class LoopState:
         """Settle and learn what is due."""
         for settled in self.join.expire(time):
             self._settle(settled, self.position)
-        for lesson in self.lessons.due(time):
-            default = self._rules_of(lesson.decided.settings).default
-            reward = default if lesson.reward is None else lesson.reward
+        for example in self.delayed.due(time):
+            default = self._rules_of(example.decided.settings).default
+            reward = default if example.reward is None else example.reward
             if self.position >= self.learn_from:
-                learned = Settled(lesson.event, lesson.decided, reward, None)
-                self._steps.append(Step(learned, self.position, counts=False))
+                settled = Settled(example.event, example.decided, reward, None, position=self.position, counts=False)
+                self._settled.append(settled)
 
     def next_deadline(self) -> int | None:
         """Return by when the log must say that time has passed, None if nothing is to come."""
-        deadline, lesson = self.join.next_deadline(), self.lessons.next_time()
-        if lesson is not None:  # other records may say so first
-            lesson += PATIENT_TICK
-        return min([time for time in (deadline, lesson) if time is not None], default=None)
+        deadline, example = self.join.next_deadline(), self.delayed.next_time()
+        if example is not None:  # other records may say so first
+            example += EXAMPLE_TICK
+        return min([time for time in (deadline, example) if time is not None], default=None)
 
     def oldest_needed(self) -> int | None:
         """Return the position of the first record that must be read again after a restart."""
-        return min([at for at in (self.join.oldest(), self.lessons.oldest()) if at is not None], default=None)
+        return min([at for at in (self.join.oldest(), self.delayed.oldest()) if at is not None], default=None)
 
     @property
     def waiting_bytes(self) -> int:
         """About how many bytes of memory the events take that wait for a reward, or to be learned from."""
-        return self.join.n_bytes + self.lessons.n_bytes
+        return self.join.n_bytes + self.delayed.n_bytes
 
     def pending_from(self) -> int:
         """Return the position from which a restart reads the log again: events wait, or their late rewards may come."""
@@ -189,51 +188,46 @@ class LoopState:
         return first if oldest is None else min(oldest, first)
 
     def _settle(self, settled: Settled, position: int) -> None:
-        learns = not self.lessons.settle(settled.event, settled.reward)
+        learns = not self.delayed.settle(settled.event, settled.reward)
         if position >= self.learn_from:
-            self._steps.append(Step(settled, position, learns=learns))
+            self._settled.append(settled._replace(position=position, learns=learns))
 
-    def _learn_run(self, steps: Sequence[Step], settings: Settings) -> None:
-        statistics = self.metadata.statistics
+    def _learn_run(self, events: Sequence[Settled], settings: Settings) -> None:
         learned: list[LearnedEvent] = []
-        for (_, decided, reward, delay, _), position, counts, learns in steps:
-            if not counts:
-                if reward is not None:
-                    learned.append(LearnedEvent(decided.user, decided.features, reward, position))
-                continue
-            if decided.control:
-                self._count_control(reward, settings.control.learns)
-                if reward is not None and settings.control.learns:
-                    learned.append(LearnedEvent(decided.user, decided.features, reward, position))
-                continue
-            if delay is not None:
-                statistics.rewarded += 1
-                statistics.delay += delay
-            if reward is None:
-                continue
-            if learns:
-                learned.append(LearnedEvent(decided.user, decided.features, reward, position))
-            statistics.settled += 1
-            statistics.reward += reward
-            statistics.low += settings.default_reward is not None and reward <= settings.default_reward
-            statistics.baseline_weight += decided.baseline_weight
-            statistics.baseline_reward += decided.baseline_weight * reward
+        for settled in events:
+            decided, reward, learns = settled.decided, settled.reward, settled.learns
+            if settled.counts:
+                self._count(settled, settings)
+                learns = settings.control.learns if decided.control else learns
+            if reward is not None and learns:
+                learned.append(LearnedEvent(decided.user, decided.features, reward, settled.position))
         if learned:
             self.metadata.version = learned[-1].position
             self.shared.learn(learned, settings, self.metadata, self.personal)
             if self.careful:
                 self._check_finite()
 
+    def _count(self, settled: Settled, settings: Settings) -> None:
+        statistics, decided, reward = self.metadata.statistics, settled.decided, settled.reward
+        if settled.delay is not None and not decided.control:
+            statistics.rewarded += 1
+            statistics.delay += settled.delay
+        if reward is None:
+            return
+        if decided.control:
+            statistics.control_settled += 1
+            statistics.control_reward += reward
+            statistics.control_learned += settings.control.learns
+            return
+        statistics.settled += 1
+        statistics.reward += reward
+        statistics.low += settings.default_reward is not None and reward <= settings.default_reward
+        statistics.baseline_weight += decided.baseline_weight
+        statistics.baseline_reward += decided.baseline_weight * reward
+
     def _check_finite(self) -> None:
         if not self.shared.is_finite():
             raise FloatingPointError("the shared model would have numbers that are not finite")
-
-    def _count_control(self, reward: float | None, learns: bool) -> None:
-        if reward is not None:
-            statistics = self.metadata.statistics
-            statistics.control_settled += 1
-            statistics.control_reward += reward
-            statistics.control_learned += learns
 
     # settings and rules
 
@@ -315,7 +309,7 @@ class LoopState:
             return
         events = self.join.events_of(entry.user)
         self.join.forget(events)
-        self.lessons.forget(events)
+        self.delayed.forget(events)
         self._ignored[entry.user] = self._ignored.get(entry.user, set()) | events
         self.metadata.erasing = {**self.metadata.erasing, entry.user: decode_erase(entry.body).token}
         if entry.position >= self.learn_from:
@@ -349,15 +343,15 @@ class LoopState:
     def _take_erased(self, entry: Entry) -> None:
         body = decode_erased(entry.body)
         tokens = [body.token, *body.others]
-        known = not {*self.metadata.erasing.values(), *self.metadata.erased, self.metadata.pruned.token}.isdisjoint(
+        begun = not {*self.metadata.erasing.values(), *self.metadata.erased, self.metadata.pruned.token}.isdisjoint(
             tokens
         )
-        if entry.position >= self.learn_from and body.base > self.metadata.base and not known:
+        if entry.position >= self.learn_from and body.base > self.metadata.base and not begun:
             self.missed_erasure = True
         for user in [user for user, token in self.metadata.erasing.items() if token in tokens]:
             events = self._ignored.pop(user, set()) | self.join.events_of(user)
             self.join.forget(events)
-            self.lessons.forget(events)
+            self.delayed.forget(events)
             self.personal.remove(self.metadata.id, [user])  # and whatever a snapshot says of the erasure
             self.metadata.erasing = {name: token for name, token in self.metadata.erasing.items() if name != user}
             self.forgotten.append(user)  # the snapshot may name whom it was told to forget

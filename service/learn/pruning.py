@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 from service.learn.erasures import log_base
-from service.learn.isolation import alone
 from service.log.direct import is_pruned
 from service.log.protocol import Log, Pruning
 from service.log.records import ERASE, ERASED, EraseBody, ErasedBody, Record, encode
@@ -37,7 +36,7 @@ class Prunings:
         self.busy = False  # whether this machine deletes records
 
     def step(self, learner: Learner) -> None:
-        if learner.cleaning is not None:  # which relies on all changes being in the write-ahead log
+        if learner.erasures.is_cleaning:
             return
         self.busy = False
         for name, state in list(learner.loops.items()):
@@ -48,7 +47,7 @@ class Prunings:
                 if epoch is None:
                     self._retry[name] = time.monotonic() + RETRY_SECONDS
                 elif learner.catch_up(state):
-                    with alone(learner, name):
+                    with learner.alone(name):
                         self._go_on(learner, state, epoch)
 
     def _is_under_way(self, state: LoopState) -> bool:
@@ -99,8 +98,8 @@ def old_events(log: Log, state: LoopState, before: int) -> int:
     """Return up to which position events are older than a time, and none is in use."""
     metadata, needed = state.metadata, state.oldest_needed()
     least = max(metadata.created_at, metadata.pruned.cut)
-    known = state.position if needed is None else needed - 1
-    return max(min(last_before(log, metadata.name, before, least), known), least)
+    unneeded = state.position if needed is None else needed - 1
+    return max(min(last_before(log, metadata.name, before, least), unneeded), least)
 
 
 def _begin(learner: Learner, state: LoopState, before: int, token: str, epoch: int) -> None:
@@ -124,9 +123,9 @@ def last_before(log: Log, loop: str, moment: int, low: int) -> int:
     high = log.heads()[loop].last
     while low < high:
         middle = (low + high + 1) // 2
-        found = log.read(loop, middle - 1, 1, bodies=False)
-        if found and found[0].time < moment:
-            low = found[0].position
+        entries = log.read(loop, middle - 1, 1, bodies=False)
+        if entries and entries[0].time < moment:
+            low = entries[0].position
         else:
             high = middle - 1
     return low

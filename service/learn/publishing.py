@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import NamedTuple
+
+import numpy as np
 
 from fedres.checks import Array
-from service.learn.history import History
-from service.learn.loop_state import LoopState
+from service.learn.loop_state import LastPublished, LoopState
 from service.models.loop_metadata import LoopView
 from service.models.published import Publisher
 
@@ -39,7 +39,7 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
         [token for token in metadata.erased if token in cleaned],
         state.join.n_early,
         state.personal.n_users[metadata.id],
-        len(state.lessons.assumed),
+        len(state.delayed.assumed_failed),
         metadata.pruned.before,
         state.join.n_early_rewards,
         len(metadata.history),
@@ -52,55 +52,62 @@ def publish_loop(publisher: Publisher, state: LoopState, cleaned: Collection[str
     publisher.publish(view, *state.shared.publish(metadata.model_replaced_at))
 
 
-class Published(NamedTuple):
-    """What was last published of a loop, and when."""
+def is_due(state: LoopState, *, urgent: bool) -> bool:
+    """Return whether a loop is to be published; what was learned may wait, unless it is ``urgent``, other changes not.
 
-    position: int
-    changes: tuple[int, int, int, int]  # of settings, catalogue, erasures and clients
-    time: float  # monotonic
-
-    def is_due(self, state: LoopState, *, urgent: bool) -> bool:
-        """Return whether there is something new, and it is time: only what was learned may wait."""
-        if state.position == self.position:
+    It counts as published from here on: if that fails, the loop stands still.
+    """
+    metadata, now = state.metadata, time.monotonic()
+    changes = metadata.settings_version, metadata.catalogue_version, len(metadata.erased), metadata.clients.joined
+    before = state.published
+    if before is not None:
+        is_waiting = now - before.time < metadata.settings.update_interval and not urgent
+        if state.position == before.position or (is_waiting and changes == before.changes):
             return False
-        waited = time.monotonic() - self.time >= state.metadata.settings.update_interval
-        return urgent or waited or _changes(state) != self.changes
+    state.published = LastPublished(state.position, changes, now)
+    return True
 
 
-def published_now(state: LoopState) -> Published:
-    return Published(state.position, _changes(state), time.monotonic())
+class WeightHistory:
+    """The weights of a version, and when each of them changed, for versions from ``start`` on."""
+
+    def __init__(self, version: int, weights: Array) -> None:
+        self.start = self.version = version
+        self.weights: Array = weights.copy()
+        self._changed_at: Array = np.zeros(weights.size, dtype=np.int64)
+
+    def add(self, version: int, weights: Array) -> None:
+        """Note in which weights a version differs, in whatever bit, from the one before."""
+        self._changed_at[self.weights.view(np.uint32) != weights.view(np.uint32)] = version
+        self.version, self.weights = version, weights.copy()
+
+    def since(self, version: int) -> Array:
+        """Return the indices of the weights that changed after a version."""
+        return np.flatnonzero(self._changed_at > version)
 
 
-def _changes(state: LoopState) -> tuple[int, int, int, int]:
-    metadata = state.metadata
-    return metadata.settings_version, metadata.catalogue_version, len(metadata.erased), metadata.clients.joined
-
-
-class Followed:
-    """Loops whose devices ask what has changed: version and weights as published last, and when each weight changed."""
+class WeightHistories:
+    """The histories of loops whose devices fetch only what has changed."""
 
     def __init__(self) -> None:
-        self._loops: dict[str, tuple[int, Array, History | None]] = {}
+        self._loops: dict[str, WeightHistory] = {}
 
     def note(self, state: LoopState) -> None:
-        """Note which weights changed, for devices that fetch only those."""
-        known, now = self._loops.get(state.metadata.name), state.shared.weights
-        if known is None or known[0] == state.metadata.version or now is None:
+        """Note which weights of a loop changed, if devices have asked before."""
+        metadata, weights = state.metadata, state.shared.weights
+        history = self._loops.get(metadata.name)
+        if history is None or history.version == metadata.version or weights is None:
             return
-        version, weights, history = known
-        now = now.copy()
-        if weights.size == now.size and version >= state.metadata.created_at:
-            history = history or History(version, now.size)
-            history.add(weights, state.metadata.version, now)
+        if history.weights.size == weights.size and history.version >= metadata.created_at:
+            history.add(metadata.version, weights)
         else:
-            history = None
-        self._loops[state.metadata.name] = (state.metadata.version, now, history)
+            self._loops[metadata.name] = WeightHistory(metadata.version, weights)
 
-    def history(self, state: LoopState) -> History | None:
-        """Return which of a loop's weights changed when, from the first call on."""
-        loop, weights = state.metadata.name, state.shared.weights
+    def of_loop(self, state: LoopState) -> WeightHistory | None:
+        """Return the history of a loop's weights, which begins with the first call."""
+        name, weights = state.metadata.name, state.shared.weights
         if weights is None:
             return None
-        if loop not in self._loops:
-            self._loops[loop] = (state.metadata.version, weights.copy(), None)
-        return self._loops[loop][2]
+        if name not in self._loops:
+            self._loops[name] = WeightHistory(state.metadata.version, weights)
+        return self._loops[name]

@@ -2,28 +2,35 @@
 
 Never the truth: what is damaged or does not belong to the log raises ``DamagedSnapshot``, is thrown away and learned
 again. Every row has a checksum over its key too. Pending events are not in it: they are read from the log again.
+``Snapshots`` is the file; ``Saver`` writes it without stopping, by a forked child while its parent goes on learning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import sqlite3
+import time
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from service.learn.join import Unmatched
+from service.learn.join import UncountedReward
+from service.learn.loop_state import LoopState
 from service.log.protocol import StoreUnavailable
 from service.log.sqlite_gaps import dirty_pages, overwrite
 from service.models.loop_metadata import CatalogueAction, LoopMetadata
+from service.models.personal import PersonalModels
 
 FORMAT = 16
 TABLES = {"loop", "shared", "personal", "action", "writer"}
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+FAILED = "a snapshot could not be written, and the next one tries again: %s"
 PASSING = {  # errors that say nothing about the file
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -46,6 +53,9 @@ CREATE TABLE action (loop TEXT NOT NULL, id TEXT NOT NULL, put INTEGER NOT NULL,
 """
 
 
+log = logging.getLogger(__name__)
+
+
 class DamagedSnapshot(Exception):  # noqa: N818
     """The file is not what was written, or not of this log."""
 
@@ -60,35 +70,37 @@ class SavedLoop(msgspec.Struct):
     pending_from: int  # position of the first record about an event that is not finished, or a little earlier
     n_personal: int
     n_actions: int
-    unmatched: list[Unmatched]
+    unmatched: list[UncountedReward]
 
 
 PersonalRow = tuple[str, str, int, bytes]  # loop, user, changed, model
 ActionRows = dict[str, CatalogueAction | None]  # by id; None: it was retired
 
 
-class Changes(msgspec.Struct):
-    """All that is not in the file yet."""
+@dataclass
+class Changes:
+    """All that is not in the file yet: copies, so that learning can go on."""
 
-    loops: dict[str, SavedLoop] = {}
-    shared: dict[str, bytes] = {}
-    personal: list[PersonalRow] = []
-    erased: list[tuple[str, str]] = []  # loop and user
-    dropped: list[str] = []  # loops
-    actions: dict[str, ActionRows] = {}  # of each loop that changed
-    whole: list[str] = []  # loops whose actions above are all that they have
+    loops: dict[str, SavedLoop] = field(default_factory=dict)
+    shared: dict[str, bytes] = field(default_factory=dict)
+    personal: Iterable[PersonalRow] = ()
+    erased: list[tuple[str, str]] = field(default_factory=list)  # loop and user
+    dropped: list[str] = field(default_factory=list)  # loops
+    actions: dict[str, ActionRows] = field(default_factory=dict)  # of each loop that changed
+    whole: list[str] = field(default_factory=list)  # loops whose actions above are all that they have
+    unsaved: set[tuple[str, str]] = field(default_factory=set)  # users of whom ``personal`` has the models
 
 
 class Snapshots:
     """The file at ``path``, made if it is not there; a damaged one is thrown away unless it must ``exist``."""
 
-    def __init__(self, path: Path, *, exist: bool = False) -> None:
+    def __init__(self, path: Path, *, exist: bool = False, connection: sqlite3.Connection | None = None) -> None:
         self.path = path
         self.epoch: int | None = None  # of the writer that this is, None for any
         self.was_damaged = False
         self._n_writes = 0
         try:
-            self._connection: sqlite3.Connection | None = _opened(path)
+            self._connection: sqlite3.Connection | None = connection or _opened(path)
         except (sqlite3.DatabaseError, ValueError) as error:  # no text where a message should be is damage too
             if exist or getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING:
                 raise
@@ -119,14 +131,14 @@ class Snapshots:
         self._connection = _opened(self.path)
         self.was_damaged = False
 
-    def loops(self) -> list[SavedLoop]:
+    def loops(self, check: str = "quick_check(1)") -> list[SavedLoop]:
         """Return the loops as they were saved, after a look at the file as a whole."""
         if self.was_damaged:
             raise DamagedSnapshot("the file was none of this version's snapshots")
         with _damage():
-            [(found,)] = self._db.execute("PRAGMA quick_check(1)")
-            if found != "ok":
-                raise DamagedSnapshot(found)
+            wrong = [line for (line,) in self._db.execute(f"PRAGMA {check}") if line != "ok"]
+            if wrong:
+                raise DamagedSnapshot("; ".join(wrong))
             rows = self._db.execute("SELECT name, checksum, body FROM loop").fetchall()
             return [msgspec.msgpack.decode(_checked(f"loop {name}", *row), type=SavedLoop) for name, *row in rows]
 
@@ -137,21 +149,29 @@ class Snapshots:
                 return _checked(f"shared {loop}", checksum, model)
         raise DamagedSnapshot(f"the shared model of loop {loop!r} is missing")
 
-    def personal(self, loop: str, changed_after: int = 0) -> Iterator[tuple[str, int, bytes]]:
-        """Yield user, last change and model of a loop, by rising user."""
-        rows = "SELECT user, changed, checksum, model FROM personal WHERE loop = ? AND changed > ? ORDER BY user"
+    def personal(
+        self, loop: str, *, changed_after: int = 0, n_users: int | None = None
+    ) -> Iterator[tuple[str, int, bytes]]:
+        """Yield user, last change and model of a loop, by rising user; there must be ``n_users`` of them."""
+        rows, n = "SELECT user, changed, checksum, model FROM personal WHERE loop = ? AND changed > ? ORDER BY user", 0
         with _damage():
             for user, changed, checksum, model in self._db.execute(rows, (loop, changed_after)):
+                n += 1
                 yield user, changed, _checked(f"{loop} {user} {changed}", checksum, model)
+        if n_users not in (None, n):
+            raise DamagedSnapshot(f"{n} of {n_users} personal models of loop {loop!r} are there")
 
-    def catalogue(self, loop: str) -> dict[str, CatalogueAction]:
-        """Return a loop's catalogue."""
+    def catalogue(self, loop: str, n_actions: int | None = None) -> dict[str, CatalogueAction]:
+        """Return a loop's catalogue; there must be ``n_actions``."""
         rows = "SELECT id, put, checksum, features FROM action WHERE loop = ?"
         with _damage():
-            return {
+            catalogue = {
                 name: CatalogueAction(put, _checked(f"{loop} {name} {put}", checksum, features))
                 for name, put, checksum, features in self._db.execute(rows, (loop,))
             }
+        if n_actions not in (None, len(catalogue)):
+            raise DamagedSnapshot(f"{len(catalogue)} of {n_actions} actions of loop {loop!r} are there")
+        return catalogue
 
     def users(self, loop: str) -> list[str]:
         with _damage():
@@ -188,10 +208,10 @@ class Snapshots:
         begun, pages = self._n_writes, set[int]()
         file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            for n_slices, found in enumerate(dirty_pages(file)):
+            for n_slices, dirty in enumerate(dirty_pages(file)):
                 if n_slices:
                     yield
-                pages.update(found)
+                pages.update(dirty)
             self.release()
             if blocked or self._n_writes != begun:
                 raise StoreUnavailable("busy", "the snapshot was in use while it was cleaned: clean it again")
@@ -237,29 +257,24 @@ def _write(db: sqlite3.Connection, changes: Changes) -> None:
     db.executemany("DELETE FROM personal WHERE loop = ? AND user = ?", changes.erased)
     for loop, model in changes.shared.items():
         db.execute("REPLACE INTO shared VALUES (?, ?, ?)", (loop, _checksum(f"shared {loop}", model), model))
-    db.executemany("REPLACE INTO personal VALUES (?, ?, ?, ?, ?)", _personal_rows(changes.personal))
+    for loop, user, changed, model in changes.personal:
+        checksum = _checksum(f"{loop} {user} {changed}", model)
+        db.execute("REPLACE INTO personal VALUES (?, ?, ?, ?, ?)", (loop, user, changed, checksum, model))
     db.executemany("DELETE FROM action WHERE loop = ?", [(loop,) for loop in changes.whole])
     for loop, actions in changes.actions.items():
-        retired = [(loop, name) for name, action in actions.items() if action is None]
-        db.executemany("DELETE FROM action WHERE loop = ? AND id = ?", retired)
-        db.executemany("REPLACE INTO action VALUES (?, ?, ?, ?, ?)", _action_rows(loop, actions))
+        for name, action in actions.items():
+            if action is None:
+                db.execute("DELETE FROM action WHERE loop = ? AND id = ?", (loop, name))
+                continue
+            checksum = _checksum(f"{loop} {name} {action.put}", action.features)
+            db.execute(
+                "REPLACE INTO action VALUES (?, ?, ?, ?, ?)", (loop, name, action.put, checksum, action.features)
+            )
     for loop, saved in changes.loops.items():
         [(saved.n_personal,)] = db.execute("SELECT count(*) FROM personal WHERE loop = ?", (loop,))
         body = msgspec.msgpack.encode(saved)
         row = (saved.metadata.created_at, loop, _checksum(f"loop {loop}", body), body)
         db.execute("REPLACE INTO loop VALUES (?, ?, ?, ?)", row)
-
-
-def _personal_rows(rows: Sequence[PersonalRow]) -> Iterable[tuple[Any, ...]]:
-    for loop, user, changed, model in rows:
-        yield loop, user, changed, _checksum(f"{loop} {user} {changed}", model), model
-
-
-def _action_rows(loop: str, actions: ActionRows) -> Iterable[tuple[Any, ...]]:
-    for name, action in actions.items():
-        if action is not None:
-            checksum = _checksum(f"{loop} {name} {action.put}", action.features)
-            yield loop, name, action.put, checksum, action.features
 
 
 def _checksum(key: str, body: bytes) -> int:
@@ -285,43 +300,189 @@ def snapshot_damage(path: Path) -> list[str]:
 
     One of another version's format is not damaged: the service learns it again when it is started.
     """
-    found: list[str] = []
+    damages: list[str] = []
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0, isolation_level=None)
+        with contextlib.closing(Snapshots(path, connection=db)) as snapshots:
             db.execute("BEGIN")
             if db.execute("PRAGMA user_version").fetchall() != [(FORMAT,)]:
                 return []
-            found += [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
-            _check_rows(db, found)
-    except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError, TypeError) as error:
-        found.append(str(error))
-    return found
+            for saved in snapshots.loops("integrity_check"):
+                damages += _damages_of(saved, snapshots)
+    except (DamagedSnapshot, sqlite3.DatabaseError) as damage:
+        damages.append(str(damage))
+    return damages
 
 
-def _check_rows(db: sqlite3.Connection, found: list[str]) -> None:
-    n_rows = Counter[tuple[str, str]]()
-    rows = [
-        ("shared {}", "name, checksum, model", "shared"),
-        ("{} {} {}", "loop, user, changed, checksum, model", "personal"),
-        ("{} {} {}", "loop, id, put, checksum, features", "action"),
-    ]
-    for key, columns, table in rows:
-        for *names, checksum, model in db.execute(f"SELECT {columns} FROM {table}"):
-            n_rows[table, names[0]] += 1
-            _note_row(found, key.format(*names), checksum, model)
-    for name, checksum, body in db.execute("SELECT name, checksum, body FROM loop"):
-        if _note_row(found, f"loop {name}", checksum, body):
-            saved = msgspec.msgpack.decode(body, type=SavedLoop)
-            counts = [("personal", saved.n_personal, "personal models"), ("action", saved.n_actions, "actions")]
-            for table, n_wanted, what in counts:
-                if n_wanted != n_rows[table, name]:
-                    found.append(f"{n_rows[table, name]} of {n_wanted} {what} of loop {name!r} are there")
+def _damages_of(saved: SavedLoop, snapshots: Snapshots) -> Iterator[str]:
+    name = saved.metadata.name
+    for read in (
+        lambda: snapshots.shared(name),
+        lambda: [*snapshots.personal(name, n_users=saved.n_personal)],
+        lambda: snapshots.catalogue(name, saved.n_actions),
+    ):
+        try:
+            read()
+        except DamagedSnapshot as damage:
+            yield str(damage)
 
 
-def _note_row(found: list[str], key: str, checksum: int, body: bytes) -> bool:
+class Saver:
+    """Knows what the snapshot does not have yet. With ``fork``, others write; ``flush`` always writes at once."""
+
+    def __init__(self, snapshots: Snapshots, personal: PersonalModels, seconds: float, *, fork: bool) -> None:
+        self._snapshots, self._personal, self._seconds, self._fork = snapshots, personal, seconds, fork
+        self._due = time.monotonic() + seconds
+        self._saved: dict[str, int] = {}  # position of each loop in the file
+        self._versions: dict[str, int] = {}  # version of the shared model in the file
+        self._has_actions: set[str] = set()  # loops of whose actions the file lacks only ``unsaved_actions``
+        self._dropped: list[str] = []
+        self._erased: list[tuple[str, str]] = []  # loop and user
+        self.n_written = 0  # snapshots so far
+        self._child: tuple[int, Changes] | None = None  # the process that writes, and what
+
+    def note_saved(self, state: LoopState) -> None:
+        self._saved[state.metadata.name], self._versions[state.metadata.name] = state.position, state.metadata.version
+        self._has_actions.add(state.metadata.name)
+
+    def has(self, loop: str) -> bool:
+        """Return whether the file has a loop, and is to keep it."""
+        return loop in self._saved
+
+    def drop(self, loop: str) -> None:
+        """Forget a loop that was deleted."""
+        self._saved.pop(loop, None)
+        self._versions.pop(loop, None)
+        self._has_actions.discard(loop)
+        self._dropped.append(loop)
+
+    def erase(self, loop: str, user: str) -> None:
+        """Leave nothing of a user in the next snapshot."""
+        self._erased.append((loop, user))
+
+    def finish(self) -> None:
+        """Wait for the snapshot that is being written."""
+        self._reap(0)
+
+    @property
+    def is_unclean(self) -> bool:
+        """Whether the file may have what was erased or deleted."""
+        return bool(self._erased or self._dropped)
+
+    def save_if_due(self, loops: Mapping[str, LoopState]) -> None:
+        self._reap(os.WNOHANG)
+        if time.monotonic() < self._due or self._child is not None:
+            return
+        self._due = time.monotonic() + self._seconds
+        if self._fork:
+            self._start(loops)
+        else:
+            self.flush(loops)
+
+    def flush(self, loops: Mapping[str, LoopState], *, scrub: bool = False) -> None:
+        """Bring the file up to date; with ``scrub``, leave nothing in it of what it had before."""
+        self._reap(0)
+        changes = self._gather(loops)
+        try:
+            self._snapshots.write(changes, scrub=scrub)
+        except sqlite3.Error as error:
+            self._give_back(changes)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+                raise  # ends the learner; the next one rebuilds
+            raise StoreUnavailable("snapshot", f"the snapshot cannot be written: {error}") from error
+        except BaseException:
+            self._give_back(changes)
+            raise
+        self._written(changes)
+
+    def _start(self, loops: Mapping[str, LoopState]) -> None:
+        changes = self._gather(loops)
+        self._snapshots.release()
+        pid = os.fork()
+        if pid == 0:
+            _write_and_exit(self._snapshots, changes)
+        self._child = (pid, changes)
+
+    def _reap(self, options: int) -> None:
+        if self._child is None:
+            return
+        pid, changes = self._child
+        with contextlib.suppress(InterruptedError):
+            ended, status = os.waitpid(pid, options)
+            if ended:
+                self._child = None
+                if status == 0:
+                    self._written(changes)
+                else:
+                    if os.WIFSIGNALED(status):  # else the child has said why
+                        log.warning(FAILED, f"the process that wrote it ended with signal {os.WTERMSIG(status)}")
+                    self._give_back(changes)
+
+    def _gather(self, loops: Mapping[str, LoopState]) -> Changes:
+        names, personal = {state.metadata.id: name for name, state in loops.items()}, self._personal
+        changes = Changes(erased=self._erased, dropped=self._dropped, unsaved=personal.unsaved)
+        self._dropped, self._erased, personal.unsaved = [], [], set()
+        for name, state in loops.items():
+            if self._saved.get(name) != state.position:
+                changes.loops[name] = _saved_loop(state)
+                catalogue, unsaved = state.metadata.catalogue, state.unsaved_actions
+                if name not in self._has_actions:
+                    changes.whole.append(name)
+                    unsaved = set(catalogue)
+                changes.actions[name] = {action: catalogue.get(action) for action in unsaved}
+                state.unsaved_actions = set()
+                if self._versions.get(name) != state.metadata.version:
+                    changes.shared[name] = state.shared.to_bytes()
+        blocks = [
+            (names[loop], user, loops[names[loop]].kind, data)
+            for loop, user in changes.unsaved
+            if loop in names and (data := personal.data(loop, user)) is not None
+        ]
+        changes.personal = (
+            (name, user, changed, model.to_bytes())
+            for name, user, kind, data in blocks
+            for changed, model in [kind.read_personal(data)]
+        )
+        return changes
+
+    def _written(self, changes: Changes) -> None:
+        self.n_written += 1
+        for name, saved in changes.loops.items():
+            self._saved[name] = saved.position
+            self._has_actions.add(name)
+        for name in changes.shared:
+            self._versions[name] = changes.loops[name].metadata.version
+
+    def _give_back(self, changes: Changes) -> None:
+        self._dropped = [*changes.dropped, *self._dropped]
+        self._erased = [*changes.erased, *self._erased]
+        self._personal.unsaved |= changes.unsaved
+        self._has_actions -= changes.loops.keys()
+
+
+def _saved_loop(state: LoopState) -> SavedLoop:
+    bare = msgspec.structs.replace(state.metadata, catalogue={})
+    metadata, unmatched = (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=type(bare)),
+        list(state.join.unmatched),
+    )
+    n_actions = len(state.metadata.catalogue)
+    return SavedLoop(
+        metadata, state.position, state.time, state.record_checksum, state.pending_from(), 0, n_actions, unmatched
+    )
+
+
+def _write_and_exit(snapshots: Snapshots, changes: Changes) -> None:
+    """Write in a forked child, on a connection of its own; closing that empties the write-ahead log."""
+    code = 1
     try:
-        _checked(key, checksum, body)
-    except DamagedSnapshot as damage:
-        found.append(str(damage))
-        return False
-    return True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.closing(Snapshots(snapshots.path, exist=True)) as own:
+            own.epoch = snapshots.epoch
+            own.write(changes)
+        code = 0
+    except Exception as error:
+        log.warning(FAILED, error)
+    finally:
+        os._exit(code)

@@ -42,7 +42,7 @@ MOST_CLIENTS = 1024  # in a window: more end it early, so that the state stays s
 TRIMMED = 0.25  # the share of clients, or of uploads at either end, that has no say
 
 
-class Sent(msgspec.Struct, array_like=True):
+class ClientWindow(msgspec.Struct, array_like=True):
     """What one client has sent in a window."""
 
     uploads: int = 0
@@ -50,7 +50,7 @@ class Sent(msgspec.Struct, array_like=True):
     pull: float = 0.0  # Σ |error|·‖(x, 1)‖, or Σ ‖update‖, after the norm was clipped
 
 
-class Usual(msgspec.Struct, frozen=True, array_like=True):
+class WindowSummary(msgspec.Struct, frozen=True, array_like=True):
     """What clients sent in a window."""
 
     clients: int = 0
@@ -62,10 +62,10 @@ class Usual(msgspec.Struct, frozen=True, array_like=True):
 class Guard(msgspec.Struct):
     """What the defences remember of a loop's uploads: at most ``MOST_CLIENTS`` clients, however many come."""
 
-    sent: dict[str, Sent] = {}
+    sent: dict[str, ClientWindow] = {}
     seen: int = 0  # uploads in this window
     learned: int = 0  # the same, those beyond a client's share not counted
-    before: Usual = Usual()  # of the window before; in the first one, how many clients are waited for
+    before: WindowSummary = WindowSummary()  # of the window before; in the first one, how many clients are waited for
     nameless: int = 0  # events without a user in this window
     hosts: int = 0  # users in this window for whom the service decided
     hosted: int = 0  # the same, in the newest window that had some
@@ -95,7 +95,7 @@ class Guard(msgspec.Struct):
             user = f"\0{self.nameless // TURNS}"  # no id has a NUL
             self.nameless += 1
         self.hosts += user not in self.sent
-        own = self.sent.setdefault(user, Sent())
+        own = self.sent.setdefault(user, ClientWindow())
         own.uploads += 1
         own.norm += (norm - own.norm) / own.uploads
         own.pull += abs(error) * math.hypot(norm, 1.0)
@@ -109,7 +109,7 @@ class Guard(msgspec.Struct):
         ``joined`` is how many clients there are, heard or not.
         """
         if self._first():
-            self.before = Usual(min(joined, MOST_CLIENTS) // 2)  # the others may have gone
+            self.before = WindowSummary(min(joined, MOST_CLIENTS) // 2)  # the others may have gone
         own = self._admit(client, 0.0, defences)  # no client may fill the pools of a combination early in a window
         if own is None:
             return None
@@ -123,7 +123,7 @@ class Guard(msgspec.Struct):
 
     def forget(self, client: str) -> None:
         """Remove a client's name, and what it has sent in this window."""
-        uploads = self.sent.pop(client, Sent()).uploads
+        uploads = self.sent.pop(client, ClientWindow()).uploads
         self.seen, self.learned = self.seen - uploads, self.learned - uploads
 
     def _first(self) -> bool:
@@ -138,12 +138,12 @@ class Guard(msgspec.Struct):
         """Return how many clients there are: those of the window before may yet come."""
         return max(self.before.clients, len(self.sent))
 
-    def _admit(self, client: str, usual: float, defences: Defences) -> Sent | None:
+    def _admit(self, client: str, usual: float, defences: Defences) -> ClientWindow | None:
         """Count an upload and return what its client has sent, or None if that was its share already.
 
         The mean client has sent so much in this window as it is, or ``usual`` if that is more.
         """
-        own = self.sent.setdefault(client, Sent())
+        own = self.sent.setdefault(client, ClientWindow())
         mean = max(usual, self.learned / self._clients())
         self.seen += 1
         if defences.client_share is not None and own.uploads >= 1 + defences.client_share * mean:
@@ -154,7 +154,7 @@ class Guard(msgspec.Struct):
         return own
 
     def _clip(
-        self, own: Sent, values: Array, defences: Defences, at_first: Callable[[list[float]], float]
+        self, own: ClientWindow, values: Array, defences: Defences, at_first: Callable[[list[float]], float]
     ) -> tuple[Array, float]:
         """Return the values, scaled down if their norm is unusual, and their norm then.
 
@@ -167,7 +167,7 @@ class Guard(msgspec.Struct):
         limit = defences.max_norm * (self.before.norm or at_first([sent.norm for sent in self.sent.values()]))
         return (values, norm) if norm <= limit else (_scaled(values, limit / norm), limit)
 
-    def _weigh(self, own: Sent, pull: float, defences: Defences) -> float:
+    def _weigh(self, own: ClientWindow, pull: float, defences: Defences) -> float:
         """Return which part of a pull is within the client's budget."""
         if not math.isfinite(pull):
             return 0.0
@@ -192,7 +192,7 @@ class Guard(msgspec.Struct):
         clients = max(len(self.sent), 3 * self._clients() // 4)  # a burst of some must not hide the others
         if self.hosts or len(self.sent) >= self.hosted:  # a few devices while users are away are not what is usual
             norm = _kept_by_most([sent.norm for sent in self.sent.values()])
-            self.before = Usual(clients, self.learned / clients, norm, self._pull())
+            self.before = WindowSummary(clients, self.learned / clients, norm, self._pull())
         self.hosted = self.hosts or self.hosted
         self.sent, self.seen, self.learned, self.nameless, self.hosts = {}, 0, 0, 0, 0
 

@@ -37,10 +37,10 @@ def pin_body(loop: Loop, model: bytes) -> bytes:
 
 def read_pinned(log: Log, loop: str, position: int, settings: Settings) -> Pinned:
     """Return the model that the log has at a position; refuse where there is none."""
-    found: list[Entry] = log.read(loop, position - 1, 1)
-    if not found or found[0].position != position or found[0].kind != PIN:
+    entries: list[Entry] = log.read(loop, position - 1, 1)
+    if not entries or entries[0].position != position or entries[0].kind != PIN:
         raise invalid(f"control.pinned must be the position of a pinned model, got {position}", "control")
-    body = msgspec.msgpack.decode(found[0].body, type=PinBody)
+    body = msgspec.msgpack.decode(entries[0].body, type=PinBody)
     kind = model_kind(settings)
     weights, _ = kind.from_bytes(settings, body.model).publish(0)
     published = np.array(weights, np.float32)  # as rankers have them: other types would compile kernels anew
@@ -49,8 +49,8 @@ def read_pinned(log: Log, loop: str, position: int, settings: Settings) -> Pinne
 
 def wants_pinned(loop: Loop) -> bool:
     """Return whether a model decides that this ranker has not read yet."""
-    wanted = loop.view.settings.control.pinned
-    return wanted is not None and (loop.pinned is None or loop.pinned.position != wanted)
+    position = loop.view.settings.control.pinned
+    return position is not None and (loop.pinned is None or loop.pinned.position != position)
 
 
 async def ensure_pinned(context: RankerContext, name: str) -> None:

@@ -40,7 +40,7 @@ LOOK_UP_SECONDS = 10.0  # that a look into the log may take
 T = TypeVar("T")
 
 
-class Appender(Protocol):
+class RankerLog(Protocol):
     """How a ranker reaches the log."""
 
     @property
@@ -62,7 +62,7 @@ class RankerContext:
     def __init__(
         self,
         models: Models,
-        log: Appender,
+        log: RankerLog,
         learner: LearnerQuestions,
         open_log: Callable[[], Log],
         limits: Limits | None = None,
@@ -177,8 +177,8 @@ class RankerContext:
 
     def close(self) -> None:
         self.closed = True
-        for one in (self.reports, self.exports, self.jobs):
-            one.close()
+        for worker in (self.reports, self.exports, self.jobs):
+            worker.close()
         if self._archive is not None:
             self._archive.close()
 

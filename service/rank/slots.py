@@ -132,9 +132,9 @@ class Reserve:
         """Return whether the slot that counts on an action could have another."""
         before = dict(self._place_of)
         owner = self._place_of.pop(name)
-        found = self._augment(owner, {name})
+        is_spare = self._augment(owner, {name})
         self._place_of = before
-        return found
+        return is_spare
 
     def _augment(self, place: int, tried: set[str]) -> bool:
         """Find an action for a slot, of others too if they find one in turn."""
@@ -176,22 +176,23 @@ def _baseline_first(actions: list[Action], baseline: str | None) -> list[Action]
     return sorted(actions, key=lambda action: action.id != baseline)  # the others stay in their order
 
 
-def filled_before(request: SlotsRequest, event_id: str, known: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
+def filled_before(request: SlotsRequest, event_id: str, logged: Mapping[str, tuple[Entry, LoggedRank]]) -> SlotsResult:
     """Return the stored answer to a request that is the same as the one it was given for."""
 
-    def stored(asked: RankRequest) -> RankResult:
-        found = known.get(asked.event_id or "")
-        if found is None:
-            message = f"event_id {event_id!r} was already used with a different request, without {asked.event_id!r}"
+    def stored(slot_request: RankRequest) -> RankResult:
+        decision = logged.get(slot_request.event_id or "")
+        if decision is None:
+            missing = slot_request.event_id
+            message = f"event_id {event_id!r} was already used with a different request, without {missing!r}"
             raise ApiError(409, "event_exists", message, "event_id")
-        return repeated(asked, *found)
+        return repeated(slot_request, *decision)
 
     return fill(request, event_id, stored)
 
 
-def _answered(place: int, answer: Callable[[RankRequest], RankResult], asked: RankRequest) -> RankResult:
+def _answered(place: int, answer: Callable[[RankRequest], RankResult], slot_request: RankRequest) -> RankResult:
     try:
-        return answer(asked)
+        return answer(slot_request)
     except ApiError as error:
         if error.code != "invalid_features":
             raise

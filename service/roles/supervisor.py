@@ -294,7 +294,7 @@ def _remove_without_store(lease: Lease, config: Config) -> None:
 def prepare(config: Config) -> None:
     """Import and compile all that children need, make the store if it is not there, and what models are shown by."""
     from service.http.keys import check_keys, open_keys
-    from service.learn.losses import check_losses
+    from service.learn.loss_check import check_losses
     from service.log.opening import open_log
     from service.log.records import LOOP, Record, encode
     from service.models.published import make_current

@@ -129,8 +129,8 @@ class LoopReader:
         return rules_of(self._settings.get(position) or self._settings[self._newest])
 
     def _is_activated(self, event: str | None) -> bool:
-        pending = self._join.events.get(event or "")
-        return pending is not None and pending.rules is not None and pending.status != "deferred"
+        about = self._join.events.get(event or "")
+        return about is not None and about.status not in ("early", "deferred")
 
     def _rank(self, entry: Entry) -> None:
         assert entry.event is not None
@@ -160,7 +160,7 @@ class LoopReader:
         self._pending[entry.event] = decided, body
 
     def _settle(self, settled: Settled) -> None:
-        event, decided, reward, delay, outcomes = settled
+        event, decided, reward, delay, outcomes = settled[:5]
         if delay is None:
             self.funnel.expired += 1
         else:

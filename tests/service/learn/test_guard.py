@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.models.guard import MOST_CLIENTS, TURNS, Defences, Guard, Sent, Usual, combine
+from service.models.guard import MOST_CLIENTS, TURNS, ClientWindow, Defences, Guard, WindowSummary, combine
 
 OFF = Defences(max_norm=None, client_share=None, client_pull=None)
 ONE = np.ones(4, dtype=np.float32)
@@ -80,7 +80,7 @@ def test_the_state_is_plain_data_and_goes_on_as_if_it_had_never_been_written(sen
 
 def test_a_new_guard_shares_nothing_with_another():
     residual(Guard(), "a")
-    assert Guard() == Guard(sent={}, learned=0, before=Usual())
+    assert Guard() == Guard(sent={}, learned=0, before=WindowSummary())
 
 
 def test_features_are_scaled_down_to_twice_the_norm_that_most_keep():
@@ -196,9 +196,11 @@ def test_a_huge_update_that_comes_second_is_clipped_already():
 
 
 def test_a_flood_of_updates_is_held_to_its_share_at_all_times():
-    guard = Guard(before=Usual(20, 8.0, 2.0, 16.0))
+    guard = Guard(before=WindowSummary(20, 8.0, 2.0, 16.0))
     assert sum(guard.clip("flood", 0 * ONE, OFF) is not None for _ in range(7)) == 7
-    guard = Guard(sent={f"{i}": Sent(1) for i in range(20)}, learned=20, before=Usual(20, 8.0, 2.0, 16.0))
+    guard = Guard(
+        sent={f"{i}": ClientWindow(1) for i in range(20)}, learned=20, before=WindowSummary(20, 8.0, 2.0, 16.0)
+    )
     assert sum(guard.clip("0", 0 * ONE, Defences()) is not None for _ in range(30)) == 3
 
 

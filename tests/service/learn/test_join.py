@@ -153,7 +153,7 @@ def test_an_event_takes_only_so_many_rewards_and_lists_the_others(monkeypatch):
     play.at(2, "reward", "e", 1.0, "id 0").at(20, "reward", "e", 1.0, "id 9")
     assert play.rewards == [("e", 3.0)]
     assert play.listed == [("e", 1.0, "too many")] * 3 + [("e", 1.0, "late")]
-    assert len(play.join.events["e"].known) == 8 * 4
+    assert len(play.join.events["e"].reward_hashes) == 8 * 4
 
 
 def test_an_event_that_is_never_decided_takes_only_so_many_rewards(monkeypatch):
@@ -280,9 +280,7 @@ def test_a_finished_event_keeps_hashes_of_its_rewards_and_100_late_ones():
     for key in ("first", "late 0", "late 99"):
         play.at(400, "reward", "e", 1.0, key)
     assert [why for _, _, why in play.listed] == ["late"] * 100 + ["too many"] * 200
-    pending = play.join.events["e"]
-    assert pending.rewards is None
-    assert len(pending.known) == 8 * 101
+    assert len(play.join.events["e"].reward_hashes) == 8 * 101
 
 
 def test_an_event_that_is_not_decided_keeps_100_rewards():

@@ -9,8 +9,7 @@ import pytest
 from machine import Clock, Engine, running
 from playing import logged, play, raw, rebuilt, relearned, request
 
-from service.learn.saving import Saver
-from service.learn.snapshots import Snapshots, snapshot_damage
+from service.learn.snapshots import Saver, Snapshots, snapshot_damage
 from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from machine import SECOND, Clock, Engine, running
 
-from service.learn import loop_state, saving
-from service.learn.snapshots import Changes, Snapshots
+from service.learn import loop_state
+from service.learn.snapshots import Changes, Saver, Snapshots
 from service.log import sqlite
 from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action, RankRequest
@@ -121,7 +121,7 @@ async def test_no_process_is_forked_while_the_snapshot_is_open(tmp_path, monkeyp
 
         monkeypatch.setattr(os, "fork", fork)
         with pytest.raises(KeyboardInterrupt):
-            saving.Saver(snapshots, engine.learner.personal, 0.0, fork=True).save_if_due(engine.learner.loops)
+            Saver(snapshots, engine.learner.personal, 0.0, fork=True).save_if_due(engine.learner.loops)
         assert open_files
         assert not [name for name in open_files if name.startswith(snapshots.path.name)]
         assert engine.digest() == engine.rebuilt()
@@ -131,7 +131,7 @@ async def test_no_process_is_forked_while_the_snapshot_is_open(tmp_path, monkeyp
 async def test_the_files_of_the_snapshot_stay_as_large_as_what_is_in_them(tmp_path):
     """Nobody else has the file open, so a writer that leaves its write-ahead log leaves it for ever."""
     async with running(tmp_path) as engine:
-        saver = saving.Saver(engine.snapshots, engine.learner.personal, 0.0, fork=True)
+        saver = Saver(engine.snapshots, engine.learner.personal, 0.0, fork=True)
         sizes = []
         for k in range(12):
             await engine.rank("default", request(f"e{k}", "u"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedres.scoring.model import PersonalModel, SharedModel
-from service.learn.join import Unmatched
+from service.learn.join import UncountedReward
 from service.learn.snapshots import Changes, DamagedSnapshot, SavedLoop, Snapshots
 from service.models.loop_metadata import CatalogueAction, Clients, LoopMetadata, Statistics
 from service.settings import Settings
@@ -27,7 +27,9 @@ def head(position):
 
 
 def changes(position=9, users=("u",), reward=0.5, **more):
-    saved = SavedLoop(head(position), position, 100, 42, 7, 0, len(ACTIONS), [Unmatched("x", 1, 0.5, "id", "late")])
+    saved = SavedLoop(
+        head(position), position, 100, 42, 7, 0, len(ACTIONS), [UncountedReward("x", 1, 0.5, "id", "late")]
+    )
     rows = [("shop", user, position, taught(reward)) for user in users]
     actions = {"actions": {"shop": ACTIONS}, **more}
     return Changes({"shop": saved}, {"shop": SharedModel(4).to_bytes()}, rows, **actions)

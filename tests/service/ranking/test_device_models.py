@@ -12,7 +12,7 @@ from playing import weights
 from safetensors import safe_open
 from safetensors.numpy import load
 
-from service.learn.history import History
+from service.learn.publishing import WeightHistory
 
 
 def weights_of(model):
@@ -58,13 +58,13 @@ def test_a_delta_on_any_older_version_gives_the_new_weights_to_the_bit(tmp_path)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_a_history_knows_all_that_changed_since_each_version(seed, n):
-    rng, history = np.random.default_rng(seed), History(1, 20)
-    published = [(1, np.zeros(20, np.float32))]
+    rng, published = np.random.default_rng(seed), [(1, np.zeros(20, np.float32))]
+    history = WeightHistory(*published[0])
     for version in range(2, n + 2):
         weights = published[-1][1].copy()
         weights[rng.integers(20, size=3)] = rng.choice(np.array([0.0, -0.0, 1.0, np.nan], np.float32), size=3)
         published.append((10 * version, weights))
-        history.add(published[-2][1], *published[-1])
+        history.add(*published[-1])
     for version, weights in published:
         changed = history.since(version)
         patch = weights.copy()

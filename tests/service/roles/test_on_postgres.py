@@ -10,7 +10,7 @@ import pytest
 from machine import running
 
 from service.errors import ApiError
-from service.learn.losses import check_losses
+from service.learn.loss_check import check_losses
 from service.log import postgres
 from service.log.opening import Store
 from service.log.postgres import PostgresLog

@@ -20,7 +20,7 @@ from power_cut_vfs import Disk
 from service.admin.admin import Admin
 from service.errors import ApiError
 from service.learn import learner as learner_module
-from service.learn import restoring
+from service.learn import loops as loops_module
 from service.learn.learner import Learner
 from service.learn.snapshots import Snapshots
 from service.log import sqlite
@@ -301,7 +301,7 @@ class World:
 def patched_batches():
     """Let the learner take and remove few records at once, so that it is often behind."""
     stack = contextlib.ExitStack()
-    fewer = [(learner_module, "BATCH", BATCH), (restoring, "BATCH", BATCH)]
+    fewer = [(learner_module, "BATCH", BATCH), (loops_module, "BATCH", BATCH)]
     fewer += [(sqlite, "PRUNED_AT_ONCE", 3), (sqlite, "BASES_AT_ONCE", 2), (sqlite, "PAGES_AT_ONCE", 2)]
     for module, name, number in fewer:
         stack.callback(setattr, module, name, getattr(module, name))

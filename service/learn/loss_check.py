@@ -30,35 +30,35 @@ ADVICE = "restore a newer backup (fedres log restore, pg_restore), or start with
 
 def check_losses(store: Store, *, accept: bool = False) -> list[str]:
     """Refuse to start where records are missing; with ``accept``, return what is lost, and keep a copy of the rest."""
-    found = lost_records(store) if store.database is None else _lost_in_database(store)
-    if found and not accept:
-        raise StoreUnavailable("damaged", f"{'; '.join(found)}: {ADVICE}")
-    if found:
+    losses = lost_records(store) if store.database is None else _lost_in_database(store)
+    if losses and not accept:
+        raise StoreUnavailable("damaged", f"{'; '.join(losses)}: {ADVICE}")
+    if losses:
         _keep_aside(store.path)
-    return found
+    return losses
 
 
 def lost_records(store: Store) -> list[str]:
     """Return what shows that records are missing."""
     damage = wal_damage(store.path)
-    found = [f"{store.path}-wal is damaged: {damage}"] if damage is not None and damage.certain else []
+    losses = [f"{store.path}-wal is damaged: {damage}"] if damage is not None and damage.certain else []
     saved = {name: loop.position for name, loop in _saved_loops(store.beside("-models")).items()}
     if not store.path.exists() or not store.path.stat().st_size:
         left = [str(file) for file in with_companions(store.path)[1:] if file.exists() and file.stat().st_size]
         if saved or left:
-            known = left or [str(store.beside("-models"))]
-            found.append(f"{store.path} is missing, but {known[0]} is there")
-        return found
+            left_files = left or [str(store.beside("-models"))]
+            losses.append(f"{store.path} is missing, but {left_files[0]} is there")
+        return losses
     last = _last_positions(store.path)
     for loop, position in saved.items():
         if last is not None and last.get(loop, 0) < position:
-            found.append(_ends_early(loop, last.get(loop, 0), position))
-    return found
+            losses.append(_ends_early(loop, last.get(loop, 0), position))
+    return losses
 
 
 def _lost_in_database(store: Store) -> list[str]:
     """Return what shows that the database lost records, whether or not others have taken their positions since."""
-    saved, found = _saved_loops(store.beside("-models")), []
+    saved, losses = _saved_loops(store.beside("-models")), []
     if not saved:
         return []
     with contextlib.closing(open_log(store)) as log:
@@ -66,10 +66,10 @@ def _lost_in_database(store: Store) -> list[str]:
         for name, loop in saved.items():
             last = heads[name].last if name in heads else 0
             if last < loop.position:
-                found.append(_ends_early(name, last, loop.position))
+                losses.append(_ends_early(name, last, loop.position))
             elif not _has_record(log, name, loop):
-                found.append(f"record {loop.position} of loop {name!r} is not the one that its snapshot has learned")
-    return found
+                losses.append(f"record {loop.position} of loop {name!r} is not the one that its snapshot has learned")
+    return losses
 
 
 def _ends_early(loop: str, last: int, position: int) -> str:
@@ -113,9 +113,9 @@ def _keep_aside(path: Path) -> None:
     """Copy a write-ahead log that cannot be read to its end, and remove the snapshot, which is of another log now."""
     wal = path.with_name(path.name + "-wal")
     if wal.exists() and wal.stat().st_size:
-        aside = wal.with_name(f"{wal.name}.lost-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-        shutil.copyfile(wal, aside)
-        os.chmod(aside, 0o600)
+        copy = wal.with_name(f"{wal.name}.lost-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+        shutil.copyfile(wal, copy)
+        os.chmod(copy, 0o600)
         if not path.exists():
             wal.unlink()
     for file in with_companions(path.with_name(path.name + "-models")):

@@ -99,7 +99,7 @@ def test_a_click_after_that_counts_and_is_not_learned_from(tmp_path):
         before, view, digest = engine.context.loop("default").n_learned, engine.view(), engine.digest()
         assert before == view.n_assumed + view.statistics.rewarded
         assert view.n_waiting > view.n_assumed > 30  # the first ones have no learn_after
-        silent = next(iter(engine.learner.loops["default"].lessons.assumed))
+        silent = next(iter(engine.learner.loops["default"].delayed.assumed_failed))
         await engine.reward("default", silent, 1.0)
         await engine.settle()
         after = engine.view()
@@ -124,12 +124,12 @@ def test_models_are_those_of_the_log_wherever_it_was_restarted(tmp_path):
                 readers = Readers(engine, clock, seed=part)
                 readers.n = 1_000 * part
                 await readers.come(37)
-                lessons = engine.learner.loops["default"].lessons
-                live = engine.digest(), lessons.assumed, lessons.next_time(), engine.view().statistics
+                delayed = engine.learner.loops["default"].delayed
+                live = engine.digest(), delayed.assumed_failed, delayed.next_time(), engine.view().statistics
                 assert live[0] == engine.rebuilt()
             async with running(tmp_path, clock=clock) as engine:
-                lessons = engine.learner.loops["default"].lessons
-                assert (engine.digest(), lessons.assumed, lessons.next_time(), engine.view().statistics) == live
+                delayed = engine.learner.loops["default"].delayed
+                assert (engine.digest(), delayed.assumed_failed, delayed.next_time(), engine.view().statistics) == live
                 assert engine.learner.rebuilt == 0
         assert len(live[1]) > 100
 
@@ -143,7 +143,7 @@ def test_nothing_is_learned_of_a_user_who_was_erased_in_the_meantime(tmp_path):
         await engine.erase_user("default", "erased")
         clock.pass_seconds(10)
         await engine.settle()
-        assert "last" not in engine.learner.loops["default"].lessons.assumed
+        assert "last" not in engine.learner.loops["default"].delayed.assumed_failed
         assert await refused(missing(engine)) == (404, "unknown_user")
         assert engine.digest() == engine.rebuilt()
 

@@ -6,7 +6,7 @@ import pytest
 from machine import running
 from playing import play
 
-from service.learn.losses import check_losses, lost_records
+from service.learn.loss_check import check_losses, lost_records
 from service.log.opening import Store
 from service.log.protocol import StoreUnavailable
 
