@@ -124,7 +124,7 @@ class Exporter:
 
 
 def exporter(worker: Worker, loop: str, created_at: int) -> Exporter:
-    """Return an exporter of a loop that was made at ``since``; it remembers the settings and catalogues it has read."""
+    """Return an exporter of a loop; it remembers the settings and catalogues it has read."""
     return worker.kept(_exporter, worker, loop, created_at)
 
 

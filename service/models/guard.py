@@ -77,12 +77,12 @@ class Guard(msgspec.Struct):
 
         ``error`` is told the clipped values and says label − prediction; without it pulls are not looked at.
         """
-        own = self._admit(client, self.before.uploads, defences)
-        if own is None:
+        window = self._admit(client, self.before.uploads, defences)
+        if window is None:
             return values, 0.0
-        values, norm = self._clip(own, values, defences, _kept_by_most)
+        values, norm = self._clip(window, values, defences, _kept_by_most)
         pull = abs(error(values)) * math.hypot(norm, 1.0) if error else 0.0
-        weight = self._weigh(own, pull, defences)
+        weight = self._weigh(window, pull, defences)
         self._close()
         return values, weight
 
@@ -95,10 +95,10 @@ class Guard(msgspec.Struct):
             user = f"\0{self.nameless // TURNS}"  # no id has a NUL
             self.nameless += 1
         self.hosts += user not in self.sent
-        own = self.sent.setdefault(user, ClientWindow())
-        own.uploads += 1
-        own.norm += (norm - own.norm) / own.uploads
-        own.pull += abs(error) * math.hypot(norm, 1.0)
+        window = self.sent.setdefault(user, ClientWindow())
+        window.uploads += 1
+        window.norm += (norm - window.norm) / window.uploads
+        window.pull += abs(error) * math.hypot(norm, 1.0)
         self.seen += 1
         self.learned += 1
         self._close()
@@ -110,11 +110,11 @@ class Guard(msgspec.Struct):
         """
         if self._first():
             self.before = WindowSummary(min(joined, MOST_CLIENTS) // 2)  # the others may have gone
-        own = self._admit(client, 0.0, defences)  # no client may fill the pools of a combination early in a window
-        if own is None:
+        window = self._admit(client, 0.0, defences)  # no client may fill the pools of a combination early in a window
+        if window is None:
             return None
-        clipped, norm = self._clip(own, vector, defences, median_low)  # one huge step is never made good
-        weight = self._weigh(own, norm, defences)
+        clipped, norm = self._clip(window, vector, defences, median_low)  # one huge step is never made good
+        weight = self._weigh(window, norm, defences)
         early = self._early() and defences.max_norm is not None
         self._close()
         if early or weight == 0:
@@ -143,41 +143,41 @@ class Guard(msgspec.Struct):
 
         The mean client has sent so much in this window as it is, or ``usual`` if that is more.
         """
-        own = self.sent.setdefault(client, ClientWindow())
+        window = self.sent.setdefault(client, ClientWindow())
         mean = max(usual, self.learned / self._clients())
         self.seen += 1
-        if defences.client_share is not None and own.uploads >= 1 + defences.client_share * mean:
+        if defences.client_share is not None and window.uploads >= 1 + defences.client_share * mean:
             self._close()
             return None
-        own.uploads += 1
+        window.uploads += 1
         self.learned += 1
-        return own
+        return window
 
     def _clip(
-        self, own: ClientWindow, values: Array, defences: Defences, at_first: Callable[[list[float]], float]
+        self, window: ClientWindow, values: Array, defences: Defences, at_first: Callable[[list[float]], float]
     ) -> tuple[Array, float]:
         """Return the values, scaled down if their norm is unusual, and their norm then.
 
         In the first window ``at_first`` says what is usual, from the norms so far.
         """
         norm: float = _norm(values)
-        own.norm += (norm - own.norm) / own.uploads
+        window.norm += (norm - window.norm) / window.uploads
         if defences.max_norm is None:
             return values, norm
         limit = defences.max_norm * (self.before.norm or at_first([sent.norm for sent in self.sent.values()]))
         return (values, norm) if norm <= limit else (_scaled(values, limit / norm), limit)
 
-    def _weigh(self, own: ClientWindow, pull: float, defences: Defences) -> float:
+    def _weigh(self, window: ClientWindow, pull: float, defences: Defences) -> float:
         """Return which part of a pull is within the client's budget."""
         if not math.isfinite(pull):
             return 0.0
-        spent = own.pull
-        own.pull += pull
-        if defences.client_pull is None or own.pull <= defences.client_pull * self.before.pull:
+        spent = window.pull
+        window.pull += pull
+        if defences.client_pull is None or window.pull <= defences.client_pull * self.before.pull:
             return 1.0
-        one = 1 / (self.learned // len(self.sent)) if self._first() else 0.0  # an upload: somebody is first
-        budget = max(defences.client_pull * self.before.pull, (defences.client_pull + one) * self._pull())
-        return 1.0 if pull == 0 or own.pull <= budget else max(budget - spent, 0.0) / pull
+        one_upload = 1 / (self.learned // len(self.sent)) if self._first() else 0.0  # an upload: somebody is first
+        budget = max(defences.client_pull * self.before.pull, (defences.client_pull + one_upload) * self._pull())
+        return 1.0 if pull == 0 or window.pull <= budget else max(budget - spent, 0.0) / pull
 
     def _pull(self) -> float:
         """Return the mean client's pull in this window so far."""

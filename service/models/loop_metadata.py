@@ -50,6 +50,11 @@ class Clients(msgspec.Struct):
     numbers: dict[str, int] = {}
     joined: int = 0  # how many numbers were given; that of an erased client is not given again
 
+    @property
+    def version(self) -> int:
+        """A number that every change changes: of those who joined, and of those who were not erased."""
+        return self.joined * 2**20 + len(self.numbers)
+
     def add(self, client: str, most: int) -> None:
         """Give a client that has none the next number, unless all ``most`` are given."""
         if client not in self.numbers and self.joined < most:

@@ -9,6 +9,7 @@ import pytest
 from machine import Clock, Engine, running
 from playing import logged, play, raw, rebuilt, relearned, request
 
+from service.learn.join import FinishedEvent
 from service.learn.snapshots import Saver, Snapshots, snapshot_damage
 from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action
@@ -74,7 +75,7 @@ def test_a_crash_at_any_moment_leaves_a_store_that_learns_the_same(tmp_path):
 def pending(learner, loop="default"):
     """Return what waits in a loop: its events, when the next expires, and what was listed."""
     join = learner.loops[loop].join
-    events = {name: event for name, event in join.events.items() if not event.finished}
+    events = {name: event for name, event in join.events.items() if not isinstance(event, FinishedEvent)}
     return events, join.n_waiting, join.next_deadline(), [*join.unmatched]
 
 
@@ -278,7 +279,8 @@ def test_a_long_start_says_how_far_it_is(tmp_path, monkeypatch, caplog):
     async def story():
         async with running(tmp_path) as engine:
             await play(engine, 30)
-        monkeypatch.setattr("service.learn.learner.BATCH", 10)
+        for module in ("learner", "loops"):
+            monkeypatch.setattr(f"service.learn.{module}.BATCH", 10)
         monkeypatch.setattr("service.learn.learner.TELL_SECONDS", 0.0)
         for file in tmp_path.glob("store.db-models*"):
             file.unlink()
