@@ -181,7 +181,7 @@ def _play_adagrad(
             if use_personal:
                 for k in range(len(z)):
                     centre(its, l_values[r, p, k], z[k])
-            predict(shared, mine, slow[p], its, g_indices, x, g_stride, l_indices, z, l_stride, scores, parts)
+            predict(shared, mine, slow[p], its, (g_indices, x, g_stride), (l_indices, z, l_stride), scores, parts)
             explore(rule, n, n, scores, scores, allowed, probabilities)
             a = pick(probabilities, draw(seed, p, n))
             chosen[r, p], probability[r, p], offset[p] = a, probabilities[a], parts[a]

@@ -24,6 +24,7 @@ SEEN = 5  # what a client keeps: the sums and the n of ``Trusted`` and ``Paced``
 WEIGHED = 6  # places of 32 bits at the end of a shared model of two paces: the sums and the n of their evidence
 
 Five = tuple[float, float, float, float, float]
+Table = tuple[Array, Array, int]  # indices, values and stride of ``Actions``
 
 
 @bare_kernel
@@ -122,8 +123,8 @@ def average(kept: Array, values: Array) -> None:
 
 
 @bare_kernel
-def _shared_parts(shared: Array, indices: Array, values: Array, stride: int, out: Array) -> None:
-    start = 0
+def _shared_parts(shared: Array, x: Table, out: Array) -> None:
+    (indices, values, stride), start = x, 0
     if stride > 0 and out.size >= 5:
         while start < out.size:
             a = min(start, out.size - 5)
@@ -137,8 +138,8 @@ def _shared_parts(shared: Array, indices: Array, values: Array, stride: int, out
 
 
 @bare_kernel
-def _personal_parts(personal: Array, indices: Array, values: Array, stride: int, out: Array) -> None:
-    start = 0
+def _personal_parts(personal: Array, z: Table, out: Array) -> None:
+    (indices, values, stride), start = z, 0
     if stride > 0 and out.size >= 5:
         while start < out.size:
             a = min(start, out.size - 5)
@@ -157,12 +158,8 @@ def predict(
     personal: Array,
     slow: Array,
     kept: Array,
-    g_indices: Array,
-    g_values: Array,
-    g_stride: int,
-    l_indices: Array,
-    l_values: Array,
-    l_stride: int,
+    x: Table,
+    z: Table,
     out: Array,
     room: Array,
 ) -> None:
@@ -173,22 +170,22 @@ def predict(
     left in it.
     """
     if personal.size > 4:
-        _personal_parts(personal, l_indices, l_values, l_stride, out)
+        _personal_parts(personal, z, out)
     if personal.size > 4 and shared.size > 4:
         parts, more = room[: out.size], room[out.size : 2 * out.size]
-        _personal_parts(slow, l_indices, l_values, l_stride, parts)
+        _personal_parts(slow, z, parts)
         worth, much = trust(kept[0], kept[1]), share(kept[2], kept[3])
         for a in range(out.size):
             out[a] = much * out[a] + (1 - much) * (worth * parts[a])
         common, patient, weighed = paces(shared)
-        _shared_parts(common, g_indices, g_values, g_stride, parts)
-        _shared_parts(patient, g_indices, g_values, g_stride, more)
+        _shared_parts(common, x, parts)
+        _shared_parts(patient, x, more)
         much = share(weighed[0], weighed[1])
         for a in range(out.size):
             parts[a] = much * parts[a] + (1 - much) * more[a]
             out[a] = parts[a] + out[a]
     elif shared.size > 4:
-        _shared_parts(shared, g_indices, g_values, g_stride, out)
+        _shared_parts(shared, x, out)
     elif personal.size <= 4:
         out[:] = 0.0
     for a in range(out.size):

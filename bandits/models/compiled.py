@@ -18,6 +18,7 @@ from bandits.actions import Actions
 from bandits.models.adagrad import (
     SEEN,
     WEIGHED,
+    Table,
     average,
     centre,
     learn_alone,
@@ -33,11 +34,7 @@ from fedres.checks import Array
 from fedres.local_learners.adagrad import bare_kernel
 from fedres.policies.kernels import draw, explore, pick
 
-Maybe = Any  # an array, or None: numba compiles a kernel for each
-
-_ALIKE: tuple[Any, Any, int] = (None, None, 0)  # private features that are the shared ones
-
-_empty = np.empty  # looked up once: a third of the time of making a small array
+Maybe = Any  # a table, or None for private features that are the shared ones: numba compiles a kernel for each
 
 
 @bare_kernel
@@ -55,49 +52,24 @@ def parts(state: Array, setup: Array, stride: int, slot: int) -> tuple[Array, Ar
 
 
 @bare_kernel
-def _scores(
-    state: Array,
-    setup: Array,
-    slot: int,
-    g_indices: Array,
-    g_values: Array,
-    g_stride: int,
-    l_indices: Array,
-    l_values: Array,
-    l_stride: int,
-    out: Array,
-    room: Array,
-) -> None:
-    shared, mine, slow, its = parts(state, setup, l_stride, slot)
-    x = g_indices, g_values, g_stride
+def _scores(state: Array, setup: Array, slot: int, x: Table, z: Table, out: Array, room: Array) -> None:
+    indices, values, stride = z
+    shared, mine, slow, its = parts(state, setup, stride, slot)
     if its.size > SEEN:
-        seen = room[room.size - l_stride :].reshape((1, l_stride))
-        centre(its, l_values[0], seen[0])
-        predict(shared, mine, slow, its, *x, l_indices, seen, l_stride, out, room)
+        seen = room[room.size - stride :].reshape((1, stride))
+        centre(its, values[0], seen[0])
+        predict(shared, mine, slow, its, x, (indices, seen, stride), out, room)
     else:
-        predict(shared, mine, slow, its, *x, l_indices, l_values, l_stride, out, room)
+        predict(shared, mine, slow, its, x, z, out, room)
 
 
 @bare_kernel
-def scores(
-    state: Array,
-    setup: Array,
-    slot: int,
-    g_indices: Array,
-    g_values: Array,
-    g_stride: int,
-    l_indices: Maybe,
-    l_values: Maybe,
-    l_stride: int,
-    out: Array,
-    room: Array,
-) -> None:
+def scores(state: Array, setup: Array, slot: int, x: Table, z: Maybe, out: Array, room: Array) -> None:
     """Write the predictions for one of many clients; private features that are None are the shared ones."""
-    x = g_indices, g_values, g_stride
-    if l_indices is None:
-        _scores(state, setup, slot, *x, *x, out, room)
+    if z is None:
+        _scores(state, setup, slot, x, x, out, room)
     else:
-        _scores(state, setup, slot, *x, l_indices, l_values, l_stride, out, room)
+        _scores(state, setup, slot, x, z, out, room)
 
 
 @bare_kernel
@@ -105,17 +77,11 @@ def decide(
     state: Array,
     setup: Array,
     slot: int,
-    g_indices: Array,
-    g_values: Array,
-    g_stride: int,
-    l_indices: Maybe,
-    l_values: Maybe,
-    l_stride: int,
+    x: Table,
+    z: Maybe,
     some: bool,
     rule: Array,
-    n: int,
-    seed: int,
-    client: int,
+    drawn: Draw,
     out: Array,
     room: Array,
 ) -> tuple[int, float]:
@@ -123,76 +89,51 @@ def decide(
 
     Where only ``some`` are allowed, ``out`` says which, 1 or 0, before it is written.
     """
-    n_actions = out.size
+    (n, seed, client), n_actions = drawn, out.size
     probabilities, allowed = room[2 * n_actions : 3 * n_actions], room[3 * n_actions : 4 * n_actions]
     for a in range(n_actions):
         allowed[a] = out[a] if some else 1.0
-    scores(state, setup, slot, g_indices, g_values, g_stride, l_indices, l_values, l_stride, out, room)
+    scores(state, setup, slot, x, z, out, room)
     explore(rule, n, n, out, out, allowed, probabilities)  # no widths: its policies look at none
     action = pick(probabilities, draw(seed, client, n))
     return action, probabilities[action]
 
 
 @bare_kernel
-def learn_one(
-    state: Array,
-    setup: Array,
-    slot: int,
-    g_indices: Array,
-    g_values: Array,
-    g_shift: int,
-    l_indices: Array,
-    l_values: Array,
-    l_shift: int,
-    l_stride: int,
-    reward: float,
-    alone: bool,
-    room: Array,
+def _learn(
+    state: Array, setup: Array, slot: int, action: int, x: Table, z: Table, reward: float, alone: bool, room: Array
 ) -> float:
-    """Do what ``learn`` does, with features of the chosen action."""
+    (g_indices, g_values, g_stride), (l_indices, l_values, l_stride) = x, z
+    where, features = g_indices[min(action, len(g_indices) - 1)], g_values[min(action, len(g_values) - 1)]
+    here, seen = l_indices[min(action, len(l_indices) - 1)], l_values[min(action, len(l_values) - 1)]
+    shift, there = action * g_stride, action * l_stride
     shared, mine, slow, its = parts(state, setup, l_stride, slot)
     shared_rate, personal_rate = setup[2], setup[3]
     part = 0.0
     if mine.size > 4:
-        x = l_values
+        own = seen
         if its.size > SEEN:
-            x = room[room.size - l_stride :]
-            centre(its, l_values, x)
+            own = room[room.size - l_stride :]
+            centre(its, seen, own)
         if shared.size > 4:
-            offset = offset_of(shared, g_indices, g_shift, g_values)
-            part = learn_residual(mine, slow, its, l_indices, l_shift, x, reward, offset, personal_rate)
+            offset = offset_of(shared, where, shift, features)
+            part = learn_residual(mine, slow, its, here, there, own, reward, offset, personal_rate)
         else:
-            learn_alone(mine, l_indices, l_shift, x, reward, personal_rate)
-        average(its, l_values)
+            learn_alone(mine, here, there, own, reward, personal_rate)
+        average(its, seen)
     if alone and shared.size > 4:
-        learn_shared(shared, g_indices, g_shift, g_values, reward, part, shared_rate, mine.size > 4)
+        learn_shared(shared, where, shift, features, reward, part, shared_rate, mine.size > 4)
     return part
 
 
 @bare_kernel
 def learn(
-    state: Array,
-    setup: Array,
-    slot: int,
-    action: int,
-    g_indices: Array,
-    g_values: Array,
-    g_stride: int,
-    l_indices: Maybe,
-    l_values: Maybe,
-    l_stride: int,
-    reward: float,
-    alone: bool,
-    room: Array,
+    state: Array, setup: Array, slot: int, action: int, x: Table, z: Maybe, reward: float, alone: bool, room: Array
 ) -> float:
     """Let a client learn, and if it is ``alone`` in its round the shared model too; return what it uploads."""
-    where, x = g_indices[min(action, len(g_indices) - 1)], g_values[min(action, len(g_values) - 1)]
-    shift = action * g_stride
-    if l_indices is None:
-        return learn_one(state, setup, slot, where, x, shift, where, x, shift, g_stride, reward, alone, room)
-    here, z = l_indices[min(action, len(l_indices) - 1)], l_values[min(action, len(l_values) - 1)]
-    there = action * l_stride
-    return learn_one(state, setup, slot, where, x, shift, here, z, there, l_stride, reward, alone, room)
+    if z is None:
+        return _learn(state, setup, slot, action, x, x, reward, alone, room)
+    return _learn(state, setup, slot, action, x, z, reward, alone, room)
 
 
 @bare_kernel
@@ -201,23 +142,18 @@ def learn_and_decide(
     setup: Array,
     slot: int,
     action: int,
-    values: Array,
+    last: Table,
     reward: float,
     next_slot: int,
-    indices: Array,
-    next_values: Array,
-    stride: int,
+    x: Table,
     rule: Array,
-    n: int,
-    seed: int,
-    client: int,
+    drawn: Draw,
     out: Array,
     room: Array,
 ) -> tuple[int, float]:
-    """Do both, where private features are the shared ones and of the same indices: a call costs more than it does."""
-    learn(state, setup, slot, action, indices, values, stride, None, None, 0, reward, True, room)
-    x = indices, next_values, stride
-    return decide(state, setup, next_slot, *x, None, None, 0, False, rule, n, seed, client, out, room)
+    """Do both, where private features are the shared ones: a call costs more than it does."""
+    learn(state, setup, slot, action, last, None, reward, True, room)
+    return decide(state, setup, next_slot, x, None, False, rule, drawn, out, room)
 
 
 class AdaGradModel:
@@ -272,7 +208,7 @@ class AdaGradModel:
         self._settle()
         self._make_room(shared.n)
         out = np.empty(shared.n)
-        scores(self.state, self.setup, slot, *shared[2:], *private[2:], out, self.room)
+        scores(self.state, self.setup, slot, shared[2:], private[2:], out, self.room)
         return out, None
 
     def progress(self, slot: int, n: int) -> int:
@@ -282,41 +218,23 @@ class AdaGradModel:
         self, slot: int, shared: Actions, private: Actions, allowed: Array | None, rule: Array, drawn: Draw
     ) -> Choice:
         """Do what ``Predicting`` does, in one call of compiled code, which learns what is due as well."""
-        n, _, indices, values, stride = shared
-        number, seed, client = drawn
+        n, x = shared.n, shared[2:]
         if n != self.n_actions:
             self._make_room(n)
         due, self.due = self.due, None
-        if due is not None and allowed is None and private is shared:
-            learner, taken, last, same, reward = due
-            if same is last and last.indices is indices:
-                out = _empty(n)
-                action, probability = learn_and_decide(
-                    self.state,
-                    self.setup,
-                    learner,
-                    taken,
-                    last.values,
-                    reward,
-                    slot,
-                    indices,
-                    values,
-                    stride,
-                    rule,
-                    number,
-                    seed,
-                    client,
-                    out,
-                    self.room,
-                )
-                return action, probability, out, None
+        models, room = (self.state, self.setup), self.room
+        if due is not None and allowed is None and private is shared and due[2] is due[3]:
+            out = np.empty(n)
+            who, taken, last, _, reward = due
+            action, probability = learn_and_decide(
+                *models, who, taken, last[2:], reward, slot, x, rule, drawn, out, room
+            )
+            return action, probability, out, None
         if due is not None:
             self._learn(due, True)
         out = np.empty(n) if allowed is None else allowed.astype(np.float64)
-        l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
-        who, x, z = (self.state, self.setup, slot), (indices, values, stride), (l_indices, l_values, l_stride)
-        some = allowed is not None
-        action, probability = decide(*who, *x, *z, some, rule, number, seed, client, out, self.room)
+        z, some = None if private is shared else private[2:], allowed is not None
+        action, probability = decide(*models, slot, x, z, some, rule, drawn, out, room)
         return action, probability, out, None
 
     def play(self, samples: list[Sample]) -> None:
@@ -353,9 +271,8 @@ class AdaGradModel:
 
     def _learn(self, sample: Sample, alone: bool) -> float:
         slot, action, shared, private, reward = sample
-        l_indices, l_values, l_stride = _ALIKE if private is shared else private[2:]
-        z = l_indices, l_values, l_stride
-        return learn(self.state, self.setup, slot, action, *shared[2:], *z, reward, alone, self.room)
+        z = None if private is shared else private[2:]
+        return learn(self.state, self.setup, slot, action, shared[2:], z, reward, alone, self.room)
 
     def _learn_shared(self, arrived: list[tuple[Sample, float]]) -> None:
         for (_, action, x, _, reward), part in arrived:
