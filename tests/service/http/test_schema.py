@@ -48,6 +48,7 @@ RARELY_RIGHT = (  # it takes more than the type
     *("/model", "/evaluations", "/what-if", "/loops/{loop}", "/residuals", "/updates"),
     "/lift",  # a control group
     "/events/{event_id}",  # an event that was decided
+    "/recommend",  # a filter by what is in the catalogue
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
     *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there
