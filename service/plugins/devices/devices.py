@@ -17,7 +17,7 @@ from service.log.protocol import Duplicate, Refused, StoreUnavailable
 from service.log.records import JOIN, Record
 from service.models.published import Loop
 from service.plugins.devices.uploads import (
-    PublishedModel,
+    DeviceModel,
     Residual,
     Update,
     Uploaded,
@@ -74,7 +74,7 @@ class Devices:
         published = self._with_weights(loop)
         return published.view.version, score_actions(published, context, actions, self._context.preparer)
 
-    async def federated_model(self, loop: str, since: int | None = None) -> PublishedModel:
+    async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
         """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
         published, changed = self._context.loop(loop), None
         if not published.view.settings.has_widths:
@@ -85,7 +85,7 @@ class Devices:
         if since and changed is not None and since <= published.view.version <= changed[0]:
             indices = np.array(changed[1], np.int64)
         body = published.model.for_devices(published.view, published.weights, since, indices)
-        return PublishedModel(published.view.version, body, model_tag(published.view.version, published.weights))
+        return DeviceModel(published.view.version, body, model_tag(published.view.version, published.weights))
 
     def model_tag(self, loop: str) -> str:
         """Return the tag of the model that is published."""

@@ -231,7 +231,7 @@ def score_actions(loop: Loop, context: bytes, actions: Sequence[Action], prepare
     return scores
 
 
-class PublishedModel(NamedTuple):
+class DeviceModel(NamedTuple):
     """A shared model on its way to a device."""
 
     version: int
