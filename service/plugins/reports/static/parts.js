@@ -136,7 +136,7 @@ export function joined(line) {
     group.push(k);
     if (group.reduce((sum, one) => sum + line.events[one], 0) >= FEWEST) close();
   }
-  if (group.length) close();
+  if (group.length && made.reward.every(v => v === null)) close(); // else the newest few wait for more
   return made;
 }
 
