@@ -14,7 +14,7 @@ from typing import Protocol
 
 from service.learn.erasures import Erasures
 from service.learn.loop_state import LoopState, digest
-from service.learn.loops import BATCH, Loops
+from service.learn.loops import BATCH, FollowedLoops
 from service.learn.pruning import Prunings
 from service.learn.publishing import WeightHistories, is_due, publish_loop
 from service.learn.snapshots import DamagedSnapshot, Saver, Snapshots
@@ -39,7 +39,7 @@ class LearnerLog(Protocol):
     def scrub(self, ticket: int) -> bool: ...
 
 
-class Learner(Loops):
+class Learner(FollowedLoops):
     """All loops of a machine. ``hold`` is the log's: whether this machine ends wait times and erasures of a loop."""
 
     def __init__(

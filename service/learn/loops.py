@@ -32,7 +32,7 @@ from service.models.table import model_kind
 BATCH = 2_000  # records that are read together
 
 
-class Loops:
+class FollowedLoops:
     """The loops of a machine, how far each has read its log, and those that stand still."""
 
     def __init__(self, log: Log, snapshots: Snapshots, personal: PersonalModels, saver: Saver) -> None:

@@ -5,7 +5,7 @@ import contextlib
 from service.learn import learner as learner_module
 from service.learn import pruning, publishing
 from service.learn.join import Join
-from service.learn.loops import Loops
+from service.learn.loops import FollowedLoops
 from service.log import sqlite, sqlite_schema
 
 
@@ -48,14 +48,14 @@ def publish_before_learn():
 
 @contextlib.contextmanager
 def skip_a_record_on_restart():
-    restore = Loops.restore
+    restore = FollowedLoops.restore
 
     def skip(learner, name, head, saved):
         restore(learner, name, head, saved)
         if head.last > saved.position:
             learner.positions[name] += 1
 
-    with replaced(Loops, "restore", skip):
+    with replaced(FollowedLoops, "restore", skip):
         yield {}
 
 
