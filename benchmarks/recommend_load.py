@@ -21,6 +21,7 @@ from service_processes import Service, memory_mb, service
 PUT = 2_500  # items in one call
 PAGES = 60  # that teach: ten rewards each
 USERS = 20
+LOOP = "pages"  # of its own: the service of benchmarks comes with a catalogue
 
 
 def item(k: int, rng: random.Random) -> dict[str, Any]:
@@ -39,12 +40,12 @@ def fill(running: Service, n_items: int) -> float:
     rng, began = random.Random(1), time.perf_counter()
     for first in range(0, n_items, PUT):
         put = [item(k, rng) for k in range(first, min(first + PUT, n_items))]
-        ask(running, "PUT", "/v1/actions", {"put": put}, 204)
+        ask(running, "PUT", "/actions", {"put": put}, 204)
     return time.perf_counter() - began
 
 
 def ask(running: Service, method: str, path: str, body: Any, wanted: int = 200) -> Any:
-    status, reply = running.request(method, path, body)
+    status, reply = running.request(method, f"/v1/loops/{LOOP}{path}" if path else "/v1/loops", body)
     if status != wanted:
         raise RuntimeError(f"{path} was answered {status}: {reply.decode()}")
     return json.loads(reply) if reply else None
@@ -56,9 +57,9 @@ def page(k: int) -> dict[str, Any]:
 
 def teach(running: Service) -> None:
     for k in range(PAGES):
-        for shown in ask(running, "POST", "/v1/recommend", page(k))["items"]:
+        for shown in ask(running, "POST", "/recommend", page(k))["items"]:
             value = float(shown["id"].endswith("3"))
-            ask(running, "POST", f"/v1/events/{shown['event_id']}/reward", {"value": value}, 204)
+            ask(running, "POST", f"/events/{shown['event_id']}/reward", {"value": value}, 204)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -74,22 +75,23 @@ def timed(running: Service, pid: int, path: str, body: Any) -> tuple[float, floa
 
 def measure(n_items: int, n_calls: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), n_keys=0) as running:
+        ask(running, "POST", "", {"name": LOOP}, 201)
         filled = fill(running, n_items)
         began = time.perf_counter()
-        ask(running, "POST", "/v1/recommend", page(0))
+        ask(running, "POST", "/recommend", page(0))
         first = time.perf_counter() - began
         teach(running)
         [pid] = [pid for pid, role in running.roles().items() if role == "ranker"]
         pages, ranks, rng = [], [], random.Random(2)
         for k in range(n_calls):
-            pages.append(timed(running, pid, "/v1/recommend", page(k)))
-            actions = [{"id": f"i{rng.randrange(n_items)}"} for _ in range(10)]
+            pages.append(timed(running, pid, "/recommend", page(k)))
+            actions = [{"id": f"i{number}"} for number in rng.sample(range(n_items), 10)]
             request = {name: value for name, value in page(k).items() if name != "n"} | {"actions": actions}
-            ranks.append(timed(running, pid, "/v1/rank", request))
+            ranks.append(timed(running, pid, "/rank", request))
         began = time.perf_counter()
         hidden = {"put": [{"id": "i0", "features": {"genre": "g0", "_available": False}}]}
-        ask(running, "PUT", "/v1/actions", hidden, 204)
-        ask(running, "POST", "/v1/recommend", page(0))
+        ask(running, "PUT", "/actions", hidden, 204)
+        ask(running, "POST", "/recommend", page(0))
         changed = time.perf_counter() - began
         memory = memory_mb(running.roles())["ranker"]
     found = [*np.quantile(pages, (0.5, 0.99), axis=0).T.ravel(), *np.quantile(ranks, (0.5, 0.99), axis=0).T.ravel()]
