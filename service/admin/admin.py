@@ -39,8 +39,6 @@ from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
 from service.settings import DEFAULT_LOOP, FIXED, Settings, read_settings
 
-COMPILE_SECONDS = 60  # that a new loop waits for the code of its model at most
-
 
 class Admin:
     """What an admin key may do."""
@@ -66,20 +64,14 @@ class Admin:
         if name in self.loops():
             return await self._made_before(name, body)
         self._check_room(wanted)
-        await self._until_compiled(wanted)
+        if wanted.model != Settings().model:
+            await self._context.until_compiled()
         deleted = await self._context.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
         try:
             return await self._context.append_now(Record(name, LOOP, event, body=body))
         except Duplicate:
             return await self._made_before(name, body)
-
-    async def _until_compiled(self, settings: Settings) -> None:
-        """Wait for a model that no loop has: on a first start it is being compiled in the background."""
-        for _ in range(10 * COMPILE_SECONDS):
-            if settings.model == Settings().model or not self._context.models.compiling:
-                return
-            await asyncio.sleep(0.1)
 
     async def _made_before(self, name: str, body: bytes) -> int:
         """Return the version of a loop that was made with the same settings: the answer to that call was lost."""

@@ -49,7 +49,7 @@ LOOPS, LEARNER = key_of("loops"), key_of("learner")
 LEAST_ROOM = 1 << 28  # bytes that a folder has beside a second file, else that is made elsewhere
 NO_RULE: Array = np.zeros(0)
 CURRENT = "current"  # the file that says which published file is the newest
-COMPILING = "compiling"  # the file that is there while models that no loop had at the start are being compiled
+COMPILING = "compiling"  # the file that is there while something is compiled in the background
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -265,6 +265,7 @@ class Models:
         self._names: list[str] = []
         self._fresh: set[str] = set()  # loops that were looked at since the last publication
         self.memory: MemoryReader | None = None
+        self._compiling = True  # until there is no sign of it
 
     @property
     def ready(self) -> bool:
@@ -284,8 +285,9 @@ class Models:
 
     @property
     def compiling(self) -> bool:
-        """Whether models other than those of loops at the start are still being compiled."""
-        return (self._folder / COMPILING).exists()
+        """Whether what only some requests need is still being compiled in the background."""
+        self._compiling = self._compiling and (self._folder / COMPILING).exists()
+        return self._compiling
 
     def names(self) -> list[str]:
         """Return the names of all loops."""

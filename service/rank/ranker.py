@@ -35,6 +35,7 @@ ACTIONS_TOGETHER = 200  # of the requests that are decided with another one; the
 POLL_SECONDS = 0.004
 PUBLISH_SECONDS = 15.0  # that a change may take to be published
 ERASE_SECONDS = 120.0  # the same for an erasure
+COMPILE_SECONDS = 120.0  # that a request waits for code that is compiled in the background
 LOOK_UP_SECONDS = 10.0  # that a look into the log may take
 
 T = TypeVar("T")
@@ -156,6 +157,15 @@ class RankerContext:
                 raise ApiError(503, "not_published", message)
             await asyncio.sleep(POLL_SECONDS)
 
+    async def until_compiled(self) -> None:
+        """Return once everything is compiled: on a first start, what few requests need follows in the background."""
+        deadline = asyncio.get_running_loop().time() + COMPILE_SECONDS
+        while self.models.compiling:
+            if asyncio.get_running_loop().time() > deadline:
+                message = "what this request needs is still being compiled, as on every first start; try again"
+                raise ApiError(503, "starting", message)
+            await asyncio.sleep(0.1)
+
     async def append_now(self, record: Record) -> int:
         """Append a change; return its position once it is in force."""
         position = await self.append(record)
@@ -223,6 +233,7 @@ class Ranker:
         else:
             result = decision.result()
         if request.explain:
+            await self._context.until_compiled()
             result.explanations = await explain_all(decision.prepared, self._context.loop(loop), self._context.models)
         return result
 

@@ -262,9 +262,12 @@ def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Call
         progress = Progress()
         with serve_starting(config, first, progress), compiling(say, progress):
             prepare(config)
-        from service.roles.warm_up import compiling_rest
+            from service.roles.warm_up import compiling_rest, warm_up
 
-        undo.enter_context(compiling_rest(config.run))
+            if not progress.n:  # an earlier start left all code in the cache, so that the rest takes a second
+                warm_up(config.run)
+        if progress.n:
+            undo.enter_context(compiling_rest(config.run))
         sockets = [first]
         for _ in range(config.rankers - 1):  # only now: nobody would have accepted their connections
             sockets.append(undo.enter_context(bind(config.host, first.getsockname()[1], shared=True)))

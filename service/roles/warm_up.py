@@ -2,7 +2,8 @@
 
 What the default model needs is compiled before the service is ready, on two cores: a process of its own compiles what
 rankers call while this one compiles what the learner calls. Both leave it in numba's cache. The rest follows in the
-background: other models unless a loop uses them, explanations, recommendations, and uploads of devices.
+background, and requests that need it wait: other models unless a loop uses them, explanations, recommendations, and
+uploads of devices.
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def compiling_rest(folder: Path) -> Iterator[None]:
 def _compile_rest_nicely(folder: Path) -> None:
     os.nice(NICE)
     try:
-        compile_learning(MODELS, folder)
-        compile_ranking(MODELS, folder)
-        compile_rest(folder)
+        warm_up(folder)
     finally:
         (folder / COMPILING).unlink(missing_ok=True)
 

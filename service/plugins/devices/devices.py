@@ -145,6 +145,7 @@ class Devices:
 
     async def _checked(self, loop: str, check: Callable[[Loop], Iterator[Record]]) -> list[Record]:
         """Return what is to be logged, checked by the settings in force; other requests get their turn meanwhile."""
+        await self._context.until_compiled()
         while True:
             published = self._context.loop(loop)
             version, records, hold_until = published.view.settings_version, [], time.perf_counter() + LONGEST_HOLD

@@ -71,6 +71,7 @@ class Recommender:
     async def recommend(self, name: str, request: RecommendRequest) -> RecommendResult:
         """Return items for a user in a context, once the decisions are durable."""
         _check(request)
+        await self._context.until_compiled()
         page = request.event_id or new_event_id()
         if request.event_id is not None:
             known = await self._ranker.logged_ranks(name, events_of(page, request.n))

@@ -83,4 +83,5 @@ async def _explained(context: RankerContext, name: str, request: RankRequest) ->
         return []
     if loop.view.settings.crosses and n_explained_pairs(prepared) > EXPLAINED_PAIRS:
         return []
+    await context.until_compiled()
     return await explain_all(prepared, loop, context.models)

@@ -12,6 +12,9 @@ from machine import Clock, running
 
 from fedres.lease import Lease
 from service.models.published import COMPILING
+from service.plugins.recommend.recommender import Recommender
+from service.plugins.recommend.requests import RecommendRequest
+from service.rank.requests import Action, RankRequest
 from service.roles.warm_up import in_process, models_in
 
 PLAYED = """
@@ -64,17 +67,26 @@ def test_a_loop_with_the_default_model_needs_nothing_that_was_not_compiled_befor
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_loop_waits_for_the_code_of_its_model(tmp_path):
+def test_what_few_requests_need_is_waited_for_while_others_are_answered(tmp_path):
     async def story():
         async with running(tmp_path, clock=Clock()) as engine:
             compiling = engine.publisher.folder / COMPILING
             compiling.touch()
             await engine.create_loop("same")
-            created = asyncio.ensure_future(engine.create_loop("other", {"model": "adagrad"}))
-            await asyncio.wait([created], timeout=0.3)
-            assert not created.done()
+            request = RankRequest(actions=[Action("a"), Action("b")], explain=True)
+            await engine.put_actions("same", [Action("a"), Action("b")])
+            recommender = Recommender(engine.context, engine.parts[0])
+            waiting = [
+                asyncio.ensure_future(engine.create_loop("other", {"model": "adagrad"})),
+                asyncio.ensure_future(engine.rank("same", request)),
+                asyncio.ensure_future(recommender.recommend("same", RecommendRequest(n=2))),
+            ]
+            assert await engine.rank("same", RankRequest(actions=[Action("a"), Action("b")]))
+            await asyncio.wait(waiting, timeout=0.3)
+            assert not any(each.done() for each in waiting)
             compiling.unlink()
-            await created
+            _, explained, page = await asyncio.gather(*waiting)
+            assert len(explained.explanations) == len(page.items) == 2
             assert models_in(engine.log) == {"residual-kalman", "adagrad"}
 
     asyncio.run(story())
