@@ -14,7 +14,7 @@ from service import metrics
 from service.admin.admin import Admin
 from service.admin.status import Status
 from service.http.replies import json_response
-from service.http.request import loop_of, read_json, user_of
+from service.http.request import loop_of, read_json, read_lines, user_of
 from service.http.routes import ADMIN, BINARY, DEVICE, JSON, LINES, OPEN, READ, TEXT, Routes
 from service.rank.requests import Action, Id
 from service.settings import Settings
@@ -98,9 +98,12 @@ def loop_routes(admin: Admin) -> Routes:
     async def get_actions(loop: Loop) -> Response:
         return json_response({"actions": admin.actions(loop)})
 
-    @routes.of_loop("PUT", "/actions", ADMIN, "Add, change or retire actions.", body=CatalogueChange, status=204)
+    @routes.of_loop(
+        "PUT", "/actions", ADMIN, "Add, change or retire actions.", body=CatalogueChange, status=204, or_lines=True
+    )
     async def put_actions(loop: Loop, request: Request) -> Response:
-        change = await read_json(request, CatalogueChange)
+        lines = await read_lines(request, Action)
+        change = await read_json(request, CatalogueChange) if lines is None else CatalogueChange(lines)
         await admin.put_actions(loop, put=change.put, retire=change.retire)
         return Response(status_code=204)
 

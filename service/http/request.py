@@ -17,7 +17,7 @@ from fedres import checks
 from service.errors import ApiError
 from service.hints import hint
 from service.http.replies import Receive
-from service.http.routes import PARAMETERS
+from service.http.routes import LINES, PARAMETERS
 from service.settings import DEFAULT_LOOP
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a body may raise
@@ -93,10 +93,10 @@ def _gunzip(body: bytes, limit: int) -> bytes:
     return content
 
 
-def check_media_type(media_type: bytes | None, expected: bytes) -> None:
+def check_media_type(media_type: bytes | None, *expected: bytes) -> None:
     """Refuse a body of another type, and one without a type: a browser sends that for any page that asks it to."""
-    if (media_type or b"").partition(b";")[0].strip().lower() != expected:
-        message = _must("Content-Type", expected.decode(), media_type or b"none")
+    if (media_type or b"").partition(b";")[0].strip().lower() not in expected:
+        message = _must("Content-Type", b" or ".join(expected).decode(), media_type or b"none")
         raise ApiError(415, "unsupported_media_type", message, "Content-Type")
 
 
@@ -161,6 +161,19 @@ async def loop_of(request: Request) -> str:
 
 async def user_of(request: Request) -> str:
     return str(request.scope[PARAMETERS]["user"])
+
+
+async def read_lines(request: Request, kind: type[T]) -> list[T] | None:
+    """Return the lines of a body of JSON lines, each as ``kind``; None where the body is of another type."""
+    if not request.headers["content-type"].lower().startswith(LINES):
+        return None
+    decoder, read = msgspec.json.Decoder(kind), []
+    for number, line in enumerate((await request.body()).split(b"\n"), 1):
+        try:
+            read += [decode(decoder, line)] if line.strip() else []
+        except ApiError as error:
+            raise ApiError(error.status, error.code, f"line {number}: {error.message}", error.target) from None
+    return read
 
 
 async def read_json(request: Request, kind: type[T]) -> T:

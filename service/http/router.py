@@ -44,7 +44,7 @@ from service.http.request import (
     too_large,
     unreadable,
 )
-from service.http.routes import CLIENT, OPEN, PARAMETERS, Call, Reshape, Route
+from service.http.routes import CLIENT, LINES, OPEN, PARAMETERS, Call, Reshape, Route
 from service.logs import Request, serving
 
 UNKNOWN = "unknown"  # the path in metrics of all that have no route: a client must not choose our labels
@@ -200,7 +200,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
 async def read_request(route: Route, headers: RequestHeaders, receive: Receive, limit: int) -> Any:
     """Return the body, at most ``limit`` bytes, decoded where the route has a type for it."""
     if route.media_type is not None and headers.media_type != route.media_type:
-        check_media_type(headers.media_type, route.media_type)
+        check_media_type(headers.media_type, route.media_type, *[LINES.encode()] * route.or_lines)
     length, encoding = headers.length, headers.encoding
     if encoding is not None:
         check_encoding(encoding)

@@ -65,6 +65,7 @@ class Route:
     summary: str = ""
     body: type | str | None = None  # its type, or a media type
     body_type: str | None = None  # the media type of bodies, None where any will do
+    or_lines: bool = False  # the body may be JSON lines, too
     limit: str = "body_bytes"  # which of the limits bounds its body
     decoded: bool = False  # a handler gets the body as its type
     reply: type | str | None = None

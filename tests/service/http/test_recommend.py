@@ -78,3 +78,19 @@ def test_popular_items_are_listed(client, films):
     assert [item.keys() for item in page["items"]] == [{"id", "score", "events"}] * 3
     assert client.get(f"{films}/popular", params={"n": 0}).status_code == 422
     assert client.get(f"{films}/popular", params={"m": 1}).json()["error"]["code"] == "unknown_parameter"
+
+
+def test_a_catalogue_comes_in_lines_too(client):
+    client.post("/v1/loops", json={"name": "lines"})
+    path, lines = "/v1/loops/lines/actions", {"Content-Type": "application/x-ndjson; charset=utf-8"}
+    body = "\n".join(json.dumps(film) for film in FILMS) + "\n\n"
+    assert client.put(path, content=body, headers=lines).status_code == 204
+    assert client.get(path).json()["actions"] == FILMS
+    for wrong, status, code in [('{"id": 1}', 422, "invalid_request"), ("{", 400, "invalid_json")]:
+        refused = client.put(path, content=f"{json.dumps(FILMS[0])}\n{wrong}", headers=lines)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (status, code)
+        assert error["message"].startswith("line 2: ")
+    assert client.get(path).json()["actions"] == FILMS
+    assert client.put(path, content=body, headers={"Content-Type": "text/csv"}).status_code == 415
+    assert client.post("/v1/loops/lines/rank", content=body, headers=lines).status_code == 415
