@@ -98,6 +98,9 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
     "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
     "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
+    "catalogue_actions": ("fedres_catalogue_actions", False, "Actions in the catalogue."),
+    "catalogue_bytes": ("fedres_catalogue_bytes", False, "Bytes of their ids and features."),
+    "shared_model_bytes": ("fedres_shared_model_bytes", False, "Bytes of the shared model, in each ranker."),
     "events_since": (
         "fedres_events_since_seconds",
         False,

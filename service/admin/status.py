@@ -148,11 +148,17 @@ class Status:
             return {}
 
     def _gauges(self, name: str, heads: Mapping[str, Head]) -> dict[str, float]:
-        view = self._context.loop(name).view
+        loop = self._context.loop(name)
+        view = loop.view
         head = heads.get(name)
         behind = 0 if head is None else max(head.last - view.position, 0)
         seconds = max(0.0, (head.time - view.time) / 1e6) if head is not None and behind else 0.0
-        return reports.gauges(view, behind, seconds)
+        sizes = {
+            "catalogue_actions": len(loop.catalogue),
+            "catalogue_bytes": loop.copied.n_bytes,
+            "shared_model_bytes": loop.weights.nbytes,
+        }
+        return reports.gauges(view, behind, seconds) | sizes
 
 
 def write_processes(folder: Path, processes: Sequence[Process]) -> None:

@@ -92,5 +92,9 @@ def test_a_catalogue_comes_in_lines_too(client):
         assert (refused.status_code, error["code"]) == (status, code)
         assert error["message"].startswith("line 2: ")
     assert client.get(path).json()["actions"] == FILMS
+    sizes = client.get("/v1/status").json()["loops"]["lines"]
+    assert sizes["catalogue_actions"] == len(FILMS)
+    assert sizes["catalogue_bytes"] == sum(len(film["id"]) + len(json.dumps(film["features"])) for film in FILMS)
+    assert 0 < sizes["shared_model_bytes"] < 64e6
     assert client.put(path, content=body, headers={"Content-Type": "text/csv"}).status_code == 415
     assert client.post("/v1/loops/lines/rank", content=body, headers=lines).status_code == 415
