@@ -92,7 +92,7 @@ def test_a_loop_whose_first_answer_was_lost_is_there_and_ours(live, fault):
     name = f"made-{fault}"
     with FaultyProxy(live.address, lambda request: next(first, PASS)) as proxy, Client(proxy.url) as client:
         assert client.create_loop(name, {"epsilon": 0.25})["epsilon"] == 0.25
-        with pytest.raises(ServiceError, match="loop must be new") as refused:
+        with pytest.raises(ServiceError, match="exists with other settings") as refused:
             client.create_loop(name, {"epsilon": 0.5})
     assert refused.value.status == 409
 

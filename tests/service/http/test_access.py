@@ -17,6 +17,7 @@ OPEN_TO = {  # what each role may do; admin may do everything
         "POST /rank/batch",
         "POST /rank/slots",
         "POST /recommend",
+        "GET /popular",
         "POST /events/{event_id}/reward",
         "POST /events/{event_id}/activate",
         "POST /personalizer/rank",

@@ -121,7 +121,7 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
             assert (await engine.personalization("default")).looked_at == 0
             for k in range(150):
                 user = k % 10
-                result = await engine.rank("default", request(user=f"u{user}", context={"hour": k % 3}))
+                result = await engine.rank("default", request(f"u{user}", {"hour": k % 3}, event_id=f"e{k}"))
                 clock.pass_seconds(2)
                 if rng.random() < 0.1 + 0.8 * (result.action_id == f"a{user % 3}"):  # tastes differ
                     await engine.reward("default", result.event_id, 1.0)
