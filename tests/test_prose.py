@@ -33,9 +33,7 @@ INSTEAD = {
 }
 GENERATED = {ROOT / "docs" / name for name in ("results/claims.md", "results/fair.md")}
 GENERATED |= {ROOT / "docs" / "reference" / name for name in ("http.md", "cli.md", "typescript.md")}
-MODEL = {ROOT / "docs" / name for name in ("results/decisions.md", "research/decision-model.md")}  # tables of a program
-MODEL |= {ROOT / "docs" / "how-it-works" / "decision-model.md"}
-PAGES = {ROOT / "README.md", ROOT / "clients/typescript/README.md", *(ROOT / "docs").rglob("*.md")} - GENERATED - MODEL
+PAGES = {*ROOT.glob("*.md"), ROOT / "clients/typescript/README.md", *(ROOT / "docs").rglob("*.md")} - GENERATED
 SHOWN = {"ApiError", "ValueError", "TypeError", "StoreUnavailable", "Refusal", "at_most", "echo", "say"}
 
 

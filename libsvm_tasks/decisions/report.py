@@ -36,11 +36,10 @@ def shown(figures: Sequence[float] | None, sign: str = "") -> str:
     """Return mean ± standard error; a single figure has no error."""
     if not figures:
         return ""
-    mean = f"{np.mean(figures):{sign}.3f}".replace("0.", ".", 1)
+    mean = f"{np.mean(figures):{sign}.3f}"
     if len(figures) == 1:
         return mean
-    error = f"{np.std(figures, ddof=1) / len(figures) ** 0.5:.3f}".replace("0.", ".", 1)
-    return f"{mean} ± {error}"
+    return f"{mean} ± {np.std(figures, ddof=1) / len(figures) ** 0.5:.3f}"
 
 
 def cells(figures: Figures) -> tuple[list[str], list[list[str]]]:

@@ -260,8 +260,8 @@ def test_a_piece_that_is_in_the_journal_is_not_played_again(tmp_path):
 def test_differences_are_paired_with_the_best_form_of_vw_in_hindsight():
     row = {"residual-kalman": [0.5, 0.7], "vw-squarecb": [0.4, 0.3], "vw-greedy-cubic-l2": [0.4, 0.5]}
     assert report.difference(row) == pytest.approx([0.1, 0.2])
-    assert report.shown(report.difference(row), "+") == "+.150 ± .050"
-    assert "| raw | .600 ± .100 | +.150 ± .050 | .350 ± .050 | .450 ± .050 |" in report.markdown({"raw": row})
+    assert report.shown(report.difference(row), "+") == "+0.150 ± 0.050"
+    assert "| raw | 0.600 ± 0.100 | +0.150 ± 0.050 | 0.350 ± 0.050 | 0.450 ± 0.050 |" in report.markdown({"raw": row})
 
 
 def test_of_many_forms_of_vw_the_table_shows_the_defaults_and_the_best_with_its_name():
@@ -269,8 +269,8 @@ def test_of_many_forms_of_vw_the_table_shows_the_defaults_and_the_best_with_its_
     assert report.markdown({"raw": row, "news": {"uniform": [0.1]}}).splitlines() == [
         "| stream | uniform | vw-squarecb | VW best in hindsight |",
         "| --- | --- | --- | --- |",
-        "| raw | .000 | .400 | .500 (vw-greedy, of 3 forms) |",
-        "| news | .100 |  |  |",
+        "| raw | 0.000 | 0.400 | 0.500 (vw-greedy, of 3 forms) |",
+        "| news | 0.100 |  |  |",
     ]
 
 
