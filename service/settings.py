@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,21 +24,28 @@ LONGEST_RETENTION = 100 * 366 * 86_400.0
 LONGEST_ANNOTATIONS = 20_000  # characters, all together
 MOST_BITS = 24  # of AdaGrad, whose steps touch few weights
 FIXED = ("model", "global_learner", "hyperparameters", "bits")  # from the making of a loop on
-ADAGRAD_ONLY = ("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
 
 
 class ModelSettings(NamedTuple):
     """What a model makes of settings."""
 
     policy: str  # the one that it has by default
-    has_widths: bool  # whether it knows how unsure scores are, as some policies need
-    ignored: tuple[str, ...] = ()  # settings without an effect
+    has_widths: bool = False  # whether it knows how unsure scores are, as some policies need
+    takes: tuple[str, ...] = ()  # settings that only models that name them take
 
 
-MODELS = {
-    "residual-kalman": ModelSettings("optimistic-squarecb", True, ADAGRAD_ONLY),
-    "adagrad": ModelSettings("epsilon-greedy", False),
+MODELS = {  # a model is a line here and the module of ``service.models`` with its name
+    "residual-kalman": ModelSettings("optimistic-squarecb", has_widths=True),
+    "adagrad": ModelSettings(
+        "epsilon-greedy", takes=("learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing")
+    ),
 }
+DEFAULT_MODEL = next(iter(MODELS))
+UNNAMED_MODEL = "adagrad"  # of loops and devices that were made before there was a choice
+if TYPE_CHECKING:
+    Model = str
+else:
+    Model = Literal[tuple(MODELS)]
 
 Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
@@ -63,8 +70,8 @@ class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a loop's owner may choose; a log record of them is in force from its position on."""
 
-    model: Literal["residual-kalman", "adagrad"] = "residual-kalman"  # what predicts and learns
-    policy: Policy | None = None  # None: optimistic-squarecb, or epsilon-greedy for adagrad
+    model: Model = DEFAULT_MODEL  # what predicts and learns
+    policy: Policy | None = None  # None: the model's own
     gamma: float | None = None  # of both squarecb, times the root of the number of rewards learned; None: 300 or 10
     floor: float = HOSTED["optimistic-squarecb"][
         "floor"
@@ -132,7 +139,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def has_effect(self, name: str) -> bool:
         """Return whether the loop's model looks at a setting."""
-        return name not in MODELS[self.model].ignored
+        return name in MODELS[self.model].takes or not any(name in model.takes for model in MODELS.values())
 
     @property
     def has_widths(self) -> bool:
@@ -203,15 +210,16 @@ def _suits_model(settings: Settings) -> None:
     model = MODELS[settings.model]
     if POLICIES[str(settings.policy)].needs_widths and not model.has_widths:
         raise ValueError(f"policy must not be {settings.policy!r} for model {settings.model!r}, which knows no widths")
-    for name in model.ignored:
-        default, value = _DEFAULTS[name], getattr(settings, name)
-        if value != default:
-            raise ValueError(f"{name} must be {default!r} unless model is 'adagrad', got {value!r}")
+    for name, default in _MODEL_DEFAULTS.items():
+        value = getattr(settings, name)
+        if name not in model.takes and value != default:
+            raise ValueError(f"{name} must be {default!r} for model {settings.model!r}, got {value!r}")
 
 
-_DEFAULTS: dict[str, Any] = {
+_MODEL_DEFAULTS: dict[str, Any] = {  # of settings that not all models take
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in msgspec.structs.fields(Settings)
+    if any(field.name in model.takes for model in MODELS.values())
 }
 
 

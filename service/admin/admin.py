@@ -37,7 +37,7 @@ from service.rank.pinned import check_new, pin_body, read_pinned
 from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
-from service.settings import DEFAULT_LOOP, FIXED, Settings, read_settings
+from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Settings, read_settings
 
 
 class Admin:
@@ -64,7 +64,7 @@ class Admin:
         if name in self.loops():
             return await self._made_before(name, body)
         self._check_room(wanted)
-        if wanted.model != Settings().model:
+        if wanted.model != DEFAULT_MODEL:
             await self._context.until_compiled()
         deleted = await self._context.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"

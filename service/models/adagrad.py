@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +32,7 @@ from fedres.scoring.batch import (
 from fedres.scoring.explaining import explain
 from fedres.scoring.features import Hashed
 from fedres.scoring.features import Prepared as Features
-from fedres.scoring.federated import FederatedModel, Hyperparameter, Pool, Wire
+from fedres.scoring.federated import FederatedModel, Pool
 from fedres.scoring.model import MAX_SLOTS, Example, PersonalModel, SharedModel, expand, score, shift_of
 from fedres.scoring.scores import score_in, scratch_for
 from fedres.scoring.sealing import checksum
@@ -56,6 +56,7 @@ from service.models.protocol import (
 from service.settings import Settings
 
 DATA = HEAD + 2  # words of a user's block before the table
+EVENTS_TO_COMPILE = 2
 MOST_POOLED = 20  # uploads of as many clients are combined, if so many have joined
 
 
@@ -272,16 +273,6 @@ def _pool(metadata: LoopMetadata) -> Pool | None:
     if how == "mean":
         return None
     return Pool(min(MOST_POOLED, math.ceil(len(metadata.clients.numbers) / 2)), partial(combine, how=how))
-
-
-def wire_of(settings: Settings) -> Wire:
-    """Return what devices may upload in a loop with a dense learner."""
-    return _wire(settings.global_learner, settings.bits, tuple(settings.hyperparameters.items()))
-
-
-@lru_cache(maxsize=100)
-def _wire(name: str, bits: int, hyperparameters: tuple[tuple[str, Hyperparameter], ...]) -> Wire:
-    return Wire(name, bits, dict(hyperparameters))
 
 
 def expanded_example(features: records.Example, crosses: bool) -> Example:

@@ -1,6 +1,7 @@
 """What a model is to the service: the learner learns with it, rankers decide with what it publishes.
 
-A model is one module, which is a ``ModelKind``, and a line in ``service.models.table``. Nobody else tells models apart.
+A model is one module, which is a ``ModelKind``, and a line in ``service.settings.MODELS``. Nothing else tells models
+apart.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class PublishedModel(Protocol):
 
     @property
     def device_learners(self) -> str:
-        """The learners of devices that can run it, for messages."""
+        """The learners of devices that can run it, for messages; "" if none can: then there are no uploads."""
 
     def n_learned(self, statistics: Statistics) -> int:
         """Return how many rewards it has learned."""
@@ -209,6 +210,10 @@ class PublishedModel(Protocol):
 
 class ModelKind(Protocol):
     """A module with a model."""
+
+    @property
+    def EVENTS_TO_COMPILE(self) -> int:  # noqa: N802
+        """After how many events all code that learns has run."""
 
     def new(self, settings: Settings) -> SharedModel:
         """Return a model that has learned nothing."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.array_checks import check_arrays
-from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES
+from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES, START_EVENTS
 from fedres.decisions.constants import HEAD as OWN_HEAD
 from fedres.decisions.explaining import explain, personal_variances
 from fedres.decisions.federated_kalman import Part, learn_residual, residual_of
@@ -81,6 +81,7 @@ SHARED_FORMAT, PERSONAL_FORMAT = b"FRK6", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole
+EVENTS_TO_COMPILE = START_EVENTS + 2
 DATA = 2  # words of a user's block before the model
 MOST_WORDS = OWN_BYTES // 4  # of 32 bits, of a user's model
 ROOM = DATA + MOST_WORDS // 2  # words of a user's block at most

@@ -1,12 +1,15 @@
-"""The models that a loop may have, by the name in its settings."""
+"""The models that a loop may have, by the name in its settings: each is the module of that name."""
 
 from __future__ import annotations
 
-from service.models import adagrad, residual_kalman
+from importlib import import_module
+from typing import cast
+
+from service import settings
 from service.models.protocol import ModelKind
 from service.settings import Settings
 
-MODELS: dict[str, ModelKind] = {"residual-kalman": residual_kalman, "adagrad": adagrad}
+MODELS = {name: cast(ModelKind, import_module(f"service.models.{name.replace('-', '_')}")) for name in settings.MODELS}
 
 
 def model_kind(settings: Settings) -> ModelKind:

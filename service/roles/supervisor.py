@@ -302,8 +302,8 @@ def prepare(config: Config) -> None:
     from service.log.records import LOOP, Record, encode
     from service.models.published import make_current
     from service.roles import learner, ranker, writer
-    from service.roles.warm_up import DEFAULT_MODEL, models_in, warm_up_for
-    from service.settings import DEFAULT_LOOP, Settings
+    from service.roles.warm_up import models_in, warm_up_for
+    from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, Settings
 
     _ = (learner, ranker, writer)
     make_current(config.run)

@@ -20,7 +20,6 @@ import numpy as np
 from msgspec import Raw
 from numba.core import event
 
-from fedres.decisions.constants import START_EVENTS
 from fedres.scoring.features import Preparer
 from fedres.scoring.model import PersonalModel, SharedModel, expand, learn, score
 from service.learn.learner import Learner
@@ -32,6 +31,7 @@ from service.log.records import LOOP, RANK, REWARD, DecisionExample, Example, Re
 from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import COMPILING, Loop, Models, Publisher, make_current
+from service.models.table import MODELS
 from service.plugins.devices.uploads import Residual, residual_records
 from service.plugins.recommend.drawing import warm_up_draws
 from service.rank.decide import Decision, decide
@@ -39,8 +39,6 @@ from service.rank.explaining import explanations
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
 
-DEFAULT_MODEL = str(Settings().model)
-MODELS = (DEFAULT_MODEL, "adagrad")
 NICE = 19  # of the background process
 
 
@@ -147,6 +145,8 @@ def compile_rest(folder: Path | None = None) -> None:
             loop, decision = _decide(model, published)
             list(explanations(decision.prepared, loop, published))
             warm_up_draws(loop, published)
+            if not loop.model.device_learners:
+                continue
             more: dict[str, Any] = {"variance": 0.1, "slopes": [0.1, 0.1]} if loop.view.settings.has_widths else {}
             residual = Residual(1, loop.view.version, Raw(b'{"a": 1}'), Action("a"), 0.0, 1.0, **more)
             log.append([[record] for record in residual_records(loop, "d", [residual], Preparer())])
@@ -156,7 +156,7 @@ def compile_rest(folder: Path | None = None) -> None:
 def _learn(model: str, log: SqliteLog, learner: Learner) -> None:
     hashes, values = np.array([1, 2], np.uint32).tobytes(), np.ones(2, np.float32).tobytes()
     example = DecisionExample(Example(hashes, values, 1, hashes[4:]), 1, 1.0, deferred=False, agreed=None).encode()
-    n = START_EVENTS + 2 if model == DEFAULT_MODEL else 2
+    n = MODELS[model].EVENTS_TO_COMPILE
     for k in range(n):
         reward = Record(model, REWARD, str(k), None, encode_reward(1.0, None))
         log.append([[Record(model, RANK, str(k), "u", example)], [reward]])
@@ -180,8 +180,8 @@ def _machine(models: Collection[str], folder: Path | None) -> Iterator[tuple[Sql
         home = Path(name)
         make_current(home)
         with SqliteLog(sqlite_file(home / "log")) as log:
-            settings = {"residual-kalman": Settings(), "adagrad": Settings(model="adagrad", bits=10)}
-            log.append([[Record(model, LOOP, "loop after 0", body=encode(settings[model]))] for model in models])
+            bodies = [(model, encode(Settings(model=model))) for model in models]
+            log.append([[Record(model, LOOP, "loop after 0", body=body)] for model, body in bodies])
             learner = Learner(log, DirectWriter(log), Snapshots(home / "models"), Publisher(home, 1))
             learner.open()
             try:

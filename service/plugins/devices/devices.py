@@ -31,6 +31,7 @@ from service.plugins.devices.uploads import (
 )
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, check_id
+from service.settings import UNNAMED_MODEL
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
 MOST_UPLOADS = 5_000  # of all clients: half of what may wait for the log
@@ -47,7 +48,7 @@ class Devices:
     async def residuals(self, loop: str, client: str, residuals: Sequence[Residual]) -> Uploaded:
         """Return where residuals are, once they are stored; all are refused if one breaks a rule."""
         check_id("client", client)
-        self._context.loop(loop)
+        self._loop(loop)
         preparer = self._context.preparer
         with self._room_for(loop, client, len(residuals)):
             records = await self._checked(
@@ -60,7 +61,7 @@ class Devices:
         """Return where updates are, once they are stored; none at all gives the client its number."""
         check_id("client", client)
         with self._room_for(loop, client, len(updates) or 1):
-            published = self._context.loop(loop)
+            published = self._loop(loop)
             check_takes_updates(published.view)
             if not updates:
                 return await self._join(published, client)
@@ -75,8 +76,8 @@ class Devices:
         return published.view.version, score_actions(published, context, actions, self._context.preparer)
 
     async def federated_model(self, loop: str, since: int | None = None) -> DeviceModel:
-        """Return the published weights, or what changed of them ``since`` a version; of residual-kalman all."""
-        published, changed = self._context.loop(loop), None
+        """Return the published model, or what changed of its weights ``since`` a version where they have no widths."""
+        published, changed = self._loop(loop), None
         if not published.view.settings.has_widths:
             with contextlib.suppress(ApiError):  # without the learner all weights are sent
                 changed = await self._context.ask("changed", loop, since or 0)  # from the first call on it notes them
@@ -93,13 +94,13 @@ class Devices:
         return model_tag(published.view.version, published.weights)
 
     def round(
-        self, loop: str, client: str | None = None, t: int | None = None, model: str = "adagrad"
+        self, loop: str, client: str | None = None, t: int | None = None, model: str = UNNAMED_MODEL
     ) -> dict[str, Any]:
         """Return what a device needs to know of a loop, and who uploads after the device's round t.
 
         A device that cannot run the loop's ``model`` is told so here, before it asks for anything else.
         """
-        published = self._context.loop(loop)
+        published = self._loop(loop)
         if published.view.settings.model != model:
             message = (
                 f"loop {loop!r} has the model {published.view.settings.model!r}, and this device runs {model!r}: "
@@ -108,11 +109,19 @@ class Devices:
             raise ApiError(409, "no_device_model", message, "model")
         return round_of(published, client, t)
 
+    def _loop(self, name: str) -> Loop:
+        """Return a loop whose model devices can run."""
+        published = self._context.loop(name)
+        if not published.model.device_learners:
+            message = f"loop {name!r} has the model {published.view.settings.model!r}, which no device runs"
+            raise ApiError(409, "no_device_model", message, "loop")
+        return published
+
     def _with_weights(self, name: str) -> Loop:
         """Return a loop whose shared model scores without widths."""
-        published = self._context.loop(name)
+        published = self._loop(name)
         if published.view.settings.has_widths:
-            message = f"scores need a loop with model 'adagrad', got {name!r} with {published.view.settings.model!r}"
+            message = f"scores need a loop whose model has no widths, got {name!r}: {published.view.settings.model!r}"
             raise ApiError(409, "no_device_model", message, "loop")
         return published
 

@@ -20,6 +20,7 @@ from service.log.records import encode
 from service.plugins.devices.devices import Devices
 from service.plugins.devices.uploads import Residual, Update
 from service.rank.requests import Action, Features, Id
+from service.settings import UNNAMED_MODEL, Model
 
 Loop = Annotated[str, Depends(loop_of)]
 
@@ -177,7 +178,7 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         request: Request,
         client: Annotated[str | None, Query(min_length=1, max_length=LONGEST_ID)] = None,
         t: Annotated[int | None, Query(ge=1, le=LAST_ROUND)] = None,
-        model: Annotated[str, Query(pattern="^(adagrad|residual-kalman)$")] = "adagrad",
+        model: Model = UNNAMED_MODEL,
     ) -> Response:
         if client is not None:
             check_client(request.scope[CLIENT], client)

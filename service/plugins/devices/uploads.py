@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import Meta
 
 from fedres.decisions.kalman_parts import field_keys
 from fedres.scoring.features import Named, Preparer, check_crosses
-from fedres.scoring.federated import LAST_ROUND, NotChosenError, WrongKindError
+from fedres.scoring.federated import LAST_ROUND, Hyperparameter, NotChosenError, Wire, WrongKindError
 from fedres.scoring.flattening import FeatureError
 from fedres.scoring.model import score
 from service.errors import ApiError, invalid
@@ -28,7 +29,6 @@ from service.log.records import (
     UpdateBody,
     encode,
 )
-from service.models.adagrad import wire_of
 from service.models.loop_metadata import LoopView
 from service.models.published import Loop
 from service.rank.decide import features_of, invalid_features
@@ -113,11 +113,11 @@ def _spread(loop: Loop, residual: Residual, hashed: Example, at: str) -> Spread 
     given = residual.variance is not None or residual.slopes is not None
     if not loop.view.settings.has_widths:
         if given:
-            message = f"{at}: variance and slopes must only come where the model is 'residual-kalman'"
+            message = f"{at}: variance and slopes must only come where the model has widths"
             raise ApiError(409, "wrong_upload", message, at)
         return None
     if residual.variance is None or residual.slopes is None:
-        message = f"{at} must have variance and slopes where the model is 'residual-kalman'"
+        message = f"{at} must have variance and slopes: the model {loop.view.settings.model!r} has widths"
         raise ApiError(409, "wrong_upload", message, at)
     _check_prediction(f"{at}.variance", residual.variance)
     if residual.variance < 0:
@@ -156,6 +156,16 @@ def _update(view: LoopView, number: int, update: Update, at: str) -> UpdateBody:
     except ValueError as error:
         raise invalid(f"{at}: {error}", f"{at}.body") from None
     return UpdateBody(number, update.t, update.version, update.kind, update.body)
+
+
+def wire_of(settings: Settings) -> Wire:
+    """Return what devices may upload in a loop with a dense learner."""
+    return _wire(settings.global_learner, settings.bits, tuple(settings.hyperparameters.items()))
+
+
+@lru_cache(maxsize=100)
+def _wire(name: str, bits: int, hyperparameters: tuple[tuple[str, Hyperparameter], ...]) -> Wire:
+    return Wire(name, bits, dict(hyperparameters))
 
 
 def number_of(loop: Loop, client: str) -> int:

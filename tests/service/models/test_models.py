@@ -9,7 +9,7 @@ from service.log.records import Example
 from service.models.loop_metadata import LoopMetadata
 from service.models.memory import MemoryWriter, personal_key
 from service.models.personal import PersonalModels
-from service.models.protocol import Columns, LearnedEvent, Scored, joined_rows
+from service.models.protocol import Columns, LearnedEvent, ModelKind, Scored, joined_rows
 from service.models.table import MODELS, model_kind
 from service.settings import Settings
 
@@ -64,6 +64,11 @@ class Learned:
 @pytest.fixture(params=MODELS)
 def model(request, tmp_path):
     return Learned(request.param, tmp_path)
+
+
+def test_a_model_is_a_module_with_all_that_a_kind_has(model):
+    assert [name for name in vars(ModelKind) if not name.startswith("_") and not hasattr(model.kind, name)] == []
+    assert model.kind.EVENTS_TO_COMPILE >= 1
 
 
 def test_a_model_chooses_by_what_it_learned_and_explains_the_same_scores(model):
