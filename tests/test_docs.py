@@ -7,7 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
+from service.app import create_app
+from service.cli import app
 from service.metrics import LOOP_FIGURES
 from service.rank.quotas import Quotas
 from service.settings import Settings
@@ -100,3 +103,42 @@ def test_the_page_on_operations_has_every_quota_with_its_number():
         [row] = re.findall(rf"^\|.*`too_many_{name}` \|$", text, re.MULTILINE)
         shown = {f"{most:,}", f"{most // 10**6} MB", f"{most // 10**9} GB", f"2^{most.bit_length() - 1}"}
         assert any(number in row for number in shown), row
+
+
+def options(name, command):
+    """Yield every command with its options."""
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from options(f"{name} {word}", inner)
+    yield name, {option for one in command.params for option in [*one.opts, *one.secondary_opts] if option[0] == "-"}
+
+
+OPTIONS = dict(options("fedres", typer.main.get_command(app)))
+
+
+def test_the_page_on_operations_has_every_option_of_serve():
+    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
+    table = text[text.index("Options of `fedres serve`") : text.index("## Files")]
+    assert OPTIONS["fedres serve"] - {"--help"} == set(re.findall(r"(?<![\w-])--[a-z][\w-]*", table))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_that_a_page_gives_to_a_command_exist(page):
+    for quoted, words, rest in re.findall(
+        r"((?<![\w/.-])fedres ((?:[a-z]+ ?)+)([^`\n|]*))", page.read_text(encoding="utf-8").replace("\\\n", "")
+    ):
+        names = [" ".join(["fedres", *words.split()[:n]]) for n in range(len(words.split()) + 1)]
+        allowed = next((OPTIONS[name] for name in reversed(names) if name in OPTIONS and name != "fedres"), None)
+        if allowed is not None:
+            assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)) - {"--help"} <= allowed, quoted
+
+
+@pytest.fixture(scope="module")
+def routes():
+    paths = create_app(None, None, keys=None).openapi()["paths"]
+    return {f"{method.upper()} {re.sub('{.*?}', '{}', path)}" for path in paths for method in paths[path]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_routes_that_a_page_names_exist(page, routes):
+    for method, path in re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/v1[\w/{}~-]*)", page.read_text(encoding="utf-8")):
+        assert f"{method} {re.sub('{.*?}', '{}', path.replace('/default/', '/{}/'))}" in routes, path
