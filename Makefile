@@ -31,22 +31,22 @@ lint: .venv/installed
 	$(BIN)/lint-imports
 
 kernels: .venv/installed
-	$(BIN)/python -P tests/compile_kernels.py  # -P: tests/bandits is not the package
+	$(BIN)/python tools/compile_kernels.py
 
 kernels-service: .venv/installed
-	$(BIN)/python -P tests/compile_kernels.py service
+	$(BIN)/python tools/compile_kernels.py service
 
 lint-and-kernels: lint  # takes about as long as the kernels of the service, which another core compiles meanwhile
-	$(BIN)/python -P tests/compile_kernels.py experiments
+	$(BIN)/python tools/compile_kernels.py experiments
 
 serve: .venv/installed
 	$(BIN)/fedres serve --demo
 
 faults: .venv/installed
-	$(BIN)/python tests/service/faults --kills 300 --pauses 50
+	$(BIN)/python tools/faults --kills 300 --pauses 50
 
 hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
-	$(BIN)/python tests/service/hardening $(HARDENING)
+	$(BIN)/python tools/hardening $(HARDENING)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -65,7 +65,7 @@ dist: .venv/installed  # an sdist and, from it, a wheel, in dist/
 	$(BIN)/python -m build --outdir dist .
 
 dist-test: dist  # installs the wheel with each extra; takes minutes, and downloads. EXTRAS='base serve' for some
-	$(BIN)/python tests/install_wheel.py dist/*.whl $(EXTRAS)
+	$(BIN)/python tools/install_wheel.py dist/*.whl $(EXTRAS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

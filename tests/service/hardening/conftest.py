@@ -1,7 +1,7 @@
-"""Lets the tests of this folder import what is beside and above them."""
+"""Lets the tests of this folder import the campaign that they run a little of."""
 
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "log"), str(HERE.parent / "simulation")]
+SERVICE, ROOT = Path(__file__).parents[1], Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT / "tools" / "hardening"), str(SERVICE), str(SERVICE / "log"), str(SERVICE / "simulation")]

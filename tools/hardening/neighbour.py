@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from load_generator import Load, generate
 from service_processes import service

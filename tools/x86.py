@@ -1,6 +1,6 @@
 """Run the tests that may depend on the architecture on x86-64, and say what came out. Not part of ``make test``.
 
-    .venv/bin/python tests/x86/run.py
+    .venv/bin/python tools/x86.py
 
 On an x86-64 machine they run natively, with this Python. On another one, or with ``--emulate``, they run under
 qemu-user (``apt-get install qemu-user``) in Debian's amd64 Python with x86-64 wheels, which are downloaded into a cache
@@ -21,7 +21,7 @@ import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SECONDS = 1800  # for an answer: an emulated service compiles its kernels first
 TESTS = {
     "twin against Vowpal Wabbit": ["tests/local_learners/test_parity.py", "tests/local_learners/test_vw.py"],

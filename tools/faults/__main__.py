@@ -1,4 +1,4 @@
-"""``python tests/service/faults --kills 300 --pauses 50``: kill and pause the service's processes under load.
+"""``python tools/faults --kills 300 --pauses 50``: kill and pause the service's processes under load.
 
 Prints what became of it. The exit status is 1 if anything acknowledged was lost, changed or counted twice, if models
 differ from those of the log, or if clients saw failures that they should not.
@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
 
 from fault_campaign import Campaign
 from fault_run import Service
@@ -43,7 +45,7 @@ async def run(options, folder):
 
 def main():
     parser = argparse.ArgumentParser(
-        prog="python tests/service/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python tools/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=300, help="of all processes together")
     parser.add_argument("--pauses", type=int, default=0, help="of each role")

@@ -1,7 +1,7 @@
 """Installs a wheel with each extra into an empty environment, and runs what its users run first: ``make dist-test``.
 
-python tests/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl           # all extras
-python tests/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl serve vw  # some; "base" is none
+python tools/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl           # all extras
+python tools/install_wheel.py dist/fedres-0.1.0-py3-none-any.whl serve vw  # some; "base" is none
 """
 
 from __future__ import annotations

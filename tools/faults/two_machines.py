@@ -1,6 +1,6 @@
 """A campaign against two machines on one PostgreSQL server, judged by the clients' own ledger.
 
-``python tests/service/faults/machines.py --kills 100 --restarts 20 --partitions 5`` prints a table and ends with
+``python tools/faults/two_machines.py --kills 100 --restarts 20 --partitions 5`` prints a table and ends with
 status 1 if anything acknowledged was lost, changed or counted twice, or if models differ.
 """
 
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SERVICE = Path(__file__).parents[1]
+SERVICE = Path(__file__).parents[2] / "tests" / "service"
 sys.path[:0] = [str(SERVICE), str(SERVICE / "roles")]
 from conftest import Postgres  # noqa: E402
 from machines import Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running  # noqa: E402

@@ -1,4 +1,4 @@
-"""``python tests/service/faults/learning_lag.py``: the time from a reward's acknowledgement to a model that has it.
+"""``python tools/faults/learning_lag.py``: the time from a reward's acknowledgement to a model that has it.
 
 Clients ask at a steady rate for decisions, and reward each once it is there; another looks again and again how many
 rewards the published model has learned. The k-th acknowledged reward is learned when that number reaches k.
@@ -6,11 +6,15 @@ rewards the published model has learned. The k-th acknowledged reward is learned
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
+
 from fault_clients import Connection, request_for
 from fault_run import Service
 from fault_server import Nursery
@@ -56,7 +60,7 @@ async def measure(rate, seconds, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python tests/service/faults/learning_lag.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/faults/learning_lag.py", description=__doc__)
     parser.add_argument("--rate", type=float, default=1_000, help="decisions and rewards a second, all together")
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Bodies that a fuzzer makes up: each is read, or refused with a 4xx, and what is read is what strict JSON says.
 
-``python tests/service/hardening/bodies.py -runs=100000 -seed=1`` lets atheris make them up, led by what code they
-reach; its options are libFuzzer's. Each body has one byte in front that says what reads it.
+``python tools/hardening/bodies.py -runs=100000 -seed=1`` lets atheris make them up, led by what code they reach;
+its options are libFuzzer's. Each body has one byte in front that says what reads it.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 if __name__ == "__main__":
-    HERE = Path(__file__).parent
-    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "log"), str(HERE.parents[2])]
+    SERVICE = Path(__file__).parents[2] / "tests" / "service"
+    sys.path[1:1] = [str(SERVICE), str(SERVICE / "log")]
 
 import msgspec
 from grammar import Grammar

@@ -1,4 +1,4 @@
-"""Runs the long campaign: ``python tests/service/hardening``. Stop it at any time; the same command goes on.
+"""Runs the long campaign: ``python tools/hardening``. Stop it at any time; the same command goes on.
 
 One line for each part says what came of it. A failing seed is named, and plays the same way again.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "log"), str(HERE.parent / "simulation")]
+SERVICE = Path(__file__).parents[2] / "tests" / "service"
+sys.path[1:1] = [str(SERVICE), str(SERVICE / "log"), str(SERVICE / "simulation")]
 
 from campaign import State, go_on, verdict  # noqa: E402
 from parts import PARTS  # noqa: E402
