@@ -57,6 +57,13 @@ def test_every_file_that_the_guide_for_contributors_names_is_there():
         assert path.endswith("/yours.py") or (ROOT / path).exists(), path
 
 
+def test_the_gallery_has_every_example():
+    text = (ROOT / "docs" / "guides" / "examples.md").read_text(encoding="utf-8")
+    assert {f"examples/{file.name}" for file in (ROOT / "examples").glob("*.*")} == set(
+        re.findall(r"^\| `(examples/[\w.]+)` \|", text, re.MULTILINE)
+    )
+
+
 def words_of(page):
     """Return what a page sets as code."""
     return set(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))

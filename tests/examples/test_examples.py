@@ -61,3 +61,11 @@ def test_two_devices_with_one_shared_model_are_each_better_than_alone(url):
     rows = re.findall(r"^(Ann|Ben) +(\S+) +(\S+)$", done.stdout, re.MULTILINE)
     assert len(rows) == 2
     assert all(float(together) > float(alone) for _, alone, together in rows), done.stdout
+
+
+def test_prompts_routed_to_language_models_earn_more_than_any_of_these_alone(url):
+    done = run([sys.executable, EXAMPLES / "model_routing.py", url])
+    assert done.returncode == 0, done.stdout + done.stderr
+    rewards = {name: float(reward) for name, reward in re.findall(r"^(\w+) +(-?\d\.\d+) ", done.stdout, re.MULTILINE)}
+    assert set(rewards) == {"routed", "small", "large", "coder"}
+    assert rewards.pop("routed") > max(rewards.values()) + 0.03, done.stdout
