@@ -96,6 +96,7 @@ LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grow
     "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
     "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
     "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
+    "feedback": ("fedres_feedback", True, "Feedback on actions that the service did not choose."),
     "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
     "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
     "catalogue_actions": ("fedres_catalogue_actions", False, "Actions in the catalogue."),

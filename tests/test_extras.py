@@ -139,7 +139,8 @@ def test_every_command_of_bench_exists():
     groups = {group.name for group in app.registered_groups}
     commands = {command.callback.__name__ for command in app.registered_commands}
     assert (
-        set(BENCH_COMMANDS) | {"serve", "status", "loops", "users", "catalogue", "evaluate", "keys", "log", "report"}
+        set(BENCH_COMMANDS)
+        | {"serve", "status", "loops", "users", "catalogue", "feedback", "evaluate", "keys", "log", "report"}
         == groups | commands
     )
 

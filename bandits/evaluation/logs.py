@@ -3,9 +3,9 @@
 One JSON object a line: ``event_id``, ``time``, ``user``, ``context``, ``actions`` (each ``{"id", "features"}``),
 ``action`` (the id taken), ``probability`` (of taking it), ``model_version``, ``reward`` (a number or null), ``status``
 and, where known, ``probabilities`` of all actions. Other keys are ignored. Lines with ``candidates`` are passed over:
-those are recommended items, and the log does not have the probabilities of the others. A file whose first line carries
-VW's label keys is read as dsjson: the reward is minus the cost, an action's id is its ``_tag`` or else its position
-from 1.
+those are recommended items, and the log does not have the probabilities of the others. So are those with the status
+``feedback``, which have none at all. A file whose first line carries VW's label keys is read as dsjson: the reward is
+minus the cost, an action's id is its ``_tag`` or else its position from 1.
 
 Every refusal names the file, the line, the rule and the value.
 """
@@ -85,7 +85,7 @@ def _table_events(source: Source, columns: Columns, progress: Progress) -> Itera
 def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
     parse: Callable[[dict[str, Any]], LoggedEvent] | None = None
     for line, record in read_objects(path, progress):
-        if record.get("candidates") is not None:
+        if not is_decision(record):
             continue
         try:
             if parse is None:
@@ -93,6 +93,11 @@ def _line_events(path: str | Path, progress: Progress) -> Iterator[LoggedEvent]:
             yield parse(record)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}, line {line}: {error}") from None
+
+
+def is_decision(record: dict[str, Any]) -> bool:
+    """Return whether an object has a decision with all its actions: no recommended item, and no feedback."""
+    return record.get("candidates") is None and record.get("status") != "feedback"
 
 
 def read_objects(path: str | Path, progress: Progress = ignore_progress) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bandits.evaluation.columns import Columns
-from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, from_record, read_events
+from bandits.evaluation.logs import NO_COLUMNS, LoggedEvent, from_record, is_decision, read_events
 from bandits.evaluation.sources import Progress, ignore_progress
 from bandits.evaluation.values import number
 from fedres.checks import Array
@@ -113,7 +113,7 @@ def load_log(
 
 def log_of(records: Iterable[dict[str, Any]]) -> Log:
     """Return a log of objects as our JSON lines have them, those without a reward left out."""
-    log = table(map(from_record, records))
+    log = table(from_record(record) for record in records if is_decision(record))
     if len(log) == 0:
         raise ValueError(f"the log must hold events with a reward, got {log.n_without_reward} events, none with one")
     return log

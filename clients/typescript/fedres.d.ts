@@ -83,12 +83,25 @@ export interface Event {
   event_id: string;
   position: number;
   action: string;
-  probability: number;
+  /** null for feedback, on which nobody decided. */
+  probability: number | null;
   reward: number | null;
   status: string;
   user?: string | null;
   arm?: string | null;
   [field: string]: unknown;
+}
+
+/** What an action earned that the service did not choose. */
+export interface FeedbackEvent {
+  action: Id | { id: Id; features?: Features | null | undefined };
+  reward: number;
+  user?: Id | null | undefined;
+  context?: Features | null | undefined;
+  /** An event with a known id is not stored again. */
+  eventId?: Id | null | undefined;
+  /** When it happened: a date, seconds since 1970 or ISO 8601. */
+  time?: Date | number | string | null | undefined;
 }
 
 export interface RecommendRequest {
@@ -175,6 +188,7 @@ export class Client {
   replaceSettings(settings: Settings): Promise<Required<Settings>>;
   actions(): Promise<Record<string, Record<string, unknown>>>;
   putActions(actions: Actions, options?: { retire?: Iterable<Id> | undefined }): Promise<void>;
+  feedback(events: Iterable<FeedbackEvent>): Promise<{ stored: number; repeated: number }>;
   events(options?: { after?: number | undefined; pageSize?: number | undefined }): AsyncGenerator<Event>;
   evaluate(
     policies: readonly string[],

@@ -1,7 +1,7 @@
 // @ts-self-types="./fedres.d.ts"
 // A client of a fedres service: fetch only, no dependency. Node 18 and later, Deno, browsers.
 
-import { actionList, checkOptions, environment, features, identifier, identifiers, rewardOf, userId } from "./inputs.js";
+import { actionList, checkOptions, environment, features, identifier, identifiers, number, rewardOf, userId } from "./inputs.js";
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const FIRST_WAIT = 50; // milliseconds: the longest wait after one failure
@@ -15,6 +15,7 @@ const OPTIONS = ["loop", "key", "deadline", "timeout", "fallback", "queueLimit",
 const REQUEST = ["actions", "context", "user", "exclude", "eventId", "defer", "explain"];
 const TIMES = ["deadline", "timeout"];
 const RECOMMEND = ["n", "user", "context", "filter", "exclude", "excludeSeen", "eventId", "defer", "fallback"];
+const FEEDBACK = ["action", "reward", "user", "context", "eventId", "time"];
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /** The service refused a call, or did not answer in time; `status` is 0 where no answer came. */
@@ -183,6 +184,22 @@ export class Client {
     checkOptions("putActions", options, ["retire"]);
     const put = actionList(actions, { ordered: false }).map(({ id, features: own }) => ({ id, features: own ?? {} }));
     await this.#call("putActions", "PUT", "/actions", { put, retire: identifiers("retire", options.retire ?? []) });
+  }
+
+  /** Send what actions earned that the service did not choose; returns how many events are new, and were known. */
+  async feedback(events) {
+    const sent = Array.from(events, (event, k) => {
+      checkOptions(`events[${k}]`, event, FEEDBACK);
+      const { action, reward, context, eventId, time } = event, user = userId(event.user);
+      const isObject = typeof action === "object" && action !== null;
+      return {
+        action: isObject ? { id: identifier("action", action.id), features: features("action", action.features ?? {}) } : identifier("action", action),
+        reward: number("reward", reward), event_id: newEvent(eventId), context: features("context", context ?? {}),
+        ...(user === null || user === undefined ? {} : { user }),
+        ...(time === undefined || time === null ? {} : { time: time instanceof Date ? time / 1000 : time }),
+      };
+    });
+    return this.#call("feedback", "POST", "/feedback", { events: sent });
   }
 
   /** The stored events behind a position, fetched page by page. */

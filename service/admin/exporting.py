@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 MOST_LINES, MOST_BYTES = 500, 1 << 20  # of a piece of an export
+FEEDBACK = "feedback"  # the status of an action that nobody decided on here
 NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
 _NO_FEATURES = Example(b"", b"", 0)
@@ -98,8 +99,8 @@ class Exporter:
             "context": _plain(body.context),
             "actions": actions,
             "action": body.actions[body.action].id,
-            "probability": body.probabilities[body.action],
-            "probabilities": [body.probabilities[k] for k in allowed],
+            "probability": None if body.is_feedback else body.probabilities[body.action],
+            "probabilities": None if body.is_feedback else [body.probabilities[k] for k in allowed],
             "model_version": body.version,
             "arm": body.arm,
             "reward": reward,
@@ -107,6 +108,8 @@ class Exporter:
             "status": status,
             "position": entry.position,
         }
+        if body.is_feedback:
+            event |= {"status": FEEDBACK, "happened": None if body.happened is None else body.happened / 1e6}
         if body.page is not None:  # of all candidates, the log has the one that was drawn
             event |= {"probabilities": None, "place": body.page.place, "candidates": body.page.candidates}
         return event
@@ -176,7 +179,10 @@ def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int)
         assert entry.example is not None
         found = read_decision(entry.example)
         decided = Decided(entry.user, _NO_FEATURES, found.settings, found.baseline_weight, found.control)
-        settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
+        if found.feedback is not None:
+            settled = join.feedback(event, position, time, decided, found.feedback)
+        else:
+            settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
     if settled is not None:
         yield settled
 

@@ -35,6 +35,7 @@ def gauges(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, fl
         "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
         "learned_uploads": sums.uploads,
         "passed_over_uploads": sums.passed_over,
+        "feedback": sums.feedback,
         "control_events": sums.control_settled,
         "control_reward": _ratio(sums.control_reward, sums.control_settled),
         "late_rewards": sums.late_rewards,

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 PANELS = {
     "Service": ("serve", "status", "loops", "users", "keys"),
-    "Data": ("log", "catalogue"),
+    "Data": ("log", "catalogue", "feedback"),
     "Analysis": ("report", "evaluate"),
     "Experiments": ("bandit", "replay", "delays", "datasets", "reproduce", "fair", "bench"),
 }

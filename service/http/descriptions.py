@@ -16,7 +16,7 @@ TAGS = {
 _PATTERNS = (  # the first that is found in a path
     ("azure", r"/personalizer(/|$)"),
     ("devices", r"/federated/|/devices$"),
-    ("decide", r"/(rank|recommend)(/|$)|/(reward|activate)$"),
+    ("decide", r"/(rank|recommend|feedback|popular|similar)(/|$)|/(reward|activate)$"),
     ("evaluate", r"/(lift|report|what-if|personal|evaluations|events|unmatched|decisions)(/|$)"),
     ("operate", r"^/(v1/status|metrics|healthz|readyz)$"),
     ("manage", r"^/v1/"),
@@ -96,6 +96,16 @@ FIELDS = {
         "id": "Rewards of an event with the same id count once.",
         "outcomes": "Named outcomes, if the loop has a formula over them.",
     },
+    "FeedbackEvent": {
+        "action": "Id of the action, or the action with features that differ from those in the catalogue.",
+        "reward": "What it earned, within the loop's reward_range.",
+        "user": "Id of the user, whose personal model learns from it too.",
+        "context": "Features of the situation.",
+        "event_id": "Id of this event, generated if missing. An event with a known id is not stored again.",
+        "time": "When it happened, in seconds since 1970 or as ISO 8601; for popular items.",
+    },
+    "FeedbackRequest": {"events": "Actions that were not chosen here, with their rewards."},
+    "FeedbackStored": {"stored": "Events that are new.", "repeated": "Events whose id was known."},
     "Settings": {
         "model": "The model; fixed when the loop is created.",
         "policy": "How scores become probabilities; null: the default of the model.",

@@ -111,6 +111,7 @@ def _limit(schemas: Json, limits: Limits) -> None:
         ("Slot", "exclude", limits.actions),
         ("Scoring", "actions", limits.actions),
         ("Batch", "requests", limits.batch),
+        ("FeedbackRequest", "events", limits.feedback),
         ("Residuals", "residuals", limits.residuals),
         ("Updates", "updates", limits.updates),
     ):

@@ -38,6 +38,7 @@ class Limits:
     batch: int = 100  # rank calls in one batch
     slots: int = 20  # of a page in one call
     slot_actions: int = 2_000  # slots times actions of a call: each slot is stored with all actions
+    feedback: int = 500  # events in one request
     residuals: int = 500  # of a device in one request
     updates: int = 100  # the same
     connections: int = 2_000  # of one ranker at once

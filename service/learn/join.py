@@ -235,6 +235,18 @@ class Join:
         self.n_bytes += REWARD_BYTES + len(key)
         return self._settle_if_final(event, about)
 
+    def feedback(self, event: str, order: int, time: int, decided: Decided, reward: float) -> Settled:
+        """Return an event settled whose reward came with it; rewards that came before or come after do not count."""
+        early, rules = self.events.pop(event, None), Rules(0, None)
+        if isinstance(early, EarlyEvent):
+            self._leave_early(early)
+            for key, value in early.rewards.items():
+                self._list(event, early.first_reward, value, key, "unmatched")
+        self.rank(event, order, time, rules, decided, False)
+        settled = self.reward(event, order, time, reward, "", rules)
+        assert settled is not None
+        return settled._replace(counts=False)
+
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
         """Let a deferred event wait for its reward; return it if it had that already."""
         about = self._event(event, order)

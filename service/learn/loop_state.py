@@ -142,12 +142,17 @@ class LoopState:
             self._ignored[entry.user].add(entry.event)
             return
         decision, statistics = read_decision(entry.example), self.metadata.statistics
+        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
+        if decision.feedback is not None:
+            statistics.feedback += entry.position >= self.learn_from
+            settled_now = self.join.feedback(entry.event, entry.position, entry.time, decided, decision.feedback)
+            self._settle(settled_now, entry.position)
+            return
         if entry.position >= self.learn_from:
             statistics.ranks += 1
             if decision.agreed is not None:
                 statistics.apprentice += 1
                 statistics.agreed += decision.agreed
-        decided = Decided(entry.user, decision.features, decision.settings, decision.baseline_weight, decision.control)
         rules = self._rules_of(decision.settings)
         if decision.learn_after is not None:
             self.delayed.put(entry.event, entry.position, entry.time + decision.learn_after, decided)

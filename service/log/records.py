@@ -101,7 +101,7 @@ def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
 # Examples
 
 _DECISION = struct.Struct("<Bqd I")  # flags, version of the settings, baseline weight, features of the context
-_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL, _LEARNS_AFTER = 1, 2, 4, 8, 16, 32
+_DEFERRED, _APPRENTICE, _AGREED, _FIELDS, _CONTROL, _LEARNS_AFTER, _FEEDBACK = 1, 2, 4, 8, 16, 32, 64
 _LEARN_AFTER = struct.Struct("<q")  # microseconds
 _REWARD = struct.Struct("<d")
 _RESIDUAL = struct.Struct("<Bqddd I")  # flags, version of the model, label, local, global, features of the context
@@ -119,7 +119,7 @@ class Example(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecisionExample(NamedTuple):
-    """What the learner needs of a decision."""
+    """What the learner needs of a decision, or of feedback on an action that nobody decided on here."""
 
     features: Example
     settings: int  # position of the settings it was made under
@@ -128,6 +128,7 @@ class DecisionExample(NamedTuple):
     agreed: bool | None  # whether an apprentice's policy drew the action taken; None where the loop was no apprentice
     control: bool = False  # whether the control group's baseline decided
     learn_after: int | None = None  # microseconds after which it is learned from, where failures are not told
+    feedback: float | None = None  # its reward, where it is feedback
 
     def encode(self) -> bytes:
         flags = _DEFERRED * self.deferred | _FIELDS * bool(self.features.fields) | _CONTROL * self.control
@@ -136,6 +137,8 @@ class DecisionExample(NamedTuple):
         features, more = self.features, b""
         if self.learn_after is not None:
             flags, more = flags | _LEARNS_AFTER, _LEARN_AFTER.pack(self.learn_after)
+        if self.feedback is not None:
+            flags, more = flags | _FEEDBACK, more + _REWARD.pack(self.feedback)
         head = _DECISION.pack(flags, self.settings, self.baseline_weight, features.n_context) + more
         return head + features.hashes + features.values + features.fields
 
@@ -143,12 +146,14 @@ class DecisionExample(NamedTuple):
 def read_decision(data: bytes) -> DecisionExample:
     flags, settings, weight, n_context = _DECISION.unpack_from(data)
     agreed = bool(flags & _AGREED) if flags & _APPRENTICE else None
-    start, learn_after = _DECISION.size, None
+    start, learn_after, feedback = _DECISION.size, None, None
     if flags & _LEARNS_AFTER:
         [learn_after], start = _LEARN_AFTER.unpack_from(data, start), start + _LEARN_AFTER.size
+    if flags & _FEEDBACK:
+        [feedback], start = _REWARD.unpack_from(data, start), start + _REWARD.size
     features = _features(data, start, n_context, with_fields=bool(flags & _FIELDS))
     deferred, control = bool(flags & _DEFERRED), bool(flags & _CONTROL)
-    return DecisionExample(features, settings, weight, deferred, agreed, control, learn_after)
+    return DecisionExample(features, settings, weight, deferred, agreed, control, learn_after, feedback)
 
 
 class Spread(NamedTuple):
@@ -279,11 +284,24 @@ class RecommendBody(RankBody, gc=False):
     page: Place | None = None
 
 
+class FeedbackBody(RankBody, omit_defaults=True, gc=False):
+    """Feedback on the only action, which nobody decided on here: there are no probabilities and no scores."""
+
+    reward: float | None = None
+    happened: int | None = None  # microseconds since 1970
+
+
 class LoggedRank(RankBody, gc=False):
-    """Either of them, read."""
+    """Any of them, read."""
 
     actions: list[LoggedAction]
     page: Place | None = None  # of a recommended item
+    reward: float | None = None  # of feedback
+    happened: int | None = None
+
+    @property
+    def is_feedback(self) -> bool:
+        return self.reward is not None
 
 
 class RewardBody(msgspec.Struct, omit_defaults=True, gc=False):

@@ -32,11 +32,12 @@ class Statistics(msgspec.Struct):
     late_rewards: int = 0  # rewards that came after their event's wait time
     low: int = 0  # settled events that earned no more than the default reward
     unmatched_rewards: int = 0  # rewards without an event, or beyond those that one event may have
+    feedback: int = 0  # on actions that nobody decided on here, which is in none of the sums above
 
     @property
     def learned(self) -> int:
-        """How many events and uploads the shared model has learned from."""
-        return self.settled + self.uploads + self.control_learned
+        """How many events, uploads and feedback the shared model has learned from."""
+        return self.settled + self.uploads + self.control_learned + self.feedback
 
 
 class CatalogueAction(msgspec.Struct, frozen=True, array_like=True):

@@ -380,7 +380,10 @@ class Ranker:
         """Return the decisions of events; refuse those of a loop that was deleted."""
         created_at = self._context.loop(loop).view.created_at
         logged = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
-        for event, (entry, _) in logged.items():
+        for event, (entry, body) in logged.items():
+            if body.is_feedback:
+                message = f"event_id must be new, got {event!r}: feedback has this id"
+                raise ApiError(409, "event_exists", message, "event_id")
             if entry.position <= created_at:
                 message = f"event_id must be new, got {event!r}: a deleted loop of the same name has such an event"
                 raise ApiError(409, "event_exists", message, "event_id")

@@ -98,6 +98,27 @@ def test_items_are_recommended_each_with_an_event_of_its_own(live, loop):
     assert {item.id for item in again} == {"juice", "milk"}
 
 
+MAY = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
+
+
+def test_feedback_is_stored_once_and_not_evaluated(live, loop):
+    with Client(live.url, loop=loop, deadline=60) as client:
+        client.put_actions(MENU)
+        events = [
+            {"action": "tea", "reward": True, "user": 7, "event_id": "a", "time": MAY},
+            {"action": {"id": "juice", "features": {"hot": False}}, "reward": 0.5, "context": {"hour": 9}},
+        ]
+        assert client.feedback(events) == {"stored": 2, "repeated": 0}
+        assert client.feedback(events[:1]) == {"stored": 0, "repeated": 1}
+        first, second = client.events()
+        with pytest.raises(TypeError, match=r"events\[0\] must have action, .*, got 'item'"):
+            client.feedback([{"item": "tea", "reward": 1}])
+        with pytest.raises(ServiceError, match=r"events\[0\].reward must be in"):
+            client.feedback([{"action": "tea", "reward": 2}])
+    assert (first.event_id, first.action, first.reward, first.user, first.status) == ("a", "tea", 1.0, "7", "feedback")
+    assert (first.probability, first.happened, second.context) == (None, 1714521600.0, {"hour": 9})
+
+
 def test_the_async_client_recommends_the_same(live, loop):
     async def run():
         async with AsyncClient(live.url, loop=loop, deadline=60, fallback=None) as client:
@@ -106,6 +127,8 @@ def test_the_async_client_recommends_the_same(live, loop):
             assert await client.recommend(2, user="anna", event_id="p") == page
             with pytest.raises(ServiceError, match="'heat'"):
                 await client.recommend(filter={"heat": True})
+            sent = await client.feedback([{"action": "tea", "reward": 1, "user": "anna"}])
+            assert sent == {"stored": 1, "repeated": 0}
             return page
 
     assert [item.event_id for item in asyncio.run(run())] == ["p~1", "p~2"]

@@ -50,6 +50,16 @@ test("recommends items of the catalogue, or those of the fallback", async () => 
   await client.close();
 });
 
+test("sends feedback once", async () => {
+  const client = new Client(url, { deadline: 60_000 });
+  const events = [{ action: "tea", reward: 1, user: 7, eventId: "js-rating", time: new Date(1714557600000) }, { action: { id: "juice", features: { hot: false } }, reward: 0.5, context: { hour: 9 } }];
+  assert.deepEqual(await client.feedback(events), { stored: 2, repeated: 0 });
+  assert.deepEqual(await client.feedback(events.slice(0, 1)), { stored: 0, repeated: 1 });
+  await assert.rejects(client.feedback([{ item: "tea", reward: 1 }]), /item/);
+  await assert.rejects(client.feedback([{ action: "tea", reward: 2 }]), /reward must be in/);
+  await client.close();
+});
+
 test("through a faulty network nothing is lost and nothing doubled", { skip: !faulty && "there is no faulty proxy" }, async () => {
   const client = new Client(faulty, { loop, deadline: 60_000, fallback: null });
   const decided = [];

@@ -148,6 +148,14 @@ class AsyncClient(Base):
         """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         await self._do(self._calls.put_actions(actions, retire))
 
+    async def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+        """Send what actions earned that the service did not choose, and return how many events are new, and were known.
+
+        An event is ``{"action": id, "reward": number}``, and may have ``user``, ``context``, ``event_id`` and ``time``;
+        the action may come with features: ``{"id": id, "features": {...}}``. A call takes 500 events.
+        """
+        return await self._do(self._calls.feedback(events))
+
     async def evaluate(
         self, policies: Sequence[str], *, estimators: Sequence[str] = ("snips", "dr"), time_uniform: bool = False
     ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -46,6 +47,7 @@ P = TypeVar("P", Ranked, Explanation)
 
 BATCH = 100  # requests in one call: the service's default limit
 PAGE = 1_000  # events in one call
+FEEDBACK = ("action", "reward", "user", "context", "event_id", "time")  # what an event may have
 LONGEST_DEADLINE = 1e8  # seconds, 3 years: locks and sockets refuse 300
 ERASE_SECONDS = 150.0  # the service itself gives up after 120
 REQUEST_ID = "X-Request-Id"
@@ -222,6 +224,10 @@ class Calls:
         put = [{"id": each.id, "features": each.features or {}} for each in action_list(actions, least=0)]
         body = {"put": put, "retire": identifiers("retire", retire)}
         return self._admin("put_actions", "PUT", "/actions", body, _nothing)
+
+    def feedback(self, events: Iterable[Mapping[str, Any]]) -> Call[dict[str, int]]:
+        body = {"events": [_feedback_event(f"events[{k}]", event) for k, event in enumerate(events)]}
+        return self._admin("feedback", "POST", "/feedback", body, _same)
 
     def evaluate(
         self, policies: Sequence[str], estimators: Sequence[str], *, time_uniform: bool
@@ -428,3 +434,30 @@ def _same(found: Any) -> dict[str, Any]:
 
 def _nothing(_: object) -> None:
     return None
+
+
+def _feedback_event(name: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event as it is sent: with an id, so that a repeat of the call stores nothing twice."""
+    for field in event:
+        if field not in FEEDBACK:
+            raise TypeError(f"{name} must have {', '.join(FEEDBACK)}, got {field!r}")
+    action = event.get("action")
+    if isinstance(action, Mapping):
+        [chosen] = action_list([action])
+        action = {"id": chosen.id, "features": chosen.features or {}}
+    else:
+        action = identifier(f"{name}.action", action)
+    time, context, event_id = event.get("time"), event.get("context"), event.get("event_id")
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    optional = {
+        "user": user_id(event.get("user")),
+        "context": None if context is None else features(f"{name}.context", context),
+        "time": time if time is None or isinstance(time, str) else number(f"{name}.time", time),
+    }
+    return {
+        "action": action,
+        "reward": number(f"{name}.reward", event.get("reward")),
+        "event_id": new_event_id() if event_id is None else identifier(f"{name}.event_id", event_id),
+        **{field: value for field, value in optional.items() if value is not None},
+    }

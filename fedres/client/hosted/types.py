@@ -173,16 +173,17 @@ class Event(Record, frozen=True):
     context: dict[str, Any] | None
     actions: list[dict[str, Any]]  # those that were not excluded: id and features
     action: str
-    probability: float
+    probability: float | None  # None for feedback, on which nobody decided
     probabilities: list[float] | None  # of ``actions``; None for a recommended item, which is the only one of them
     model_version: int
     reward: float | None
-    status: str  # waiting, deferred, rewarded or expired
+    status: str  # waiting, deferred, rewarded, expired or feedback
     position: int  # in the loop's log
     outcomes: dict[str, float] | None = None  # by name, where the loop has any
     arm: str | None = None  # control, treatment or held, where the loop has a control group
     place: int | None = None  # on its page, of a recommended item
     candidates: int | None = None  # among which it was drawn
+    happened: float | None = None  # when, where feedback has a time of its own; seconds since 1970
 
 
 class Observed(Record, frozen=True):

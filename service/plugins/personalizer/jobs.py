@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from bandits.evaluation.logs import is_decision
 from fedres.event_ids import new_event_id
 from service.admin.exporting import exporter
 from service.log.workers import JOB_SECONDS, Worker
@@ -58,7 +59,7 @@ class Span(NamedTuple):
     def events(self, worker: Worker) -> Iterator[dict[str, Any]]:
         """Yield those that have a reward."""
         for one in exporter(worker, self.loop, self.created_at).events(self.loop, self.after, None):
-            if one["reward"] is not None and self.low <= one["time"] <= self.high:
+            if one["reward"] is not None and is_decision(one) and self.low <= one["time"] <= self.high:
                 yield one
 
 

@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
 
 def _routes(core: Core) -> list[Route]:
+    from service.plugins.recommend.feedback import Feedback
     from service.plugins.recommend.popular import Popularity
     from service.plugins.recommend.recommender import Recommender
     from service.plugins.recommend.routes import recommend_routes
 
     recommender = Recommender(core.context, core.ranker)
-    return recommend_routes(recommender, Popularity(core.context, recommender), core.limits).all
+    popularity, feedback = Popularity(core.context, recommender), Feedback(core.context)
+    return recommend_routes(recommender, popularity, feedback, core.limits).all
 
 
 def _commands(app: typer.Typer) -> None:
-    from service.plugins.recommend.commands import catalogue
+    from service.plugins.recommend.commands import catalogue, feedback
 
     app.add_typer(catalogue, name="catalogue")
+    app.add_typer(feedback, name="feedback")
 
 
 plugin = Plugin(name="recommend", routes=_routes, commands=_commands)

@@ -1,15 +1,24 @@
-"""``fedres catalogue import``: the items of a file into the catalogue of a running service."""
+"""``fedres catalogue import`` and ``fedres feedback import``: items and ratings of files into a running service."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.console import one_line_errors, progress_bar
 
+if TYPE_CHECKING:
+    from fedres.client import Client
+    from service.plugins.recommend.feedback_files import Skipped
+
 catalogue = typer.Typer(no_args_is_help=True, help="Fill the catalogue of a loop.")
+feedback = typer.Typer(no_args_is_help=True, help="Teach a loop what actions earned elsewhere.")
+
+Url = Annotated[str | None, typer.Option(help="The service; FEDRES_URL, or http://127.0.0.1:8000.")]
+Key = Annotated[str | None, typer.Option(help="A key with the role admin; FEDRES_KEY.")]
 
 
 @catalogue.callback()
@@ -21,9 +30,9 @@ def _group() -> None:
 @one_line_errors
 def import_items(
     file: Annotated[Path, typer.Argument(help="Items: .jsonl, .csv, .tsv or .parquet, the text files also .gz.")],
-    url: Annotated[str | None, typer.Option(help="The service; FEDRES_URL, or http://127.0.0.1:8000.")] = None,
+    url: Url = None,
     loop: Annotated[str, typer.Option(help="The loop.")] = "default",
-    key: Annotated[str | None, typer.Option(help="A key with the role admin; FEDRES_KEY.")] = None,
+    key: Key = None,
     id_column: Annotated[str, typer.Option("--id", help="Column or field with the item's id.")] = "id",
     lists: Annotated[
         list[str] | None,
@@ -57,3 +66,75 @@ def _sign(option: str) -> tuple[str, str]:
     if not (name and equals and sign):
         raise ValueError(f"--list must be COLUMN=SIGN, such as genres='|', got {option!r}")
     return name, sign
+
+
+@feedback.callback()
+def _feedback_group() -> None:
+    """Teach a loop what actions earned elsewhere."""
+
+
+@feedback.command("import")
+@one_line_errors
+def import_feedback(
+    file: Annotated[Path, typer.Argument(help="Ratings: .jsonl, .csv, .tsv or .parquet, the text files also .gz.")],
+    url: Url = None,
+    loop: Annotated[str, typer.Option(help="The loop.")] = "default",
+    key: Key = None,
+    item: Annotated[str | None, typer.Option(help="Column with the action's id; item or action.")] = None,
+    reward_from: Annotated[str | None, typer.Option(help="Column with the reward; reward or rating.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Stretch such numbers over the loop's reward_range.")
+    ] = None,
+    user: Annotated[str, typer.Option(help="Column with the user.")] = "user",
+    time: Annotated[str, typer.Option(help="Column with the time: seconds since 1970, or ISO 8601.")] = "time",
+    event_id: Annotated[str, typer.Option(help="Column with the event's id.")] = "event_id",
+    context: Annotated[list[str] | None, typer.Option(help="A column that is a feature of the context.")] = None,
+) -> None:
+    """Store the ratings of a file as feedback, in calls of 500. An import that stopped is run again."""
+    from fedres.client import Client, ServiceError
+    from service.plugins.recommend.feedback_files import Columns, Skipped, batches, read_feedback
+
+    if not file.exists():
+        raise ValueError(f"no file at {file}")
+    columns, wanted = Columns(item, reward_from, user, time, event_id, tuple(context or ())), _scale(scale)
+    skipped, stored, repeated = Skipped(), 0, 0
+    with progress_bar(f"importing {file.name}") as progress, Client(url, loop=loop, key=key, fallback=None) as client:
+        try:
+            low, high = client.settings()["reward_range"]
+            for batch in batches(read_feedback(file, columns, (low, high), wanted, skipped, progress)):
+                counts = _send(client, batch, skipped)
+                stored, repeated = stored + counts["stored"], repeated + counts["repeated"]
+        except ServiceError as error:
+            raise ValueError(f"{error} ({stored:,} events are in)") from None
+    n_skipped = skipped.counts.total()
+    typer.echo(f"{stored:,} events imported, {repeated:,} were known, {n_skipped:,} lines skipped")
+    for reason, n in skipped.counts.most_common():
+        typer.echo(f"  {n:,} × {reason} (line {skipped.first[reason]:,})")
+
+
+def _send(client: Client, batch: list[tuple[int, dict[str, Any]]], skipped: Skipped) -> dict[str, int]:
+    """Store events; those that the service refuses are skipped."""
+    from fedres.client import ServiceError
+
+    while batch:
+        try:
+            return client.feedback(event for _, event in batch)
+        except ServiceError as error:
+            found = re.match(r"events\[(\d+)\]", error.target or "")
+            if error.status != 422 or found is None or int(found[1]) >= len(batch):
+                raise
+            at, _ = batch.pop(int(found[1]))
+            skipped.add(error.message.replace(f"{found[0]}.", "").partition(", got")[0], at)
+    return {"stored": 0, "repeated": 0}
+
+
+def _scale(option: str | None) -> tuple[float, float] | None:
+    if option is None:
+        return None
+    try:
+        low, high = map(float, option.split(":"))
+    except ValueError:
+        low = high = 0.0
+    if not low < high:
+        raise ValueError(f"--scale must be LOW:HIGH, such as 1:5, got {option!r}")
+    return low, high

@@ -48,7 +48,7 @@ def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progre
             raise ValueError(f"{path}, {source.unit} {at}: {id_column} must not be empty")
         features = {key: cell for key, cell in zip(names, cells, strict=True) if cell is not None}
         if source.is_text:
-            features = {key: cell if key in lists else _value(cell) for key, cell in features.items()}
+            features = {key: cell if key in lists else value_of(cell) for key, cell in features.items()}
         yield str(name), _split(features, lists)
 
 
@@ -60,7 +60,7 @@ def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _value(cell: str) -> Any:
+def value_of(cell: str) -> Any:
     """Return what a cell of a text file means."""
     if cell in ("true", "false", "True", "False"):
         return cell in ("true", "True")

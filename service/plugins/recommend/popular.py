@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic, time
 from typing import Any
 
 import msgspec
@@ -36,12 +36,13 @@ Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their 
 
 
 def earned(reader: LoopReader, seconds: float) -> Earned:
-    """Return what actions earned in the last seconds of the log, of the newest 50,000 finished events."""
+    """Return what actions earned in the last seconds, by the newest 50,000 finished events and as much feedback."""
     found: Earned = {}
-    for decision in reader.finished:
-        if decision.reward is not None and decision.time > reader.time - 1e6 * seconds:
-            n, total = found.get(decision.actions[decision.chosen], (0, 0.0))
-            found[decision.actions[decision.chosen]] = n + 1, total + decision.reward
+    decided = [(each.time, each.actions[each.chosen], each.reward) for each in reader.finished]
+    for when, action, reward in (*decided, *reader.feedback):
+        if reward is not None and when > reader.time - 1e6 * seconds:
+            n, total = found.get(action, (0, 0.0))
+            found[action] = n + 1, total + reward
     return found
 
 
@@ -57,7 +58,7 @@ class Popularity:
         found = await self._earned(name, seconds)
         _, items = await self._recommender.items(name)
         n_events, total = sum(count for count, _ in found.values()), sum(reward for _, reward in found.values())
-        prior, showable = total / n_events if n_events else 0.0, items.showable(time.time())
+        prior, showable = total / n_events if n_events else 0.0, items.showable(time())
 
         def item(row: int) -> PopularItem:
             count, reward = found.get(items.ids[row], (0, 0.0))
@@ -70,7 +71,7 @@ class Popularity:
         return Popular([item(row) for row in best], n_events)
 
     async def _earned(self, name: str, seconds: float) -> Earned:
-        now, loop = time.monotonic(), self._context.loop(name).view
+        now, loop = monotonic(), self._context.loop(name).view
         until, known_loop, found = self._known.get((name, seconds), (0.0, None, {}))
         if now >= until or known_loop != loop.created_at:
             answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)

@@ -205,10 +205,11 @@ def _record(
 
 
 def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> list[str]:
-    """Return the items of a user's newest events from a time on, each once."""
+    """Return the items of a user's newest events from a time on, feedback too, each once."""
     entries = [entry for entry in log.newest_of(loop, user, MOST_SEEN) if entry.kind == RANK]
-    bodies = [decode_rank(entry.body) for entry in entries if entry.position > created_at and entry.time >= first]
-    return [*dict.fromkeys(body.actions[body.action].id for body in bodies)]
+    bodies = [(entry, decode_rank(entry.body)) for entry in entries if entry.position > created_at]
+    shown = [body for entry, body in bodies if (body.happened or entry.time) >= first]
+    return [*dict.fromkeys(body.actions[body.action].id for body in shown)]
 
 
 def repeated(

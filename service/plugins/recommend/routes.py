@@ -1,4 +1,4 @@
-"""What callers ask for: recommended items, and popular ones."""
+"""What callers ask for and send: recommended items, popular ones, feedback."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, loop_of
 from service.http.routes import RANK, Call, Routes
 from service.log.records import encode
+from service.plugins.recommend.feedback import Feedback, FeedbackRequest, FeedbackStored
 from service.plugins.recommend.popular import DAY, LONGEST_WINDOW, Popular, Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
@@ -19,7 +20,7 @@ from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, Re
 Loop = Annotated[str, Depends(loop_of)]
 
 
-def recommend_routes(recommender: Recommender, popularity: Popularity, limits: Limits) -> Routes:
+def recommend_routes(recommender: Recommender, popularity: Popularity, feedback: Feedback, limits: Limits) -> Routes:
     """Return the routes of recommendations."""
     routes = Routes()
 
@@ -41,6 +42,21 @@ def recommend_routes(recommender: Recommender, popularity: Popularity, limits: L
             raise ApiError(403, "forbidden", message, "explain")
         at_most("exclude", "too_many_excluded", len(request.exclude), limits.excluded)
         return json_reply(encode(await recommender.recommend(call.loop, request)))
+
+    @routes.of_loop(
+        "POST",
+        "/feedback",
+        RANK,
+        "Send rewards of actions that were not chosen here.",
+        body=FeedbackRequest,
+        reply=FeedbackStored,
+        hot=True,
+        decoded=True,
+    )
+    async def send_feedback(call: Call) -> Reply:
+        sent: FeedbackRequest = call.body
+        at_most("events", "too_many_events", len(sent.events), limits.feedback)
+        return json_reply(encode(await feedback.store(call.loop, sent.events)))
 
     @routes.of_loop("GET", "/popular", RANK, "List the items that earned most.", reply=Popular, query=("n", "seconds"))
     async def get_popular(

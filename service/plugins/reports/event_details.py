@@ -65,7 +65,7 @@ async def _details(context: RankerContext, loop: str, event: dict[str, Any], abo
     body = decode_rank(rank.body)
     actions = [Action(action.id, action.features) for action in body.actions]
     request = RankRequest(actions=actions, context=body.context, user=rank.user, event_id=rank.event)
-    ranking = logged_decision(rank, body, request).result().ranking
+    ranking = [] if body.is_feedback else logged_decision(rank, body, request).result().ranking
     return EventDetails(event, ranking, [*map(_record, about)], await _explained(context, loop, request))
 
 

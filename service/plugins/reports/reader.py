@@ -86,6 +86,7 @@ class LoopReader:
         self.experiment = Experiment()
         self.funnel, self.delays = Funnel(), [0] * (len(DELAYS) + 1)
         self.finished: deque[FinishedDecision] = deque(maxlen=MOST)
+        self.feedback: deque[tuple[int, str, float]] = deque(maxlen=MOST)  # when it happened, action and reward
         self._pending: dict[str, tuple[FinishedDecision, LoggedRank]] = {}
         self._samples, self._devices, self._n_learned = FeatureSamples(), DeviceLog(), 0
         self._catalogue: dict[str, msgspec.Raw] = {}
@@ -118,7 +119,11 @@ class LoopReader:
             self._n_learned += entry.kind != JOIN
         was_activated = entry.kind == ACTIVATE and self._is_activated(entry.event)
         for settled in settle(self._join, entry, self._rules, self._newest):
-            self._settle(settled)
+            if settled.counts:
+                self._settle(settled)
+            else:
+                self._n_learned += 1
+                was_activated = True
         if entry.kind in (RANK, ACTIVATE):
             self.funnel.activated += self._is_activated(entry.event) and not was_activated
         late, unmatched = self._join.take_counts()
@@ -135,8 +140,13 @@ class LoopReader:
     def _rank(self, entry: Entry) -> None:
         assert entry.event is not None
         assert entry.example is not None
-        self.funnel.ranked += 1
         decision = read_decision(entry.example)
+        if decision.feedback is not None:
+            if entry.body:
+                sent = decode_rank(entry.body)
+                self.feedback.append((sent.happened or entry.time, sent.actions[0].id, decision.feedback))
+            return
+        self.funnel.ranked += 1
         if decision.agreed is not None:
             self._apprentice.add(entry.event)
         if not entry.body:
@@ -184,7 +194,7 @@ class LoopReader:
     @property
     def n_kept(self) -> int:
         """How many events it remembers one by one."""
-        return len(self.finished) + len(self._pending)
+        return len(self.finished) + len(self.feedback) + len(self._pending)
 
     def events_of(self, user: str, most: int) -> list[str]:
         """Return a user's newest events, the newest first."""

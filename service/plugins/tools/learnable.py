@@ -55,7 +55,7 @@ def _numbers(kind: str, example: bytes) -> list[float]:
         return [read_reward(example)[0]]
     if kind == RANK:
         decision = read_decision(example)
-        return [decision.baseline_weight, _sum(decision.features.values)]
+        return [decision.baseline_weight, decision.feedback or 0.0, _sum(decision.features.values)]
     residual = read_residual(example)
     spread = () if residual.spread is None else (residual.spread.variance, *residual.spread.slopes)
     return [residual.label, residual.local, residual.global_ or 0.0, *spread, _sum(residual.features.values)]

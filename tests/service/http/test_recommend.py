@@ -72,6 +72,29 @@ def test_an_empty_catalogue_says_how_to_fill_it(client):
     assert "PUT /v1/actions" in error["message"]
 
 
+def test_feedback_is_answered_with_counts_and_refused_with_a_reason(client, films):
+    events = [{"event_id": "h1", "user": "u", "action": "f1", "reward": 1, "time": 1.7e9},
+              {"event_id": "h2", "action": {"id": "f2", "features": {"a": 1}}, "reward": 0.5}]  # fmt: skip
+    assert client.post(f"{films}/feedback", json={"events": events}).json() == {"stored": 2, "repeated": 0}
+    assert client.post(f"{films}/feedback", json={"events": events}).json() == {"stored": 0, "repeated": 2}
+    story = client.get(f"{films}/events/h1").json()
+    assert (story["event"]["status"], story["event"]["reward"], story["ranking"]) == ("feedback", 1.0, [])
+    many = [{"action": "f1", "reward": 1}] * (Limits().feedback + 1)
+    for wrong, status, code, target in [
+        ({"events": []}, 422, "invalid_request", "events"),
+        ([], 422, "invalid_request", "body"),
+        ({"events": many}, 422, "too_many_events", "events"),
+        ({"events": [{"action": "f1"}]}, 422, "invalid_request", "events[0]"),
+        ({"events": [{"action": "f1", "reward": 1, "item": 3}]}, 422, "invalid_request", "events[0]"),
+        ({"events": [{"action": 3, "reward": 1}]}, 422, "invalid_request", "events[0].action"),
+        ({"events": [{"action": "f1", "reward": 7}]}, 422, "invalid", "events[0].reward"),
+        ({"events": [{"event_id": "h1", "action": "f1", "reward": 0}]}, 409, "event_exists", "event_id"),
+    ]:
+        answer = client.post(f"{films}/feedback", json=wrong)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["target"]) == (status, code, target), error
+
+
 def test_popular_items_are_listed(client, films):
     page = client.get(f"{films}/popular", params={"n": 3}).json()
     assert page.keys() == {"items", "events"}

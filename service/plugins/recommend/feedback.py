@@ -1,0 +1,180 @@
+"""Feedback on actions that nobody decided on here: ratings of a file, what happened on other pages.
+
+It is logged as a decision without probabilities that has its reward with it. So a repeat, an erasure and a pruning
+treat it as any other event; it is learned from at once, and counts in no figure of the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct, field
+
+from fedres.event_ids import new_event_id
+from fedres.scoring.features import Named, check_crosses
+from fedres.scoring.flattening import FeatureError
+from service.errors import ApiError, invalid, unavailable
+from service.log.protocol import Duplicate, Refused, StoreUnavailable
+from service.log.records import (
+    EMPTY,
+    RANK,
+    CatalogueReference,
+    DecisionExample,
+    Example,
+    FeedbackBody,
+    InlineAction,
+    LoggedRank,
+    Record,
+    encode,
+    ranks_in,
+)
+from service.models.published import Loop
+from service.rank.decide import features_of, invalid_features
+from service.rank.ranker import RankerContext
+from service.rank.requests import Action, Features, Id, check_id
+from service.times import seconds_of
+
+STEP = 100  # events that are hashed at once, so that others have their turn
+LAST_TIME = 100_000_000_000  # seconds since 1970: the year 5138
+
+
+class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an action earned that was not chosen here."""
+
+    action: Id | Action  # its id, or with features that are not in the catalogue
+    reward: float
+    user: Id | None = None
+    context: Features = field(default_factory=lambda: Raw(EMPTY))
+    event_id: Id | None = None
+    time: float | str | None = None  # when it happened
+
+    @property
+    def acted_on(self) -> Action:
+        return Action(self.action) if isinstance(self.action, str) else self.action
+
+
+class FeedbackRequest(Struct, forbid_unknown_fields=True):
+    """Events with their rewards; one with an id that is known is not stored again."""
+
+    events: Annotated[list[FeedbackEvent], Meta(min_length=1)]
+
+
+class FeedbackStored(Struct):
+    """How many events are new, and how many were known."""
+
+    stored: int
+    repeated: int
+
+
+class Feedback:
+    """Takes feedback for all loops."""
+
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
+
+    async def store(self, name: str, events: Sequence[FeedbackEvent]) -> FeedbackStored:
+        """Store events, once all of them are good; return when they are durable."""
+        records: list[Record] = []
+        for first in range(0, len(events), STEP):
+            loop = self._context.loop(name)
+            records += self._records(loop, events[first : first + STEP], first)
+            await asyncio.sleep(0)
+        try:
+            outcomes = await asyncio.gather(*self._context.log.append([[record] for record in records]))
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        repeats = [record for record, outcome in zip(records, outcomes, strict=True) if isinstance(outcome, Duplicate)]
+        for outcome in outcomes:
+            if isinstance(outcome, Refused) and not isinstance(outcome, Duplicate):
+                raise invalid(str(outcome))
+        if repeats:
+            await self._check_same(name, repeats)
+        return FeedbackStored(len(records) - len(repeats), len(repeats))
+
+    async def _check_same(self, name: str, repeats: Sequence[Record]) -> None:
+        """Refuse events whose id was used for something else."""
+        asked = [str(record.event) for record in repeats]
+        logged = await self._context.look_up(lambda log: ranks_in(log.find(name, asked)))
+        for record in repeats:
+            entry, body = logged.get(str(record.event), (None, None))
+            sent = msgspec.json.decode(record.body, type=FeedbackBody)
+            if entry is None or body is None or entry.user != record.user or not _is_same(sent, body):
+                message = f"event_id must be new or come with the same event, got {record.event!r} with another"
+                raise ApiError(409, "event_exists", f"{message}; events with other ids are stored", "event_id")
+
+    def _records(self, loop: Loop, events: Sequence[FeedbackEvent], first: int) -> list[Record]:
+        preparer, rows = self._context.preparer, []
+        for k, event in enumerate(events, first):
+            _check(loop, event, f"events[{k}]")
+            self._context.check_user(loop, event.user)
+            context, action = bytes(event.context) or EMPTY, event.acted_on
+            rows.append(Named(f"events[{k}].context", None, context))
+            rows.append(Named(f"events[{k}].action.features", action.id, features_of(action, loop.catalogue)))
+        hashed = preparer.hash_all(rows)
+        records = []
+        for k, (event, shared, own) in enumerate(zip(events, hashed[::2], hashed[1::2], strict=True), first):
+            if isinstance(shared, FeatureError):
+                raise invalid_features(shared)
+            if isinstance(own, FeatureError):
+                raise invalid_features(own)
+            if loop.view.settings.crosses:
+                try:
+                    check_crosses(shared.size, own.size, preparer.limits)
+                except FeatureError as error:
+                    raise ApiError(422, "invalid_features", f"events[{k}]: {error}", f"events[{k}]") from None
+            features = Example(shared.hashes + own.hashes, shared.values + own.values, shared.size, own.fields)
+            records.append(_record(loop, event, features))
+        return records
+
+
+def _check(loop: Loop, event: FeedbackEvent, at: str) -> None:
+    low, high = loop.view.settings.reward_range
+    if not low <= event.reward <= high:
+        raise invalid(f"{at}.reward must be in [{low:g}, {high:g}], got {event.reward}", f"{at}.reward")
+    for name, value in (("action", event.acted_on.id), ("user", event.user), ("event_id", event.event_id)):
+        if value is not None:
+            check_id(f"{at}.{name}", value)
+    _microseconds(event.time, f"{at}.time")
+
+
+def _microseconds(time: float | str | None, at: str = "time") -> int | None:
+    if time is None:
+        return None
+    try:
+        seconds = seconds_of(time)
+    except ValueError as error:
+        raise invalid(f"{at} {error}", at) from None
+    if not 0 <= seconds <= LAST_TIME:
+        raise invalid(f"{at} must be from 1970 on and before the year 5138, got {time!r}", at)
+    return round(seconds * 1e6)
+
+
+def _record(loop: Loop, event: FeedbackEvent, features: Example) -> Record:
+    """Return what is logged of an event: a body for readers, and an example for the learner."""
+    view, action = loop.view, event.acted_on
+    named = InlineAction(action.id, action.features) if action.features else loop.references.get(action.id)
+    body = FeedbackBody(
+        Raw(bytes(event.context) or EMPTY),
+        [named or CatalogueReference(action.id, 0)],
+        0,
+        [],
+        [],
+        view.version,
+        view.settings_version,
+        reward=float(event.reward),
+        happened=_microseconds(event.time),
+    )
+    example = DecisionExample(features, view.settings_version, 0.0, False, None, feedback=float(event.reward))
+    name = event.event_id or new_event_id()
+    return Record(view.name, RANK, name, event.user, example.encode(), encode(body))
+
+
+def _is_same(sent: FeedbackBody, logged: LoggedRank) -> bool:
+    """Return whether feedback was logged before; the catalogue may have changed since."""
+    return (
+        (sent.reward, sent.happened, bytes(sent.context)) == (logged.reward, logged.happened, bytes(logged.context))
+        and sent.actions[0]["id"] == logged.actions[0].id
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Feedback of files: JSON lines, CSV and Parquet, such as ratings with the columns ``user,item,rating,time``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bandits.evaluation.logs import read_objects
+from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
+from service.plugins.recommend.item_files import value_of
+from service.times import seconds_of
+
+BATCH = 500  # events of one call
+ITEMS = ("item", "action")  # what the column with the action may be called where nobody says so
+REWARDS = ("reward", "rating")
+
+
+class Columns(NamedTuple):
+    """Which column is what; None stands for the usual names."""
+
+    item: str | None = None
+    reward: str | None = None
+    user: str = "user"
+    time: str = "time"
+    event_id: str = "event_id"
+    context: tuple[str, ...] = ()  # its features
+
+
+class Skipped:
+    """Lines that are not imported, counted by their reason."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, int] = {}  # line with that reason
+
+    def add(self, reason: str, at: int) -> None:
+        self.counts[reason] += 1
+        self.first.setdefault(reason, at)
+
+
+def read_feedback(
+    path: Path,
+    columns: Columns,
+    reward_range: tuple[float, float],
+    scale: tuple[float, float] | None,
+    skipped: Skipped,
+    progress: Progress = ignore_progress,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line of each event and the event; ``scale`` is what is stretched over the rewards of the loop.
+
+    Without an id of its own, an event is known by the file's name, the line and its content: a repeated import stores
+    nothing twice.
+    """
+    rows, is_text = _rows(path, columns, progress)
+    for at, row in rows:
+        try:
+            yield at, _event(path, at, row, columns, reward_range, scale, is_text)
+        except ValueError as error:
+            skipped.add(str(error), at)
+
+
+def _rows(path: Path, columns: Columns, progress: Progress) -> tuple[Iterator[tuple[int, dict[str, Any]]], bool]:
+    """Return the rows of a file with their lines, and whether their cells are texts."""
+    if not is_table(path):
+        return read_objects(path, progress), False
+    source = open_source(path)
+    for name in (columns.item or ITEMS, columns.reward or REWARDS, *columns.context):
+        wanted = (name,) if isinstance(name, str) else name
+        if not set(wanted) & {*source.names}:
+            got = ", ".join(source.names)
+            raise ValueError(f"{path} must have a column {' or '.join(map(repr, wanted))}, has {got}")
+    rows = source.rows(source.names, progress)
+    return ((at, dict(zip(source.names, cells, strict=True))) for at, cells in rows), source.is_text
+
+
+def _event(
+    path: Path,
+    at: int,
+    row: Mapping[str, Any],
+    columns: Columns,
+    reward_range: tuple[float, float],
+    scale: tuple[float, float] | None,
+    is_text: bool,
+) -> dict[str, Any]:
+    item, reward_name = _named(row, columns.item, ITEMS), _named(row, columns.reward, REWARDS)
+    event: dict[str, Any] = {"action": row[item], "reward": _reward(reward_name, row[reward_name], reward_range, scale)}
+    user, time, event_id = row.get(columns.user), row.get(columns.time), row.get(columns.event_id)
+    if user is not None:
+        event["user"] = user
+    if time is not None:
+        event["time"] = _time(columns.time, value_of(time) if isinstance(time, str) else time)
+    context = {name: row[name] for name in columns.context if row.get(name) is not None}
+    if is_text:
+        context = {name: value_of(cell) for name, cell in context.items()}
+    if not is_text and isinstance(row.get("context"), dict):
+        context = {**row["context"], **context}
+    if context:
+        event["context"] = context
+    content = msgspec.json.encode([path.name, at, row], order="deterministic", enc_hook=str)
+    known = event_id if event_id is not None else f"import-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
+    return {**event, "event_id": known}
+
+
+def _named(row: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str:
+    """Return the name of a column that a row has something in."""
+    names = usual if name is None else (name,)
+    found = next((each for each in names if row.get(each) is not None), None)
+    if found is None:
+        raise ValueError(f"{next((each for each in names if each in row), names[0])} must not be empty")
+    return found
+
+
+def _reward(name: str, cell: Any, reward_range: tuple[float, float], scale: tuple[float, float] | None) -> float:
+    try:
+        number = float(cell)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number") from None
+    low, high = reward_range if scale is None else scale
+    if not low <= number <= high:
+        advice = "; --scale stretches other numbers over the loop's reward_range" if scale is None else ""
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}]{advice}")
+    if scale is None:
+        return number
+    first, last = reward_range
+    return first + (number - low) / (high - low) * (last - first)
+
+
+def _time(name: str, value: Any) -> float:
+    try:
+        return seconds_of(value.isoformat() if hasattr(value, "isoformat") else value)
+    except ValueError:
+        raise ValueError(f"{name} must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z") from None
+
+
+def batches(
+    events: Iterable[tuple[int, dict[str, Any]]], most: int = BATCH
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """Yield events with their lines, as many as fit into one call."""
+    batch = []
+    for each in events:
+        batch.append(each)
+        if len(batch) == most:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
