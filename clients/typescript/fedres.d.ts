@@ -188,6 +188,8 @@ export class Client {
   replaceSettings(settings: Settings): Promise<Required<Settings>>;
   actions(): Promise<Record<string, Record<string, unknown>>>;
   putActions(actions: Actions, options?: { retire?: Iterable<Id> | undefined }): Promise<void>;
+  popular(options?: { n?: number | undefined; seconds?: number | undefined }): Promise<{ id: string; score: number; events: number }[]>;
+  similar(item: Id, options?: { n?: number | undefined }): Promise<{ id: string; score: number }[]>;
   feedback(events: Iterable<FeedbackEvent>): Promise<{ stored: number; repeated: number }>;
   events(options?: { after?: number | undefined; pageSize?: number | undefined }): AsyncGenerator<Event>;
   evaluate(

@@ -186,6 +186,20 @@ export class Client {
     await this.#call("putActions", "PUT", "/actions", { put, retire: identifiers("retire", options.retire ?? []) });
   }
 
+  /** The items that earned most within so many seconds, 30 days by default. */
+  async popular(options = {}) {
+    checkOptions("popular", options, ["n", "seconds"]);
+    const { n = 10, seconds } = options, window = seconds === undefined ? "" : `&seconds=${number("seconds", seconds)}`;
+    return this.#field("items", "popular", "GET", `/popular?n=${number("n", n)}${window}`);
+  }
+
+  /** The items of the catalogue that are most like another one. */
+  async similar(item, options = {}) {
+    checkOptions("similar", options, ["n"]);
+    const path = `/similar/${encodeURIComponent(identifier("item", item))}?n=${number("n", options.n ?? 10)}`;
+    return this.#field("items", "similar", "GET", path);
+  }
+
   /** Send what actions earned that the service did not choose; returns how many events are new, and were known. */
   async feedback(events) {
     const sent = Array.from(events, (event, k) => {

@@ -111,6 +111,10 @@ def test_feedback_is_stored_once_and_not_evaluated(live, loop):
         assert client.feedback(events) == {"stored": 2, "repeated": 0}
         assert client.feedback(events[:1]) == {"stored": 0, "repeated": 1}
         first, second = client.events()
+        assert [item["id"] for item in client.popular(1, seconds=9e6)] == ["juice"]  # the rating of tea is older
+        assert {item["id"] for item in client.similar("tea")} == {"juice", "milk"}
+        with pytest.raises(ServiceError, match="'te/a' is not in the catalogue"):
+            client.similar("te/a", 3)
         with pytest.raises(TypeError, match=r"events\[0\] must have action, .*, got 'item'"):
             client.feedback([{"item": "tea", "reward": 1}])
         with pytest.raises(ServiceError, match=r"events\[0\].reward must be in"):
@@ -129,6 +133,7 @@ def test_the_async_client_recommends_the_same(live, loop):
                 await client.recommend(filter={"heat": True})
             sent = await client.feedback([{"action": "tea", "reward": 1, "user": "anna"}])
             assert sent == {"stored": 1, "repeated": 0}
+            assert len(await client.popular(2)) == len(await client.similar("tea", 2)) == 2
             return page
 
     assert [item.event_id for item in asyncio.run(run())] == ["p~1", "p~2"]

@@ -56,6 +56,9 @@ test("sends feedback once", async () => {
   assert.deepEqual(await client.feedback(events), { stored: 2, repeated: 0 });
   assert.deepEqual(await client.feedback(events.slice(0, 1)), { stored: 0, repeated: 1 });
   await assert.rejects(client.feedback([{ item: "tea", reward: 1 }]), /item/);
+  assert.equal((await client.popular({ n: 1, seconds: 3e7 })).length, 1);
+  assert.deepEqual((await client.similar("tea", { n: 1 })).map(({ id }) => id), ["milk"]);
+  await assert.rejects(client.similar("te/a"), /'te\/a' is not in the catalogue/);
   await assert.rejects(client.feedback([{ action: "tea", reward: 2 }]), /reward must be in/);
   await client.close();
 });

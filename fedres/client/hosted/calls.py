@@ -225,6 +225,14 @@ class Calls:
         body = {"put": put, "retire": identifiers("retire", retire)}
         return self._admin("put_actions", "PUT", "/actions", body, _nothing)
 
+    def popular(self, n: int, seconds: float | None) -> Call[list[dict[str, Any]]]:
+        window = "" if seconds is None else f"&seconds={number('seconds', seconds)!r}"
+        return self._admin("popular", "GET", f"/popular?n={n:d}{window}", None, lambda found: list(found["items"]))
+
+    def similar(self, item: Id, n: int) -> Call[list[dict[str, Any]]]:
+        path = f"/similar/{quote(identifier('item', item), safe='')}?n={n:d}"
+        return self._admin("similar", "GET", path, None, lambda found: list(found["items"]))
+
     def feedback(self, events: Iterable[Mapping[str, Any]]) -> Call[dict[str, int]]:
         body = {"events": [_feedback_event(f"events[{k}]", event) for k, event in enumerate(events)]}
         return self._admin("feedback", "POST", "/feedback", body, _same)

@@ -162,6 +162,14 @@ class Client(Base):
         """Add or change actions of the catalogue, in any form that ``rank`` takes, and retire some by id."""
         self._do(self._calls.put_actions(actions, retire))
 
+    def popular(self, n: int = 10, *, seconds: float | None = None) -> list[dict[str, Any]]:
+        """Return the items that earned most in the last seconds, 30 days by default: ``id``, ``score``, ``events``."""
+        return self._do(self._calls.popular(n, seconds))
+
+    def similar(self, item: Id, n: int = 10) -> list[dict[str, Any]]:
+        """Return the items of the catalogue that are most like another one: ``id`` and ``score``."""
+        return self._do(self._calls.similar(item, n))
+
     def feedback(self, events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Send what actions earned that the service did not choose, and return how many events are new, and were known.
 

@@ -222,6 +222,10 @@ class Items:
         """Return hashes, values and where each row ends, the first of them where the first row begins."""
         return self._hashes.used, self._values.used, self._ends.used
 
+    def distinct_features(self) -> tuple[Array, Array, Array]:
+        """Return which of the distinct features is at each place, their hashes, and the hashes of their JSON keys."""
+        return self._numbers.used, self._keys.used, self._key_fields.used
+
     def numbered(self, shared: Shared) -> Rows:
         """Return the rows for ``residual-kalman``; the scales of numbers seldom change."""
         scales = np.concatenate([shared.scale_keys.astype(np.float64), shared.scale_stats.ravel()])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic, time
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from service.plugins.recommend.items import Items
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.reports.reader import LoopReader, read_loop
 from service.rank.ranker import RankerContext
@@ -32,6 +35,7 @@ class Popular(msgspec.Struct):
     events: int  # of all actions, in the window
 
 
+Score = Callable[[Items, int], float]
 Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their rewards
 
 
@@ -56,19 +60,26 @@ class Popularity:
     async def popular(self, name: str, n: int, seconds: float) -> Popular:
         """Return the items with the highest mean reward; those that earned nothing yet are at the mean of all."""
         found = await self._earned(name, seconds)
+        score = await self.scores(name, seconds)
         _, items = await self._recommender.items(name)
-        n_events, total = sum(count for count, _ in found.values()), sum(reward for _, reward in found.values())
-        prior, showable = total / n_events if n_events else 0.0, items.showable(time())
-
-        def item(row: int) -> PopularItem:
-            count, reward = found.get(items.ids[row], (0, 0.0))
-            score = (reward + PRIOR_EVENTS * prior) / (count + PRIOR_EVENTS)
-            return PopularItem(items.ids[row], score, count)
-
-        rows = [row for row in items.rows.values() if showable[row]]
         boosts = items.boosts.used
-        best = sorted(rows, key=lambda row: (-item(row).score, -boosts[row], items.ids[row]))[:n]
-        return Popular([item(row) for row in best], n_events)
+        rows = np.flatnonzero(items.showable(time())).tolist()
+        best = sorted(rows, key=lambda row: (-score(items, row), -boosts[row], items.ids[row]))[:n]
+        counts = {name: count for name, (count, _) in found.items()}
+        listed = [PopularItem(items.ids[row], score(items, row), counts.get(items.ids[row], 0)) for row in best]
+        return Popular(listed, sum(counts.values()))
+
+    async def scores(self, name: str, seconds: float) -> Score:
+        """Return what says of a row of items how popular that item is."""
+        found = await self._earned(name, seconds)
+        n_events, total = sum(count for count, _ in found.values()), sum(reward for _, reward in found.values())
+        prior = total / n_events if n_events else 0.0
+
+        def score(items: Items, row: int) -> float:
+            count, reward = found.get(items.ids[row], (0, 0.0))
+            return (reward + PRIOR_EVENTS * prior) / (count + PRIOR_EVENTS)
+
+        return score
 
     async def _earned(self, name: str, seconds: float) -> Earned:
         now, loop = monotonic(), self._context.loop(name).view

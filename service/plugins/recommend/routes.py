@@ -1,26 +1,29 @@
-"""What callers ask for and send: recommended items, popular ones, feedback."""
+"""What callers ask for and send: recommended items, popular and similar ones, feedback."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Query, Request, Response
 
 from service.errors import ApiError
 from service.http.hot import at_most
 from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, loop_of
-from service.http.routes import RANK, Call, Routes
+from service.http.routes import PARAMETERS, RANK, Call, Routes
 from service.log.records import encode
 from service.plugins.recommend.feedback import Feedback, FeedbackRequest, FeedbackStored
 from service.plugins.recommend.popular import DAY, LONGEST_WINDOW, Popular, Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
+from service.plugins.recommend.similar import Similar, Similarity
 
 Loop = Annotated[str, Depends(loop_of)]
 
 
-def recommend_routes(recommender: Recommender, popularity: Popularity, feedback: Feedback, limits: Limits) -> Routes:
+def recommend_routes(
+    recommender: Recommender, popularity: Popularity, similarity: Similarity, feedback: Feedback, limits: Limits
+) -> Routes:
     """Return the routes of recommendations."""
     routes = Routes()
 
@@ -65,5 +68,13 @@ def recommend_routes(recommender: Recommender, popularity: Popularity, feedback:
         seconds: Annotated[float, Query(gt=0, le=LONGEST_WINDOW)] = 30 * DAY,
     ) -> Response:
         return json_response(await popularity.popular(loop, n, seconds))
+
+    @routes.of_loop(
+        "GET", "/similar/{item}", RANK, "List the items that are most like another one.", reply=Similar, query=("n",)
+    )
+    async def get_similar(
+        loop: Loop, request: Request, n: Annotated[int, Query(ge=1, le=MOST_PLACES)] = 10
+    ) -> Response:
+        return json_response(await similarity.similar(loop, str(request.scope[PARAMETERS]["item"]), n))
 
     return routes

@@ -103,6 +103,18 @@ def test_popular_items_are_listed(client, films):
     assert client.get(f"{films}/popular", params={"m": 1}).json()["error"]["code"] == "unknown_parameter"
 
 
+def test_similar_items_are_listed(client, films):
+    page = client.get(f"{films}/similar/f1", params={"n": 3}).json()
+    assert page.keys() == {"id", "items", "by"}
+    assert [item["id"] for item in page["items"]] == ["f3", "f5", "f7"]
+    answer = client.get(f"{films}/similar/no%2Fne")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["target"]) == (404, "unknown_item", "item")
+    assert "PUT /v1/actions" in error["message"]
+    for n in (0, 101, "x"):
+        assert client.get(f"{films}/similar/f1", params={"n": n}).status_code == 422
+
+
 def test_a_catalogue_comes_in_lines_too(client):
     client.post("/v1/loops", json={"name": "lines"})
     path, lines = "/v1/loops/lines/actions", {"Content-Type": "application/x-ndjson; charset=utf-8"}

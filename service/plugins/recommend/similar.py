@@ -1,0 +1,145 @@
+"""Items like another one: by the features they have in common, and by what the shared model learned of them.
+
+A feature counts the more, the fewer items have it and the more it moves the expected reward. The score of an item is
+the share of what it and the other one have together that both have, in (0, 1], times how close their expected rewards
+are, from 1/2 to 1. Expected rewards are those of the shared model in an empty context, where numbers are at their mean.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from fedres.decisions.kalman_rows import Rows
+from fedres.decisions.kalman_state import Shared
+from fedres.scoring.features import Hashed, Named
+from service.errors import ApiError
+from service.models.published import Loop
+from service.plugins.recommend.items import Items, shown
+from service.plugins.recommend.popular import DAY, FRESH_SECONDS, Popularity
+from service.plugins.recommend.recommender import Recommender
+from service.rank.decide import NO_KEY, NO_MEMORY
+from service.rank.ranker import RankerContext
+
+
+class SimilarItem(msgspec.Struct):
+    """An item and how like the other one it is."""
+
+    id: str
+    score: float  # from 0 to 1
+
+
+class Similar(msgspec.Struct):
+    """Items of the catalogue that may be shown, the most similar one first."""
+
+    id: str  # of the item they are like
+    items: list[SimilarItem]
+    by: str  # model, where that has learned something; else features; else popularity
+
+
+class Known(NamedTuple):
+    """What all items of a loop are compared by, for some seconds."""
+
+    until: float
+    items: Items
+    n_rows: int
+    weights: Array  # of the feature at each place of the rows
+    totals: Array  # of each row
+    rewards: Array | None  # that are expected of each row, from 0 to 1; None where nothing is learned
+
+
+class Similarity:
+    """Lists of similar items of one ranker."""
+
+    def __init__(self, context: RankerContext, recommender: Recommender, popularity: Popularity) -> None:
+        self._context, self._recommender, self._popularity = context, recommender, popularity
+        self._known: dict[str, Known] = {}  # by loop
+
+    async def similar(self, name: str, item: str, n: int) -> Similar:
+        """Return the items that are most like another one; those that nothing tells apart are sorted by popularity."""
+        await self._context.until_compiled()
+        loop, items = await self._recommender.items(name)
+        if item not in items.rows:
+            there = shown(sorted(items.rows)[:11]) or "none"
+            message = f"item {item[:100]!r} is not in the catalogue, which has {there}; PUT /v1/actions adds items"
+            raise ApiError(404, "unknown_item", message, "item")
+        popular = await self._popularity.scores(name, 30 * DAY)
+        loop, items = await self._recommender.items(name)  # as they are now
+        if item not in items.rows:
+            raise ApiError(404, "unknown_item", f"item {item[:100]!r} was retired just now", "item")
+        known, row = self._compared_by(name, loop, items), items.rows[item]
+        common = in_common(known, items, row)
+        closeness = np.zeros(items.n_rows) if known.rewards is None else 1 - abs(known.rewards - known.rewards[row])
+        scores = common if known.rewards is None else common * (1 + closeness) / 2
+        candidates = items.showable(time())
+        candidates[row] = False
+        rows = sorted(
+            np.flatnonzero(candidates).tolist(),
+            key=lambda each: (-scores[each], -closeness[each], -popular(items, each), items.ids[each]),
+        )[:n]  # fmt: skip
+        by = "popularity" if not scores[candidates].any() else "features"
+        return Similar(
+            item,
+            [SimilarItem(items.ids[each], float(scores[each])) for each in rows],
+            by if known.rewards is None else "model",
+        )
+
+    def _compared_by(self, name: str, loop: Loop, items: Items) -> Known:
+        known, now = self._known.get(name), monotonic()
+        if known is None or now >= known.until or known.items is not items or known.n_rows != items.n_rows:
+            known = self._known[name] = _compared_by(loop, items, self._empty(), now + FRESH_SECONDS)
+        return known
+
+    def _empty(self) -> Hashed:
+        [context] = self._context.preparer.hash_all([Named("context", None, b"{}")])
+        assert isinstance(context, Hashed)
+        return context
+
+
+def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Known:
+    """Return weights of features and expected rewards as they are now."""
+    numbers, keys, fields = items.distinct_features()
+    first, counts = items.features()[2][:-1], np.bincount(numbers, minlength=keys.size)
+    weight, rewards = np.log((len(items.rows) + 1) / np.maximum(counts, 1)).clip(0), None
+    if loop.n_learned:
+        crosses = loop.view.settings.crosses
+        means, _ = loop.model.predict_items(items, context, NO_MEMORY, NO_KEY, crosses)
+        span = np.ptp(means) if means.size else 0.0
+        if span > 0:
+            rewards = (means - means.min()) / span
+            single, _ = loop.model.predict_items(FeatureRows(keys, fields), context, NO_MEMORY, NO_KEY, crosses)
+            effects = abs(single[:-1] - single[-1])
+            weight = weight * (1 + effects / (effects.mean() or 1.0))
+    weights = weight[numbers]
+    weights[first] = 0.0  # of ids, which no two items have in common
+    return Known(until, items, items.n_rows, weights, np.add.reduceat(weights, first), rewards)
+
+
+def in_common(known: Known, items: Items, row: int) -> Array:
+    """Return of each item which share of the features that it or the one in a row has, both have; by weight."""
+    numbers, starts = items.distinct_features()[0], items.features()[2]
+    own = np.unique(numbers[starts[row] + 1 : starts[row + 1]])
+    is_own = np.isin(numbers, own)
+    both = np.add.reduceat(np.where(is_own, known.weights, 0.0), starts[:-1])
+    either = known.totals + known.totals[row] - both
+    shares: Array = np.divide(both, either, out=np.zeros(items.n_rows), where=either > 0)
+    return shares
+
+
+class FeatureRows:
+    """A row for each distinct feature of items, and one without any."""
+
+    def __init__(self, keys: Array, fields: Array) -> None:
+        self._keys, self._fields, self.n_rows = keys, fields, keys.size + 1
+        self._starts = np.append(np.arange(keys.size + 1), keys.size)
+
+    def features(self) -> tuple[Array, Array, Array]:
+        return self._keys, np.ones(self._keys.size, np.float32), self._starts
+
+    def numbered(self, shared: Shared) -> Rows:
+        n = self._keys.size
+        return Rows(self._starts, np.arange(n, dtype=np.int32), np.ones(n), self._keys, self._fields)
