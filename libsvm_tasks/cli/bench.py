@@ -16,7 +16,7 @@ MODULES = {  # these need the extra bench, `service` the extra serve
     "learners": "research.bench_learners",
     "bandit": "research.bench_bandit",
 }
-KINDS = (*MODULES, "service", "decisions")
+KINDS = (*MODULES, "service", "decisions", "recommend")
 
 
 @one_line_errors
@@ -36,18 +36,22 @@ def bench(
         str, typer.Option(help="Decisions: which streams, separated by commas; `list` lists them.")
     ] = "all",
     players: Annotated[
-        str, typer.Option(help="Decisions: who plays, separated by commas; vw-all is every form of VW.")
+        str, typer.Option(help="Decisions, recommend: who plays, separated by commas; vw-all is every form of VW.")
     ] = "all",
     seeds: Annotated[
-        str, typer.Option(help="Decisions: seeds. Tune with others than those you report.")
+        str, typer.Option(help="Decisions, recommend: seeds. Tune with others than those you report.")
     ] = "401,402,403",
-    events: Annotated[int | None, typer.Option(help="Decisions: rounds of each stream at most.")] = None,
+    events: Annotated[
+        int | None, typer.Option(help="Decisions, recommend: rounds of each stream, or pages, at most.")
+    ] = None,
     http: Annotated[
         str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")
     ] = None,
     csv_file: Annotated[
         Path | None,
-        typer.Option("--csv", help="Decisions: add the figures to this file; those that it has are not played again."),
+        typer.Option(
+            "--csv", help="Decisions, recommend: add figures to this file; those it has are not played again."
+        ),
     ] = None,
     jobs: Jobs = 1,
     json_file: JsonFile = None,
@@ -55,8 +59,8 @@ def bench(
     """Measure speed side by side in one run: ours and what one would use instead.
 
     `decisions` measures how well models decide instead: rewards earned on simulated streams and on datasets, ours
-    beside Vowpal Wabbit, LinUCB, river and obp. It takes an hour or more, and `all` leaves it out; interrupted, it
-    resumes.
+    beside Vowpal Wabbit, LinUCB, river and obp. `recommend` plays pages of ten films of MovieLens. Both take long, and
+    `all` leaves them out; interrupted, they resume.
     """
     from fedres import checks
 
@@ -71,12 +75,15 @@ def bench(
     results: dict[str, Any] = {}
     if http is not None and what != "decisions":
         raise ValueError(f"http must come with `fedres bench decisions`, got it with {what!r}")
-    if csv_file is not None and (what != "decisions" or http is not None or events is not None):
-        raise ValueError(f"csv must come with `fedres bench decisions` without --http and --events, got {csv_file}")
+    if csv_file is not None and (what not in ("decisions", "recommend") or http is not None or events is not None):
+        message = "csv must come with `fedres bench decisions` or `recommend`, without --http and --events"
+        raise ValueError(f"{message}, got {csv_file}")
     if what == "decisions" and http is not None:
         results = _over_http(http, streams, whole_numbers("seeds", seeds, 1), events)
     elif what == "decisions":
         results = _decisions(streams, players, whole_numbers("seeds", seeds, 1), events, csv_file, jobs)
+    elif what == "recommend":
+        results = _recommend(players, whole_numbers("seeds", seeds, 1), events, csv_file, jobs)
     for name in MODULES:
         if what in (name, "all"):
             module = of_the_source(MODULES[name])
@@ -113,6 +120,30 @@ def _decisions(
         report.write_csv(csv_file, figures, seeds)
     journal.unlink(missing_ok=True)
     return {"seeds": seeds, "figures": figures, "speed": speed.measure()}
+
+
+def _recommend(players: str, seeds: list[int], most: int | None, csv_file: Path | None, jobs: int) -> dict[str, Any]:
+    from fedres import checks
+    from libsvm_tasks.decisions import pages
+    from libsvm_tasks.load import cache_folder
+
+    checks.whole("jobs", jobs)
+    playing = []
+    for name in pages.players_of(players):
+        if reason := pages.absent(name):
+            console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False)
+        else:
+            playing.append(name)
+    known = pages.read_csv(csv_file) if csv_file else {}
+    journal = csv_file.with_suffix(".unfinished.jsonl") if csv_file else cache_folder() / "unfinished/recommend.jsonl"
+    with progress_bar("playing") as progress:
+        figures = pages.run(playing, seeds, pages=most, jobs=jobs, journal=journal, known=known, progress=progress)
+    console().print(pages.table(figures, seeds))
+    if csv_file:
+        pages.write_csv(csv_file, figures)
+    journal.unlink(missing_ok=True)
+    rows = [{"player": player, "seed": seed, **found._asdict()} for (player, seed), found in figures.items()]
+    return {"recommend": rows}
 
 
 def _streams(names: str) -> list[str]:

@@ -120,8 +120,7 @@ class VW:
         self.vw: Any = vw.Workspace(f"--cb_explore_adf {explore} --cb_type mtr {crosses} --quiet")
 
     def decide(self, now: Round, draw: float) -> Choice:
-        lines = [f"shared |c {_words(now.context)} |u {now.user}", *[f"|a {_words(a)}" for a in now.actions]]
-        examples = self.vw.parse("\n".join(lines))
+        examples = self.vw.parse("\n".join(vw_lines(now)))
         chances = np.array(self.vw.predict(examples))
         action = pick(chances / chances.sum(), draw)
         self.waiting[id(examples)] = examples
@@ -137,6 +136,11 @@ class VW:
     def __del__(self) -> None:
         for examples in self.waiting.values():  # else VW never frees them
             self.vw.finish_example(examples)
+
+
+def vw_lines(now: Round) -> list[str]:
+    """Return a round as VW reads it: namespaces c, u and a."""
+    return [f"shared |c {_words(now.context)} |u {now.user}", *[f"|a {_words(action)}" for action in now.actions]]
 
 
 def _words(features: Features) -> str:
