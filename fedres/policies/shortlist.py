@@ -28,13 +28,30 @@ def ranked(rule: Array, means: Array, widths: Array, keys: Array, allowed: Array
     """
     scores = np.empty(means.size)
     rank_scores(rule[CODE], rule[AMOUNT], rule[LOW], rule[HIGH], means, widths, scores)
-    left = scores[allowed]
-    if left.size == 0:
-        return scores, np.empty(0, np.int64), -np.inf
-    last = np.partition(left, max(left.size - SHORTLIST - n, 0))[max(left.size - SHORTLIST - n, 0)]
+    last = _kth_best(scores, allowed, SHORTLIST + n)
     front = np.flatnonzero(allowed & (scores > last))
     front = front[np.argsort(keys[front], kind="mergesort")]
     return scores, front[np.argsort(-scores[front], kind="mergesort")], last
+
+
+@kernel
+def _kth_best(scores: Array, allowed: Array, k: int) -> float:
+    """Return the k-th best score of an allowed action, the worst one where fewer are allowed; −∞ without any.
+
+    Only scores above the k-th best so far are kept, until there is no more room for them.
+    """
+    kept, n, least = np.empty(8 * k), 0, -np.inf
+    for action in range(scores.size):
+        if allowed[action] and scores[action] > least:
+            kept[n] = scores[action]
+            n += 1
+            if n == kept.size:
+                kept[:k] = np.partition(kept, n - k)[n - k :]
+                n, least = k, kept[:k].min()
+    if n == 0:
+        return -np.inf
+    last: float = np.partition(kept[:n], max(n - k, 0))[max(n - k, 0)]
+    return last
 
 
 @kernel

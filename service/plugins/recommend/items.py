@@ -111,7 +111,7 @@ class Items:
         self._ends.extend(np.zeros(1, np.int64))
         self._hashes, self._values, self._fields = Growing(np.uint32), Growing(np.float32), Growing(np.uint32)
         self._numbers, self._inputs = Growing(np.int32), Growing(np.float64)
-        self._keys, self._key_fields = Growing(np.uint32), Growing(np.uint32)
+        self._keys, self._key_fields, self._id_keys = Growing(np.uint32), Growing(np.uint32), Growing(np.uint32)
         self._table: Array = np.zeros(1024, np.int32)
         self._scales: Array | None = None  # by which the inputs are
 
@@ -242,8 +242,8 @@ class Items:
     @property
     def keys(self) -> Array:
         """The hash of each item's id, its first feature."""
-        found: Array = self._hashes.used[self._ends.used[:-1]]
-        return found
+        self._id_keys.extend(self._hashes.used[self._ends.used[self._id_keys.size : -1]])
+        return self._id_keys.used
 
     def features_of(self, row: int) -> Features:
         """Return what is logged of an item."""
