@@ -44,10 +44,10 @@ DEFAULT_MODEL = next(iter(MODELS))
 UNNAMED_MODEL = "adagrad"  # of loops and devices that were made before there was a choice
 if TYPE_CHECKING:
     Model = str
+    Policy = str
 else:
-    Model = Literal[tuple(MODELS)]
+    Model, Policy = Literal[tuple(MODELS)], Literal[tuple(HOSTED)]
 
-Policy = Literal["optimistic-squarecb", "squarecb", "epsilon-greedy", "greedy"]
 Learner = Literal["fedres-adagrad", "fedres-sgd", "fedogd", "ofedavg", "ofediq", "fedomd", "fedsea", "dynamic-fedavg"]
 Combine = Literal["mean", "trimmed-mean", "median"]
 
