@@ -45,6 +45,7 @@ from service.plugins.reports.devices import DeviceList, DeviceLog
 from service.plugins.reports.drift import Drift, drift_of
 from service.plugins.reports.features import FeatureSamples, Sample
 from service.plugins.reports.lift import Experiment, LiftReport, OutcomeLift
+from service.plugins.reports.pages import PageLog
 from service.plugins.reports.personalization import TakenAction
 from service.plugins.reports.report import (
     Alarm,
@@ -88,7 +89,7 @@ class LoopReader:
         self.finished: deque[FinishedDecision] = deque(maxlen=MOST)
         self.feedback: deque[tuple[int, str, float]] = deque(maxlen=MOST)  # when it happened, action and reward
         self._pending: dict[str, tuple[FinishedDecision, LoggedRank]] = {}
-        self._samples, self._devices, self._n_learned = FeatureSamples(), DeviceLog(), 0
+        self._samples, self._devices, self._pages, self._n_learned = FeatureSamples(), DeviceLog(), PageLog(), 0
         self._catalogue: dict[str, msgspec.Raw] = {}
         self._apprentice: set[str] = set()
         self._join, self._settings, self._newest = Join(), dict[int, Settings](), 0
@@ -111,7 +112,9 @@ class LoopReader:
         elif entry.kind == ERASED:
             self.erased, self.pruned_before = entry.position, decode_erased(entry.body).before or self.pruned_before
         elif entry.kind == ACTIONS:
-            self._catalogue.update({action.id: action.features for action in decode_actions(entry.body).put})
+            actions = decode_actions(entry.body)
+            self._catalogue.update({action.id: action.features for action in actions.put})
+            self._pages.take_catalogue(actions)
         elif entry.kind == RANK:
             self._rank(entry)
         elif entry.kind in (RESIDUAL, UPDATE, JOIN):
@@ -165,7 +168,8 @@ class LoopReader:
             tuple([body.scores[k] for k in allowed]),
             decision.settings,
             self._n_learned,
-            is_whole=body.page is None,
+            place=0 if body.page is None else body.page.place,
+            is_new=body.page is not None and self._pages.show(body.actions[body.action].id),
         )
         self._pending[entry.event] = decided, body
 
@@ -266,6 +270,7 @@ class LoopReader:
             features=self._samples.features(self._catalogue),
             drift=drift,
             devices=self._devices.summary(self.time),
+            pages=self._pages.summary(self.finished),
             lift=lift,
             values=values_of(
                 [decision for decision in rewarded if decision.is_evaluable], self._settings[self._newest].reward_range

@@ -38,12 +38,13 @@ class FinishedDecision(NamedTuple):
     settings: int  # position of those in force
     n_learned: int  # finished events that the model had learned from, about
     reward: float | None = None
-    is_whole: bool = True  # the log has the probabilities of all actions
+    place: int = 0  # on a page of recommended items, whose record has no probabilities of others; 0 is another decision
+    is_new: bool = False  # the item had been shown a few times only
 
     @property
     def is_evaluable(self) -> bool:
         """Whether the policy decided, and every action had a chance."""
-        return not self.control and self.is_whole and min(self.probabilities) > 0
+        return not self.control and not self.place and min(self.probabilities) > 0
 
 
 class PolicyValue(msgspec.Struct):
@@ -92,6 +93,23 @@ class Delays(msgspec.Struct):
     events: list[int]
 
 
+class PlaceReward(msgspec.Struct):
+    """What a place of pages earned, per event."""
+
+    place: int
+    events: int
+    reward: float
+
+
+class PageSummary(msgspec.Struct):
+    """What pages of recommended items show."""
+
+    items: int  # in the catalogue
+    shown: int  # of them that were on a page
+    new_share: float  # of the finished events, those of items that had been shown fewer than ten times
+    places: list[PlaceReward]
+
+
 class Alarm(msgspec.Struct):
     code: str
     message: str
@@ -115,6 +133,7 @@ class LoopReport(msgspec.Struct):
     features: list[Feature]  # the most important first
     drift: Drift | None  # null below 500 events of the policy, or 20 users before or of late
     devices: DeviceSummary | None  # null without any
+    pages: PageSummary | None  # null without recommended items
     lift: LiftReport | None  # null without a control group
     values: list[PolicyValue]  # empty below 100 events whose probabilities are known
     alarms: list[Alarm]

@@ -328,6 +328,28 @@ def test_an_admin_makes_a_loop_changes_its_settings_and_catalogue_and_starts_a_c
         assert http.get("/v1/loops/shop/settings").json()["settings"]["control"]["share"] == 0.1
 
 
+def test_the_page_of_a_loop_with_recommendations_shows_coverage_new_items_and_rewards_by_place(tmp_path, opened):
+    with run_service(tmp_path) as running:
+        with running.client() as http:
+            put = [{"id": f"film {k}", "features": {"genre": f"g{k % 3}"}} for k in range(40)]
+            http.put("/v1/actions", json={"put": put}).raise_for_status()
+            for k in range(5):
+                page = http.post("/v1/recommend", json={"user": f"u{k}", "n": 3, "event_id": f"p{k}"}).json()
+                for place, item in enumerate(page["items"], 1):
+                    path = f"/v1/events/{item['event_id']}/reward"
+                    http.post(path, json={"value": place / 4}).raise_for_status()
+            report = http.get("/v1/report").json()["pages"]
+        page = opened(running.url)
+        show(page, running.url, "Loop default", "#/loops/default")
+        part = page.locator("section", has=page.get_by_role("heading", name="Recommended items"))
+        assert [row.inner_text().split() for row in part.locator("tbody tr").all()] == [
+            ["1", "5", "0.25"], ["2", "5", "0.5"], ["3", "5", "0.75"]
+        ]  # fmt: skip
+        assert part.locator("dd").all_inner_texts()[0] == "40"
+        assert part.locator("dd").all_inner_texts()[2] == "100%"
+        assert 3 <= report["shown"] <= 15
+
+
 def test_the_page_of_a_loop_shows_its_numbers_before_the_report_is_computed(live, opened):
     page = opened(live.url)
     held = []

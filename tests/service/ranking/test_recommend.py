@@ -285,6 +285,29 @@ def test_reports_count_recommended_items_and_value_no_other_policy_by_them(tmp_p
     story(tmp_path, tell)
 
 
+def test_reports_tell_coverage_new_items_and_the_reward_of_each_place(tmp_path):
+    async def tell(engine, recommend):
+        assert json.loads(await engine.report("default"))["pages"] is None
+        for k in range(30):
+            await recommend(asked(n=2, user=f"u{k}", event_id=f"p{k}", filter={"genre": "war"}))
+            await engine.reward("default", f"p{k}~1", 1.0)
+            await engine.reward("default", f"p{k}~2", 0.25)
+        await engine.settle()
+        shown = Counter(decode_rank(entry.body).actions[0].id for entry in pages(tmp_path))
+        found = json.loads(await engine.report("default"))["pages"]
+        assert (found["items"], found["shown"]) == (40, len(shown))
+        assert found["new_share"] == sum(min(n, 10) for n in shown.values()) / 60
+        assert found["places"] == [
+            {"place": 1, "events": 30, "reward": 1.0},
+            {"place": 2, "events": 30, "reward": 0.25},
+        ]
+        await engine.put_actions("default", [], [next(iter(shown))])
+        found = json.loads(await engine.report("default"))["pages"]
+        assert (found["items"], found["shown"]) == (39, len(shown) - 1)
+
+    story(tmp_path, tell)
+
+
 # Hidden, expired and boosted items; what a user was shown
 
 

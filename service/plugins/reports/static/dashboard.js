@@ -121,7 +121,7 @@ function loopParts(loop, g, r, personal) {
       g && g.waiting_events > (g.learned_events + g.waiting_events) / 20 && el("p", { class: "note" }, "The figures are provisional: events count " +
         `once they are rewarded or their wait time is over. If no reward follows, the mean of all is ${number(g.provisional_reward)}.`)),
     live && !r.funnel.ranked ? firstDecision(loopPath(loop)) : [doesItPay(loop, r, live), live && whatIf(loop)],
-    r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), traffic(r), funnel(r), drift(r.drift), howPersonal(personal), devices(loop, r.devices, g, live), features(r)) : null,
+    r.bucket_ends.length ? el("div", { class: "grid" }, rewards(r), traffic(r), pages(r.pages), funnel(r), drift(r.drift), howPersonal(personal), devices(loop, r.devices, g, live), features(r)) : null,
     live && search(loop),
     el("p", { class: "note" }, `As of position ${count(r.position)}, ${when(r.time)}; charts show the newest ${several(r.events, "finished event")}.` +
       (r.events_since ? ` Events from before ${when(r.events_since)} were removed.` : ""))];
@@ -159,6 +159,11 @@ function traffic(r) {
     el("p", { class: "note" }, `Evenness (1: all actions alike, 0: one action) at the end: ${number(r.traffic.evenness.findLast(v => v !== null), 2)}`),
     asTable(["until", ...names, "evenness"], ends.map((end, k) => [iso(end), ...r.traffic.events.map(e => count(e[k])), number(r.traffic.evenness[k], 2)])));
 }
+
+const pages = p => p && section("Recommended items", figures([["items in the catalogue", count(p.items)], ["shown so far", percent(p.items ? p.shown / p.items : null)],
+  ["places of new items", percent(p.new_share)]]),
+  table(["place", "events", "reward per event"], p.places.map(one => [one.place, count(one.events), number(one.reward)]), [0, 1, 2]),
+  el("p", { class: "note" }, "An item is new until it was shown ten times. Places differ by what is shown there, and by how many people look so far."));
 
 const funnel = r => section("From decision to reward", table(["", "events", "share of decisions"], Object.entries(r.funnel).map(([name, n]) =>
   [name, count(n), percent(n / Math.max(1, r.funnel.ranked))]), [1, 2]),
