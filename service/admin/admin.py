@@ -58,13 +58,13 @@ class Admin:
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii():
             raise invalid(f"loop must be letters, digits, '-', '_' and '.', got {name!r}", "loop")
         self._context.check_follows(name)
-        wanted = read_settings(settings or {})
-        check_new(wanted)
-        body = encode(wanted)
+        new_settings = read_settings(settings or {})
+        check_new(new_settings)
+        body = encode(new_settings)
         if name in self.loops():
             return await self._made_before(name, body)
-        self._check_room(wanted)
-        if wanted.model != DEFAULT_MODEL:
+        self._check_room(new_settings)
+        if new_settings.model != DEFAULT_MODEL:
             await self._context.until_compiled()
         deleted = await self._context.look_up(lambda log: log.of_kind(name, DELETED))
         event = f"loop after {deleted[-1].position if deleted else 0}"
@@ -120,29 +120,29 @@ class Admin:
         if view.n_settings >= quotas.settings:
             what = "settings that events wait under; change them when these have their rewards"
             raise exceeded("settings", quotas.settings, what, loop)
-        known = view.settings
-        wanted = read_settings({**{name: getattr(known, name) for name in FIXED}, **settings})
+        current = view.settings
+        new_settings = read_settings({**{name: getattr(current, name) for name in FIXED}, **settings})
         for name in FIXED:
-            if getattr(wanted, name) != getattr(known, name):
-                message = f"{name} is fixed when the loop is created, got {getattr(wanted, name)!r}"
+            if getattr(new_settings, name) != getattr(current, name):
+                message = f"{name} is fixed when the loop is created, got {getattr(new_settings, name)!r}"
                 raise ApiError(409, "fixed_setting", message, name)
-        wanted = await self._with_pinned(loop, wanted)
-        return await self._context.append_now(Record(loop, SETTINGS, body=encode(wanted)))
+        new_settings = await self._with_pinned(loop, new_settings)
+        return await self._context.append_now(Record(loop, SETTINGS, body=encode(new_settings)))
 
-    async def _with_pinned(self, loop: str, wanted: Settings) -> Settings:
+    async def _with_pinned(self, loop: str, new_settings: Settings) -> Settings:
         """Return settings whose control group has its model: that which they name, or that of now."""
-        control = wanted.control
+        control = new_settings.control
         if control.baseline != "pinned":
-            return wanted
+            return new_settings
         if control.pinned is not None:
             position = control.pinned
             if position <= self._context.loop(loop).view.created_at:
                 raise invalid(f"control.pinned must be of this loop, got {position}", "control")
-            await self._context.look_up(lambda log: read_pinned(log, loop, position, wanted))
-            return wanted
+            await self._context.look_up(lambda log: read_pinned(log, loop, position, new_settings))
+            return new_settings
         model = await self.model(loop)
         position = await self._context.append(Record(loop, PIN, body=pin_body(self._context.loop(loop), model)))
-        return msgspec.structs.replace(wanted, control=msgspec.structs.replace(control, pinned=position))
+        return msgspec.structs.replace(new_settings, control=msgspec.structs.replace(control, pinned=position))
 
     def has_learned_nothing(self, loop: str) -> bool:
         """Return whether a loop's models are as they were made."""
@@ -151,8 +151,8 @@ class Admin:
 
     async def patch_settings(self, loop: str, changes: dict[str, Any]) -> int:
         """Change some settings; the others stay."""
-        known = msgspec.to_builtins(self._context.loop(loop).view.settings)
-        return await self.put_settings(loop, {**known, **changes})
+        current = msgspec.to_builtins(self._context.loop(loop).view.settings)
+        return await self.put_settings(loop, {**current, **changes})
 
     # catalogue and models
 
@@ -170,8 +170,8 @@ class Admin:
             if isinstance(row, FeatureError):
                 message = f"put[{place}]: {str(row).removeprefix(': ')}"
                 raise ApiError(422, "invalid_features", message, f"put[{place}]")
-        known = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
-        body = encode(ActionsBody(known, list(retire)))
+        actions = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
+        body = encode(ActionsBody(actions, list(retire)))
         return await self._context.append_now(Record(loop, ACTIONS, body=body))
 
     def _check_catalogue(self, loop: str, put: Sequence[Action], retire: Sequence[str]) -> None:
@@ -209,12 +209,12 @@ class Admin:
 
     def user_model(self, loop: str, user: str) -> dict[str, Any]:
         """Return a user's own model as published, by feature key (docs/reference/hashing.md)."""
-        found = self._context.loop(loop)
-        model = personal_model(user, found, self._context.models)
+        published = self._context.loop(loop)
+        model = personal_model(user, published, self._context.models)
         if model is None:
             raise ApiError(404, "unknown_user", f"user {user!r} has no personal model yet", "user")
-        known = {"user": user, "model_version": found.view.version}
-        return {**known, **found.model.described(model)}
+        head = {"user": user, "model_version": published.view.version}
+        return {**head, **published.model.described(model)}
 
     async def erase_user(self, loop: str, user: str) -> None:
         """Erase a user's model, events and rewards from every file; return when nothing is left."""

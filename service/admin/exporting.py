@@ -57,9 +57,9 @@ class Exporter:
             if not entries:
                 return
             ranks = [entry for entry in entries if entry.kind == RANK and user in (None, entry.user)]
-            wanted = ranks[:left]
-            after = entries[-1].position if len(wanted) == len(ranks) else wanted[-1].position
-            for event in self._joined(loop, wanted, now):
+            exported = ranks[:left]
+            after = entries[-1].position if len(exported) == len(ranks) else exported[-1].position
+            for event in self._joined(loop, exported, now):
                 yield event
                 left = None if left is None else left - 1
 
@@ -177,12 +177,12 @@ def settle(join: Join, entry: Entry, rules: Callable[[int], Rules], newest: int)
         settled = join.reward(event, position, time, *read_reward(entry.example), rules(newest))
     else:
         assert entry.example is not None
-        found = read_decision(entry.example)
-        decided = Decided(entry.user, _NO_FEATURES, found.settings, found.baseline_weight, found.control)
-        if found.feedback is not None:
-            settled = join.feedback(event, position, time, decided, found.feedback)
+        decision = read_decision(entry.example)
+        decided = Decided(entry.user, _NO_FEATURES, decision.settings, decision.baseline_weight, decision.control)
+        if decision.feedback is not None:
+            settled = join.feedback(event, position, time, decided, decision.feedback)
         else:
-            settled = join.rank(event, position, time, rules(found.settings), decided, found.deferred)
+            settled = join.rank(event, position, time, rules(decision.settings), decided, decision.deferred)
     if settled is not None:
         yield settled
 

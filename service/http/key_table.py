@@ -25,11 +25,11 @@ class KeyTable:
 
     def read(self) -> list[Key] | None:
         rows = self._session.rows("SELECT key FROM fedres.keys ORDER BY number")
-        found = [msgspec.json.decode(text, type=Key) for (text,) in rows]
-        if found == self._seen or not found:  # rows are never deleted; a table that is emptied opens no service
+        keys = [msgspec.json.decode(text, type=Key) for (text,) in rows]
+        if keys == self._seen or not keys:  # rows are never deleted; a table that is emptied opens no service
             return None
-        self._seen = found
-        return found
+        self._seen = keys
+        return keys
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

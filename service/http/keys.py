@@ -88,12 +88,12 @@ class KeyFile:
     def read(self) -> list[Key] | None:
         """Read the file if it changed; a file that vanishes takes no key with it."""
         try:
-            found = os.stat(self.path)
+            stat = os.stat(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _unreadable(error) from error
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if seen == self._seen:
             return None
         keys = _read(self.path)
@@ -233,8 +233,8 @@ class Keys:
         if authorization is None:
             raise _unknown("a key is needed: Authorization: Bearer <key>")
         text = authorization[7:]
-        wanted, key = self._hashes.get(text[7:19], NOBODY)
-        matches = hmac.compare_digest(hashlib.sha256(text).digest(), wanted)
+        digest, key = self._hashes.get(text[7:19], NOBODY)
+        matches = hmac.compare_digest(hashlib.sha256(text).digest(), digest)
         if not matches or authorization[:7].lower() != b"bearer ":
             raise _unknown("Authorization must be Bearer and a key of this service")
         if key.revoked is not None:
@@ -266,10 +266,10 @@ class Keys:
             self._looking.release()
 
     def _refresh(self) -> None:
-        found = self.store.read()
-        if found is not None and (found or not self._keys):  # a file that was emptied opens no service
-            self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in found}
-            self._keys = {key.id: key for key in found}
+        keys = self.store.read()
+        if keys is not None and (keys or not self._keys):  # a file that was emptied opens no service
+            self._hashes = {key.id.encode(): (bytes.fromhex(key.hash), key) for key in keys}
+            self._keys = {key.id: key for key in keys}
         self._known = True
 
 

@@ -377,8 +377,8 @@ class _Passed:
         self, call: Call, loop: str | None, raw_path: bytes, receive: Receive, send: Send, more: Headers
     ) -> None:
         method = "GET" if call.scope["method"] == "HEAD" else call.scope["method"]  # the server leaves out the body
-        known = {PARAMETERS: call.parameters, CLIENT: call.client}
-        self.scope = {**call.scope, "method": method, "path": raw_path.decode("latin-1"), **known}
+        request = {PARAMETERS: call.parameters, CLIENT: call.client}
+        self.scope = {**call.scope, "method": method, "path": raw_path.decode("latin-1"), **request}
         self.loop, self.status, self.complete = loop, 0, False
         self._body: bytes | None = call.body
         self._receive, self._send, self._more = receive, send, more
@@ -404,8 +404,8 @@ def _check_query(route: Route, query: bytes) -> None:
         return
     for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         if name not in route.query:
-            known = f"one of {', '.join(route.query)}" if route.query else "none here"
-            message = f"query parameters must be {known}, got {name[:100]!a}"
+            allowed = f"one of {', '.join(route.query)}" if route.query else "none here"
+            message = f"query parameters must be {allowed}, got {name[:100]!a}"
             raise ApiError(422, "unknown_parameter", message, name[:100])
 
 

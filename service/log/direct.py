@@ -31,8 +31,8 @@ class DirectWriter:
 
 def erase(log: Log, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
     """Erase a user; return how many records went."""
-    asked = [entry for entry in log.of_kind(loop, ERASE) if entry.user == user]
-    others = [other for entry in asked if (other := decode_erase(entry.body).token) != token]
+    erasures = [entry for entry in log.of_kind(loop, ERASE) if entry.user == user]
+    others = [other for entry in erasures if (other := decode_erase(entry.body).token) != token]
     return log.erase(loop, user, lambda n: encode(ErasedBody(n, base, token, others)), epoch)
 
 

@@ -189,8 +189,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
 def opened(address: str, *, any_architecture: bool = False) -> Session:
     """Return a session with a log of ours, created if need be; tables of others are refused and left as they are."""
     who = f"fedres on {socket.gethostname()[:40]}, process {os.getpid()}"
-    wanted: dict[str, Any] = {**PARAMETERS, "application_name": who, **conninfo_to_dict(address)}
-    db = Session.connect(**wanted, autocommit=True)
+    options: dict[str, Any] = {**PARAMETERS, "application_name": who, **conninfo_to_dict(address)}
+    db = Session.connect(**options, autocommit=True)
     try:
         _prepare(db, any_architecture)
     except BaseException:
@@ -214,10 +214,10 @@ def unavailable(error: psycopg.Error) -> StoreUnavailable:
 
 
 def _prepare(db: Session, any_architecture: bool) -> None:
-    for setting, wanted in (("fsync", "on"), ("server_encoding", "UTF8")):
+    for setting, needed in (("fsync", "on"), ("server_encoding", "UTF8")):
         [(got,)] = db.execute(f"SHOW {setting}")
-        if got != wanted:
-            raise StoreUnavailable("io", f"{setting} of {name_of(db)} must be {wanted}, got {got}")
+        if got != needed:
+            raise StoreUnavailable("io", f"{setting} of {name_of(db)} must be {needed}, got {got}")
     db.execute(SET, (list(SETTINGS), list(SETTINGS.values())))
     [(_, n_relations)] = db.execute(FOUND)
     if n_relations == 0:

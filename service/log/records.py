@@ -88,10 +88,10 @@ def body_checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=8).digest()
 
 
-def check(entry: Entry, found: bytes, *, with_body: bool) -> None:
+def check(entry: Entry, stored: bytes, *, with_body: bool) -> None:
     """Raise ``DamagedRecord`` unless the checksum matches, that of the body too where it was read."""
     try:
-        good = found[:8] == checksum_of(entry) and not (with_body and found[8:] != body_checksum(entry.body))
+        good = stored[:8] == checksum_of(entry) and not (with_body and stored[8:] != body_checksum(entry.body))
     except (TypeError, UnicodeEncodeError):  # not even of the right type
         good = False
     if not good:

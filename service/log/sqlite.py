@@ -156,11 +156,11 @@ class SqliteLog:
         )
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
-        found, names = list[Entry](), list(dict.fromkeys(events))
+        entries, names = list[Entry](), list(dict.fromkeys(events))
         for piece in (names[k : k + FOUND_TOGETHER] for k in range(0, len(names), FOUND_TOGETHER)):
             rows = f"INDEXED BY log_by_event WHERE loop = ? AND event IN ({','.join('?' * len(piece))})"
-            found += self._select(BODIES, rows, loop, *piece)
-        return sorted(found, key=lambda entry: entry.position)
+            entries += self._select(BODIES, rows, loop, *piece)
+        return sorted(entries, key=lambda entry: entry.position)
 
     def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
         rows = "INDEXED BY log_by_user WHERE loop = ? AND user = ? ORDER BY rowid DESC LIMIT ?"
@@ -230,18 +230,18 @@ class SqliteLog:
         if not path.is_file():
             return  # a disk of SQLite's own kind, which no other file call can reach
         file = self._own_file(path)
-        found: set[int] = set()
+        dirty: set[int] = set()
         for n_slices, pages in enumerate(dirty_pages(file)):
             if n_slices:
                 yield
-            found.update(pages)
+            dirty.update(pages)
         with self._connection() as db:
             if db is not begun:
                 raise StoreUnavailable("busy", "the store was opened anew while it was cleaned: clean it again")
-            found |= pages_in_wal(path, page_size(file))
+            dirty |= pages_in_wal(path, page_size(file))
             _empty_wal(db)
             self._drop()
-            overwrite(file, found)
+            overwrite(file, dirty)
 
     def _own_file(self, path: Path) -> int:
         """Return the open file, for as long as this log is open: to close it would give up SQLite's locks."""
@@ -285,12 +285,12 @@ class SqliteLog:
     def _select(self, body: str, rows: str, *parameters: object) -> list[Entry]:
         with self._connection() as db:
             try:
-                found = list(db.execute(f"SELECT {NAMES}, {body} FROM log {rows}", parameters))
+                selected = list(db.execute(f"SELECT {NAMES}, {body} FROM log {rows}", parameters))
             except sqlite3.OperationalError as error:
                 if "decode" in str(error):  # a text that is no UTF-8
                     _raise_damaged(db, rows, parameters)
                 raise
-        return [entry_of(row, with_body=body is BODIES) for row in found]
+        return [entry_of(row, with_body=body is BODIES) for row in selected]
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -398,8 +398,8 @@ class _Batch:
         position = head.last + 1
         self._heads[loop] = Head(position, time, head.removed)
         self._changed.add(loop)
-        found = checksum(Entry(loop, position, time, kind, event, user, example, body))
-        return loop, position, time, kind, event, user, found, example, readable(body)
+        digest = checksum(Entry(loop, position, time, kind, event, user, example, body))
+        return loop, position, time, kind, event, user, digest, example, readable(body)
 
     def removed(self, loop: str, n: int) -> None:
         if loop not in self._heads:
@@ -418,8 +418,8 @@ def _heads(db: Connection, loops: set[str] | None = None) -> dict[str, Head]:
     if loops is None:
         rows = db.execute("SELECT loop, last, time, removed FROM head")
     else:
-        known = f"SELECT loop, last, time, removed FROM head WHERE loop IN ({', '.join('?' * len(loops))})"
-        rows = db.execute(known, tuple(loops))
+        heads_of = f"SELECT loop, last, time, removed FROM head WHERE loop IN ({', '.join('?' * len(loops))})"
+        rows = db.execute(heads_of, tuple(loops))
     return {loop: Head(last, time, removed) for loop, last, time, removed in rows}
 
 
@@ -430,9 +430,9 @@ def _insertion(n_rows: int) -> str:
 
 def entry_of(row: tuple[Any, ...], *, with_body: bool) -> Entry:
     """Return a row as an entry, checked; without a body where none was read."""
-    loop, position, time, kind, event, user, found, example, body = row
+    loop, position, time, kind, event, user, digest, example, body = row
     entry = Entry(loop, position, time, kind, event, user, example, body or b"")
-    check(entry, found, with_body=with_body or body is not None)
+    check(entry, digest, with_body=with_body or body is not None)
     return entry
 
 

@@ -124,24 +124,22 @@ def check_kind(db: Connection) -> None:
     [(application,)] = db.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise StoreUnavailable("foreign", f"{name_of(db)} must be a store of fedres, got another SQLite database")
-    found = dict(db.execute("SELECT name, value FROM meta"))
-    if found.get("schema") != str(SCHEMA_VERSION):
-        got = found.get("schema", "none")
+    meta = dict(db.execute("SELECT name, value FROM meta"))
+    if meta.get("schema") != str(SCHEMA_VERSION):
+        got = meta.get("schema", "none")
         message = f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}"
         advice = "fedres log export its records, and fedres log import them into a new store"
         raise StoreUnavailable("version", f"{message}: {advice}")
-    if "architecture" in found and found["architecture"] != platform.machine():
-        message = (
-            f"{name_of(db)} was made on {found['architecture']}, and models on {platform.machine()} differ in bits"
-        )
+    if "architecture" in meta and meta["architecture"] != platform.machine():
+        message = f"{name_of(db)} was made on {meta['architecture']}, and models on {platform.machine()} differ in bits"
         raise StoreUnavailable("foreign", f"{message}: fedres log export and import it")
 
 
 def quick_check(db: Connection) -> None:
     """Raise ``StoreUnavailable`` if SQLite finds the file damaged."""
-    found = [line for (line,) in db.execute("PRAGMA quick_check(1)")]
-    if found != ["ok"]:
-        raise StoreUnavailable("damaged", f"{name_of(db)} is damaged: {found[0]}")
+    report = [line for (line,) in db.execute("PRAGMA quick_check(1)")]
+    if report != ["ok"]:
+        raise StoreUnavailable("damaged", f"{name_of(db)} is damaged: {report[0]}")
 
 
 def name_of(db: Connection) -> str:

@@ -43,11 +43,11 @@ def wal_damage(database: Path, *, in_use: bool = False) -> WalDamage | None:
 
     While it is ``in_use``, the file says where it ends: what lies behind is left over and means nothing.
     """
-    found = _look(database, in_use)
-    if found is not None and in_use:
+    damage = _look(database, in_use)
+    if damage is not None and in_use:
         time.sleep(_LOOK_AGAIN_SECONDS)
-        return found if _look(database, in_use) == found else None
-    return found
+        return damage if _look(database, in_use) == damage else None
+    return damage
 
 
 def _look(database: Path, in_use: bool) -> WalDamage | None:
@@ -55,11 +55,11 @@ def _look(database: Path, in_use: bool) -> WalDamage | None:
         data = database.with_name(database.name + "-wal").read_bytes()
     except FileNotFoundError:
         return None
-    found = damage_of(data)
-    if found is not None and in_use and found.frame:
+    damage = damage_of(data)
+    if damage is not None and in_use and damage.frame:
         n_frames = _valid_frames(database.with_name(database.name + "-shm"))
-        return found._replace(certain=True) if found.frame <= n_frames else None
-    return found
+        return damage._replace(certain=True) if damage.frame <= n_frames else None
+    return damage
 
 
 def _valid_frames(index: Path) -> int:

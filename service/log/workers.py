@@ -46,10 +46,10 @@ class Worker:
 
     def kept(self, make: Callable[..., T], *arguments: Any) -> T:
         """Return what ``make`` returned last time it was called with these arguments, or returns now."""
-        known = self._kept.get(make)
-        if known is None or known[0] != arguments:
-            self._kept[make] = known = arguments, make(*arguments)
-        return cast(T, known[1])
+        entry = self._kept.get(make)
+        if entry is None or entry[0] != arguments:
+            self._kept[make] = entry = arguments, make(*arguments)
+        return cast(T, entry[1])
 
 
 class LogWorker(Protocol):

@@ -20,5 +20,5 @@ def check_exposure(host: str, keys: Keys, insecure: bool) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether all addresses of ``host`` are this machine's own."""
-    found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    addresses = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in addresses)
