@@ -49,6 +49,7 @@ hardening: .venv/installed  # HARDENING='--share 0.01' for a first look
 	$(BIN)/python tools/hardening $(HARDENING)
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo 'Installing into .venv: a few minutes, without output'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@

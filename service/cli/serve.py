@@ -172,7 +172,7 @@ def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
     places += f"\n  demo     {url}/demo" * demo
     ready = f"fedres {version('fedres')} is ready; its store is {store}; {access}"
-    lines = [ready, places, "Press Ctrl-C to stop.", f"Try it:\n{example(url)}"]
+    lines = [ready, places, "Press Ctrl-C to stop.", f"Try it:\n{example(url, has_keys)}"]
     if demo:
         lines.append(f"Simulated readers are running: watch them at {url}/, and read beside them at {url}/demo")
     return "\n".join(lines)
@@ -234,11 +234,12 @@ def _database_name(store: str) -> str:
     return re.sub(r"[^\w.-]", "_", str(name))
 
 
-def example(url: str) -> str:
+def example(url: str, has_keys: bool) -> str:
     """Return a command that asks for a first decision."""
+    key = ' -H "Authorization: Bearer $FEDRES_KEY"' if has_keys else ""
     actions = '[{"id": "tea", "features": {"hot": true}}, {"id": "juice", "features": {"hot": false}}]'
     body = f'{{"user": "anna", "context": {{"weather": "cold"}}, "actions": {actions}}}'
-    return f"  curl -s {url}/v1/rank -H 'Content-Type: application/json' -d '{body}'"
+    return f"  curl -s {url}/v1/rank{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 @keys.command("add")

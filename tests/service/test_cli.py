@@ -262,6 +262,8 @@ def test_the_start_names_the_database_and_no_password():
     said = welcome("http://127.0.0.1:8000", where, has_keys=False, demo=True)
     assert where in said
     assert "http://127.0.0.1:8000/demo" in said
+    assert "Authorization" not in said
+    assert "Authorization: Bearer $FEDRES_KEY" in welcome("http://127.0.0.1:8000", where, has_keys=True, demo=False)
     refused = CliRunner().invoke(app, ["serve", "--store", "postgres//anna:secret@db.example/shop"])
     assert refused.exit_code == 2
     assert "secret" not in refused.output

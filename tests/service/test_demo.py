@@ -15,7 +15,7 @@ from forked import FEDRES, Forked
 from typer.testing import CliRunner
 
 from service.cli import app
-from service.demo import ARTICLES, TOPICS, chance
+from service.demo import ARTICLES, BEST, TOPICS, UNIFORM, Demo, chance
 from service.plugins.reports.page import ASSETS, PAGES, asset
 from service.plugins.reports.page import page as served_page
 
@@ -145,3 +145,12 @@ def status_of(url, key):
 def listed(folder, store):
     assert fedres("keys", "list", *store, "--json", folder / "keys.json").exit_code == 0
     return json.loads((folder / "keys.json").read_text())
+
+
+def test_the_line_of_the_demo_compares_only_with_means_of_enough_visits():
+    demo = Demo(None)
+    demo.last.extend([1.0, 0.0])
+    demo.references = {UNIFORM: [1.0] * 5, BEST: [1.0] * 5}
+    assert demo.line(1).endswith("reward of the last 2: 0.50")
+    demo.references = {UNIFORM: [0.0, 1.0] * 10, BEST: [1.0] * 20}
+    assert demo.line(9).endswith("(uniform 0.50, best possible 1.00)")

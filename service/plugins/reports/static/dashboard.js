@@ -166,7 +166,7 @@ const pages = p => p && section("Recommended items", figures([["items in the cat
   el("p", { class: "note" }, "An item is new until it was shown ten times. Places differ by what is shown there, and by how many people look so far."));
 
 const funnel = r => section("From decision to reward", table(["", "events", "share of decisions"], Object.entries(r.funnel).map(([name, n]) =>
-  [name, count(n), percent(n / Math.max(1, r.funnel.ranked))]), [1, 2]),
+  [name == "waiting" ? "pending" : name, count(n), percent(n / Math.max(1, r.funnel.ranked))]), [1, 2]),
   el("h2", {}, "Delay of rewards"),
   bars("rewards by delay", ["rewards"], r.delays.events.map(n => [n]), () => r.delays.up_to_seconds.map((s, k) => [s, k])
     .filter(([, k]) => k % 3 == 1).map(([s, k]) => [BOX.left + (BOX.right - BOX.left) * (k + 1) / r.delays.events.length, seconds(s)])),

@@ -2,6 +2,7 @@
 import { act, ask, confirm, count, el, json, link, loopPath, number, say, section, send, table, when } from "./parts.js";
 
 const IGNORED = { "residual-kalman": ["learning_rate", "crosses", "global_learner", "hyperparameters", "bits", "timing"] }; // by model, as service/settings.py has it
+const FIXED = ["model", "global_learner", "hyperparameters", "bits"]; // once a loop is created
 const WINDOW = 1000; // records looked through for the newest events
 const NEWEST = 50;
 
@@ -40,6 +41,7 @@ export async function settingsPage(loop) {
   const [{ settings }, { components }] = await Promise.all([json(`${loopPath(loop)}/settings`), json("openapi.json")]);
   const names = Object.keys(settings).filter(name => !IGNORED[settings.model]?.includes(name));
   const fields = Object.fromEntries(names.map(name => [name, field(name, settings[name], components.schemas.Settings.properties[name])]));
+  for (const name of FIXED.filter(name => fields[name])) fields[name].disabled = true;
   const save = act(async () => {
     const changes = changesIn(fields, settings);
     if (!Object.keys(changes).length) return say("Nothing is changed.");
@@ -48,7 +50,7 @@ export async function settingsPage(loop) {
     say(`Changed: ${Object.keys(changes).join(", ")}.`);
   });
   return [el("h1", {}, "Settings of ", loop), below(loop), section(null,
-    el("p", { class: "note" }, "Changes take effect at once, for new decisions. null means the default."),
+    el("p", { class: "note" }, "Changes take effect at once, for new decisions. null means the default. What is disabled is fixed when a loop is created."),
     el("div", { class: "settings" }, names.map(name => [el("label", { for: "setting-" + name }, name), fields[name]])),
     el("p", {}, el("button", { onclick: save }, "Save")))];
 }

@@ -63,7 +63,7 @@ export function bounds(b) { // as many decimals as the width of the interval des
 export const several = (n, noun) => `${count(n)} ${noun}${n == 1 ? "" : "s"}`;
 export const when = time => new Date(time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 const clock = (t, span) => new Date(t * 1000).toLocaleString("en-GB", span > 172800
-  ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" });
+  ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", ...(span < 300 && { second: "2-digit" }) });
 
 // Parts of pages
 
