@@ -57,6 +57,11 @@ def test_every_file_that_the_guide_for_contributors_names_is_there():
         assert path.endswith("/yours.py") or (ROOT / path).exists(), path
 
 
+def test_the_changelog_of_the_first_version_stays_short():
+    """Nothing was released, so it lists what 0.1.0 has; a merge that brings back what was dropped fails here."""
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_the_gallery_has_every_example():
     text = (ROOT / "docs" / "guides" / "examples.md").read_text(encoding="utf-8")
     there = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
