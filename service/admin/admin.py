@@ -14,6 +14,7 @@ from fedres.scoring.flattening import FeatureError
 from service.admin import gauges
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
+from service.item_attributes import read_meaning
 from service.learn.join import UncountedReward
 from service.learn.loop_state import read_settings_body
 from service.log.protocol import Duplicate
@@ -170,6 +171,10 @@ class Admin:
             if isinstance(row, FeatureError):
                 message = f"put[{place}]: {str(row).removeprefix(': ')}"
                 raise ApiError(422, "invalid_features", message, f"put[{place}]")
+            try:
+                read_meaning(msgspec.json.decode(action.features) if action.features else None)
+            except ValueError as error:
+                raise ApiError(422, "invalid_features", f"put[{place}]: {error}", f"put[{place}]") from None
         actions = [InlineAction(action.id, msgspec.Raw(bytes(action.features) or b"{}")) for action in put]
         body = encode(ActionsBody(actions, list(retire)))
         return await self._context.append_now(Record(loop, ACTIONS, body=body))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedres.checks import Array
 from service.errors import ApiError, invalid
-from service.plugins.recommend.items import Column, Items, shown
+from service.plugins.recommend.items import LARGEST, Column, Items, shown
 
 MOST_CONDITIONS, MOST_VALUES = 20, 1_000  # of a filter, and of a list in one
 RULES = ("min", "max", "exists")
@@ -53,6 +53,7 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
         if isinstance(value, str | bool):
             _check_kind(column, target, value, are_words=True)
         elif isinstance(value, int | float):
+            _check_size(value, target)
             _check_kind(column, target, value, are_words=False)
         else:
             kind = "null" if value is None else "an array or object"
@@ -71,6 +72,12 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
 
 def _code(column: Column, value: str | bool) -> int | None:
     return column.words.get(value)
+
+
+def _check_size(number: float, target: str) -> None:
+    """Refuse a whole number that is larger than any float: it can neither be compared nor logged."""
+    if not abs(number) <= LARGEST:
+        raise invalid(f"{target} must be numbers within ±{LARGEST:.1e}, got {str(number)[:20]}...", target)
 
 
 def _check_kind(column: Column, target: str, value: Any, *, are_words: bool) -> None:
@@ -100,6 +107,8 @@ def _by_rules(column: Column, rules: dict[str, Any], target: str, size: int) -> 
     for name, bound in zip(("min", "max"), bounds, strict=True):
         if isinstance(bound, bool) or not isinstance(bound, int | float):
             raise invalid(f"{target}.{name} must be a number, got {str(bound)[:100]!r}", target)
+        if name in rules:
+            _check_size(bound, target)
     if not column.numbers:
         message = f"{target} must be one of its values, as it has no numbers to compare"
         raise invalid(f"{message}; it has {most_common(column)}", target)

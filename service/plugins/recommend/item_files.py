@@ -10,6 +10,7 @@ import msgspec
 
 from bandits.evaluation.logs import read_objects
 from bandits.evaluation.sources import Progress, ignore_progress, is_table, open_source
+from service.item_attributes import read_meaning
 
 BATCH_ITEMS, BATCH_BYTES = 2_000, 500_000  # of one call; its body may have 1,000,000 bytes
 
@@ -34,7 +35,7 @@ def read_items(
         features = found["features"] if set(found) == {"features"} else found
         if name is None or not isinstance(features, dict):
             raise ValueError(f"{path}, line {at}: an item must have {id_column!r} and features, got {str(line)[:100]}")
-        yield str(name), _split(features, lists)
+        yield str(name), _checked(f"{path}, line {at}", _split(features, lists))
 
 
 def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progress) -> Iterator[Item]:
@@ -49,7 +50,7 @@ def _rows(path: Path, id_column: str, lists: Mapping[str, str], progress: Progre
         features = {key: cell for key, cell in zip(names, cells, strict=True) if cell is not None}
         if source.is_text:
             features = {key: cell if key in lists else value_of(cell) for key, cell in features.items()}
-        yield str(name), _split(features, lists)
+        yield str(name), _checked(f"{path}, {source.unit} {at}", _split(features, lists))
 
 
 def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]:
@@ -58,6 +59,15 @@ def _split(features: dict[str, Any], lists: Mapping[str, str]) -> dict[str, Any]
         name: [word for word in value.split(lists[name]) if word] if name in lists and isinstance(value, str) else value
         for name, value in features.items()
     }
+
+
+def _checked(at: str, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features; refuse those whose attributes with a meaning cannot be read."""
+    try:
+        read_meaning(features)
+    except ValueError as error:
+        raise ValueError(f"{at}: {error}") from None
+    return features
 
 
 def value_of(cell: str) -> Any:

@@ -6,10 +6,9 @@ what it changes, and a decision looks nothing up.
 
 from __future__ import annotations
 
-import math
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,11 +18,12 @@ from fedres.checks import Array
 from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features
 from fedres.decisions.kalman_state import Shared
 from fedres.scoring.features import Hashed, Named, Preparer
+from service.item_attributes import Meaning, read_meaning
 from service.models.catalogue import CatalogueCopy
 
 STEP = 500  # items that are taken in at once, which takes some milliseconds
+LARGEST = sys.float_info.max
 SPARE_ROWS = 1_000  # dead ones that may be there beside as many as there are items
-AVAILABLE, EXPIRES, BOOST = "available", "expires", "boost"  # attributes with a meaning; with a leading _ not learned
 
 _decode = msgspec.json.Decoder().decode
 
@@ -42,7 +42,7 @@ class Column:
             self.codes.append(self.words.setdefault(value, len(self.words)))
         elif isinstance(value, int | float):
             self.number_rows.append(row)
-            self.numbers.append(value)
+            self.numbers.append(as_float(value))
 
     def move(self, places: Array) -> None:
         """Give rows other places; those at −1 are gone."""
@@ -174,19 +174,13 @@ class Items:
         )
         self._numbers.extend(numbers)
 
-    def _add_attributes(self, row: int, features: Any) -> tuple[bool, float, float]:
+    def _add_attributes(self, row: int, features: Any) -> Meaning:
         """Put the attributes of an item into columns; return whether it may be shown, until when, and its boost."""
         for name, value in attributes(features):
             if name not in self.columns:
                 self.columns[name] = Column()
             self.columns[name].add(row, value)
-        if not features:  # null too
-            return True, math.inf, 0.0
-        available, expires, boost = [
-            features.get(f"_{name}", features.get(name)) for name in (AVAILABLE, EXPIRES, BOOST)
-        ]
-        is_number = isinstance(boost, int | float) and not isinstance(boost, bool)
-        return available is not False, expiry(expires), float(boost) if is_number else 0.0
+        return read_meaning(features, strict=False)
 
     def _move_together(self) -> None:
         """Leave out the rows that are dead."""
@@ -256,6 +250,11 @@ class Items:
         return self.alive.used & self.available.used & (self.expires.used > now)
 
 
+def as_float(number: float) -> float:
+    """Return a number of JSON, where whole numbers may be larger than any float."""
+    return float(min(max(number, -LARGEST), LARGEST))
+
+
 def attributes(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an item: those in objects have names with a point, those in arrays come several times."""
     for name, value in features.items() if isinstance(features, dict) else ():
@@ -265,19 +264,6 @@ def attributes(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from ((prefix + name, each) for each in value)
         else:
             yield prefix + name, value
-
-
-def expiry(value: Any) -> float:
-    """Return when an item expires, in seconds since 1970: never without a time, long ago where it cannot be read."""
-    if value is None:
-        return math.inf
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    try:
-        time = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return -math.inf
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _side_by_side(row: Hashed) -> Hashed:

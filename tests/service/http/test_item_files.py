@@ -47,6 +47,9 @@ def test_a_parquet_file_keeps_its_types(tmp_path):
         ("i.csv", "id,price\n,1\n", "line 2: id must not be empty"),
         ("i.jsonl", '{"name": "a"}', "line 1: an item must have 'id'"),
         ("i.jsonl", '{"id": "a", "features": 3}', "line 1: an item must have 'id' and features"),
+        ("i.csv", "id,_expires\na,2030-01-01\nb,soon\n", "line 3: _expires must be seconds since 1970 or a time such"),
+        ("i.csv", "id,_available\na,maybe\n", "line 2: _available must be true or false, got 'maybe'"),
+        ("i.jsonl", '{"id": "a", "boost": "high"}', "line 1: boost must be a number within ±1e\\+09, got 'high'"),
     ],
 )
 def test_what_is_no_item_is_named_with_its_line(tmp_path, name, text, message):

@@ -115,6 +115,44 @@ def test_similar_items_are_listed(client, films):
         assert client.get(f"{films}/similar/f1", params={"n": n}).status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            {"_expires": "soon"},
+            "_expires must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z, got 'soon'",
+        ),
+        ({"expires": True}, "expires must be seconds since 1970"),
+        ({"_expires": [1]}, "_expires must be seconds since 1970"),
+        ({"_expires": 10**400}, "_expires must be seconds since 1970"),
+        ({"_available": "no"}, "_available must be true or false, got 'no'"),
+        ({"available": 0}, "available must be true or false, got '0'"),
+        ({"_boost": "high"}, "_boost must be a number within"),
+        ({"_boost": True}, "_boost must be a number within"),
+        ({"boost": 10**400}, "must be"),
+        ({"_boost": 2e9}, "_boost must be a number within"),
+    ],
+)
+def test_an_attribute_with_a_meaning_that_cannot_be_read_is_refused(client, films, features, message):
+    before = client.get(f"{films}/actions").json()
+    put = [{"id": "fine", "features": {"_boost": 1}}, {"id": "bad", "features": features}]
+    answer = client.put(f"{films}/actions", json={"put": put})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["target"]) == (422, "invalid_features", "put[1]")
+    assert message in error["message"]
+    assert client.get(f"{films}/actions").json() == before
+
+
+def test_attributes_without_a_value_and_those_behind_an_underscored_one_do_not_matter(client, films):
+    good = [{"_expires": None, "_available": None, "boost": None}, {"_available": True, "available": "from May on"},
+            {"_expires": 4e9, "_boost": -3}, {"_expires": "2099-01-01"}]  # fmt: skip
+    put = [{"id": f"good{k}", "features": features} for k, features in enumerate(good)]
+    assert client.put(f"{films}/actions", json={"put": put}).status_code == 204
+    page = client.post(f"{films}/recommend", json={"n": 100}).json()
+    assert {f"good{k}" for k in range(4)} <= {item["id"] for item in page["items"]}
+    assert client.put(f"{films}/actions", json={"retire": [item["id"] for item in put]}).status_code == 204
+
+
 def test_a_catalogue_comes_in_lines_too(client):
     client.post("/v1/loops", json={"name": "lines"})
     path, lines = "/v1/loops/lines/actions", {"Content-Type": "application/x-ndjson; charset=utf-8"}

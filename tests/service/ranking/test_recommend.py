@@ -11,7 +11,7 @@ from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
 from service.errors import ApiError
-from service.log.records import decode_actions, decode_rank
+from service.log.records import ActionsBody, InlineAction, Record, decode_actions, decode_rank, encode
 from service.plugins.recommend import items as items_module
 from service.plugins.recommend.filters import matching
 from service.plugins.recommend.items import Items
@@ -317,8 +317,11 @@ def test_hidden_and_expired_items_are_never_shown_and_a_change_counts_at_once(tm
         await engine.put_actions(
             "default",
             [film(0, _available=False), film(1, _expires=now + 60), film(2, _expires="2001-01-01T00:00:00Z"),
-             film(3, _expires="not a time"), film(4, _expires="2100-01-01")],
+             film(4, _expires="2100-01-01")],
         )  # fmt: skip
+        unreadable = ActionsBody([InlineAction("f3", raw({"_expires": "not a time"}))])  # of a log that nobody checked
+        engine.log.append([[Record("default", "actions", body=encode(unreadable))]])
+        await engine.settle()
         ids = {item.id for item in (await recommend(asked(n=100))).items}
         assert ids == {"f1", "f4", "f5", "f6", "f7"}
         engine.passes(61)
