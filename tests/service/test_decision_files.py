@@ -170,3 +170,67 @@ def test_the_command_takes_tables_and_lines_by_what_is_in_them(tmp_path):
     ended = run(app, ["log", "import", str(lines), "--action", "x", "--store", store])
     assert (ended.exit_code, "action must come with a table" in ended.output) == (2, True)
     assert "FILE must exist" in run(app, ["log", "import", "nowhere.csv", "--store", store]).output
+
+
+def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_path):
+    from service.plugins.recommend.feedback import Feedback, FeedbackEvent
+    from service.plugins.recommend.recommender import Recommender
+    from service.plugins.recommend.requests import RecommendRequest
+
+    path = tmp_path / "events.jsonl"
+
+    async def export():
+        async with running(tmp_path) as engine:
+            films = [Action(f"f{k}", msgspec.Raw(b'{"genre":"g%d"}' % (k % 3))) for k in range(12)]
+            await engine.put_actions("default", films)
+            recommender, feedback = Recommender(engine.context, engine.parts[0]), Feedback(engine.context)
+            for k in range(10):
+                asked = RecommendRequest(n=3, user=f"u{k % 4}", event_id=f"p{k}", context=msgspec.Raw(b'{"hour":3}'))
+                for item in (await recommender.recommend("default", asked)).items:
+                    await engine.reward("default", item.event_id, 0.5)
+            await feedback.store("default", [FeedbackEvent(action="f1", reward=0.25, user="u1", time=1e9, event_id="x"),
+                                             FeedbackEvent(action="f2", reward=0.75, event_id="y")])  # fmt: skip
+            await engine.rank("default", RankRequest(actions=films[:2], event_id="r"))
+            await engine.reward("default", "r", 1.0)
+            await engine.settle()
+            return await engine.events()
+
+    async def story():
+        events = await export()
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        (tmp_path / "again").mkdir()
+        async with running(tmp_path / "again") as engine:
+            assert imported(engine, path, JsonLines(path)) == (33, 0, 0)
+            assert imported(engine, path, JsonLines(path)) == (0, 33, 0)
+            await engine.settle()
+            names = ("event_id", "user", "actions", "action", "probability", "probabilities", "reward", "status")
+            again = await engine.events("shop")
+            for old, new in zip(events, again, strict=True):
+                wanted = {name: old.get(name) for name in (*names, "place", "candidates")}
+                assert {name: new.get(name) for name in wanted} == wanted
+            assert [event.get("happened") for event in again[30:32]] == [1e9, pytest.approx(1.7e9, rel=1e-6)]
+            sums = engine.view("shop").statistics
+            assert (sums.ranks, sums.settled, sums.feedback) == (31, 31, 2)
+            assert sums.baseline_weight == (again[-1]["action"] == "f0") / again[-1]["probability"]
+            assert engine.digest("shop") == engine.rebuilt("shop")
+
+    asyncio.run(story())
+    assert len(load_log(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"place": 0}, {"place": None}, {"candidates": "3"}, {"candidates": 0}, {"status": "feedback", "reward": None}],
+)
+def test_a_recommended_item_without_a_place_and_feedback_without_a_reward_are_refused(tmp_path, changes):
+    line = {"event_id": "e", "context": {}, "actions": [{"id": "a"}], "action": "a", "probability": 0.5, "reward": 1,
+            "status": "rewarded", "place": 1, "candidates": 3, **changes}  # fmt: skip
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps(line))
+
+    async def story():
+        async with running(tmp_path) as engine:
+            with pytest.raises(WrongLine, match="line 1: "):
+                imported(engine, path, JsonLines(path))
+
+    asyncio.run(story())

@@ -1,7 +1,7 @@
 """Files of decisions that were made elsewhere, for an import: JSON lines, and tables with named columns.
 
 The lines are what ``GET /v1/events`` writes and ``fedres evaluate`` reads. A decision without a reward is stored, and
-is not learned from.
+is not learned from. Recommended items and feedback stay what they were.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from bandits.evaluation.columns import Columns, Decisions
+from bandits.evaluation.columns import Columns, Decisions, seconds
 from bandits.evaluation.logs import DSJSON_KEYS, from_record, read_lines
 from bandits.evaluation.sources import TABLE_ENDINGS, Progress, open_source
+from service.admin.exporting import FEEDBACK
+from service.log.records import Place
 from service.plugins.tools.dsjson import Logged
 from service.rank.requests import RankRequest
 from service.settings import Settings
@@ -83,7 +85,10 @@ class TableRows:
 
 def logged(record: dict[str, Any]) -> Logged:
     """Return the decision of an object; one that evaluation or a request for a decision would refuse is refused."""
-    event = from_record(record)
+    is_feedback = record.get("status") == FEEDBACK
+    if is_feedback and record.get("reward") is None:
+        raise ValueError("reward must be a number where the status is feedback, got None")
+    event = from_record({**record, "probability": 1.0} if is_feedback else record)
     request = {
         "event_id": event.event_id,
         "user": event.user,
@@ -95,8 +100,31 @@ def logged(record: dict[str, Any]) -> Logged:
     }
     rest = (1 - event.probability) / max(len(event.actions) - 1, 1)
     even = [event.probability if k == event.chosen else rest for k in range(len(event.actions))]
-    time = None if event.time is None else str(event.time)
-    return Logged(_request(_encode(request)), event.chosen, list(event.probabilities or even), event.reward, time)
+    happened = record.get("happened")
+    time = event.time if happened is None else happened
+    if is_feedback and time is not None:
+        time = seconds(time)
+    page = None if is_feedback else _page(record, len(event.actions))
+    return Logged(
+        _request(_encode(request)),
+        event.chosen,
+        [] if is_feedback else list(event.probabilities or even),
+        event.reward,
+        None if time is None else str(time),
+        page,
+        is_feedback,
+    )
+
+
+def _page(record: dict[str, Any], n_actions: int) -> Place | None:
+    """Return the place of a recommended item, None for another decision."""
+    place, candidates = record.get("place"), record.get("candidates")
+    if candidates is None:
+        return None
+    if n_actions != 1 or type(place) is not int or type(candidates) is not int or not (place > 0 and candidates > 0):
+        got = f"{n_actions} actions, place {place!r} and candidates {candidates!r}"
+        raise ValueError(f"a recommended item must be the only action, in a place among candidates, got {got}")
+    return Place(place, candidates)
 
 
 def _features(value: Any) -> Any:

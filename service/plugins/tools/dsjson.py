@@ -14,6 +14,7 @@ import msgspec
 from msgspec import field
 
 from bandits.evaluation.values import distribution, logged_probability, number
+from service.log.records import Place
 from service.plugins.personalizer.features import merge, native_id
 from service.rank.requests import Action, RankRequest
 from service.rank.slots import LONGEST_CALL_ID, Slot, SlotsRequest, events_of, slot_context
@@ -29,6 +30,8 @@ class Logged(NamedTuple):
     probabilities: list[float]
     reward: float | None  # None where nothing is to be learned
     timestamp: str | None  # when it was made
+    page: Place | None = None  # of a recommended item
+    is_feedback: bool = False  # nobody decided: it has a reward, and no probabilities
 
     def dated(self) -> RankRequest:
         """Return the request with its time in the context, where it is no feature.

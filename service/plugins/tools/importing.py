@@ -19,7 +19,22 @@ from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body
 from service.log.protocol import Duplicate, Group, Log, Refused
-from service.log.records import DELETED, LOOP, RANK, REWARD, SETTINGS, Record, RewardBody, encode, encode_reward
+from service.log.records import (
+    DELETED,
+    LOOP,
+    RANK,
+    REWARD,
+    SETTINGS,
+    FeedbackBody,
+    InlineAction,
+    Place,
+    Record,
+    RewardBody,
+    decode_rank,
+    encode,
+    encode_reward,
+    read_decision,
+)
 from service.models.published import Loop
 from service.plugins.personalizer.configuration import azure_settings
 from service.plugins.tools.dsjson import Logged, event_ids, read_line
@@ -170,9 +185,14 @@ class _Importer:
 
     def _records(self, logged: Logged, prepared: Any) -> Group:
         scores = [0.0] * len(logged.probabilities)
-        prepared = prepared._replace(request=logged.dated())
-        decision = Decision(prepared, logged.action, logged.probabilities, scores, None, self._position, self._position)
+        prepared = prepared._replace(request=logged.request if logged.is_feedback else logged.dated())
+        probabilities = [1.0] if logged.is_feedback else logged.probabilities
+        decision = Decision(prepared, logged.action, probabilities, scores, None, self._position, self._position)
         rank = decision.record(self._loop)
+        if logged.is_feedback:
+            return [_as_feedback(rank, logged)]
+        if logged.page is not None:
+            rank = _on_page(rank, logged.page)
         if logged.reward is None:
             return [rank]
         example, body = encode_reward(logged.reward, None), encode(RewardBody(logged.reward))
@@ -186,6 +206,31 @@ class _Importer:
                 raise ValueError(str(outcome))
             else:
                 self.stored += 1
+
+
+def _on_page(rank: Record, page: Place) -> Record:
+    """Return a decision as that on a place of a page, of whose candidates it has one; no baseline is known."""
+    body = {**msgspec.json.decode(rank.body), "page": msgspec.to_builtins(page)}
+    example = read_decision(rank.example or b"")._replace(baseline_weight=0.0)
+    return rank._replace(example=example.encode(), body=encode(body))
+
+
+def _as_feedback(rank: Record, logged: Logged) -> Record:
+    """Return what was nobody's decision as feedback."""
+    body, happened = decode_rank(rank.body), logged.timestamp
+    sent = FeedbackBody(
+        body.context,
+        [InlineAction(body.actions[0].id, body.actions[0].features or msgspec.Raw(b"{}"))],
+        0,
+        [],
+        [],
+        body.version,
+        body.settings,
+        reward=logged.reward,
+        happened=None if happened is None else round(1e6 * float(happened)),
+    )
+    example = read_decision(rank.example or b"")._replace(baseline_weight=0.0, feedback=logged.reward)
+    return rank._replace(example=example.encode(), body=encode(sent))
 
 
 def _ids(file: DecisionFile, number: int, row: Any) -> list[str]:
