@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,15 @@ def test_the_systemd_unit_starts_the_service_in_its_folder_and_lets_the_supervis
     assert service["ExecStart"] == "/opt/fedres/bin/fedres serve"
     assert (service["KillMode"], service["UMask"], service["Restart"]) == ("mixed", "0077", "always")
     assert int(service["TimeoutStopSec"]) >= 105
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_unit(tmp_path):
+    """It complains of what it does not know, and of a command that does not exist; here it is that of the tests."""
+    text = (DEPLOY / "fedres.service").read_text(encoding="utf-8")
+    installed = str(Path(sys.executable).with_name("fedres"))
+    for changed, complains in ((text, False), (text.replace("Restart=always", "Restart=sometimes"), True)):
+        (tmp_path / "fedres.service").write_text(changed.replace("/opt/fedres/bin/fedres", installed), encoding="utf-8")
+        command = ["systemd-analyze", "verify", tmp_path / "fedres.service"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (str(tmp_path) in done.stderr) == complains, done.stderr
