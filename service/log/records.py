@@ -268,6 +268,7 @@ class Asked(msgspec.Struct, omit_defaults=True, gc=False):
     exclude: list[str] = []
     exclude_seen: bool | float = False
     seen: list[str] = []  # what that left out
+    popular: bool = False  # drawn by popularity, as the loop had learned nothing
 
 
 class Place(msgspec.Struct, omit_defaults=True, gc=False):

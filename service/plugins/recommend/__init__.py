@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
 def _routes(core: Core) -> list[Route]:
     from service.plugins.recommend.feedback import Feedback
-    from service.plugins.recommend.popular import Popularity
     from service.plugins.recommend.recommender import Recommender
     from service.plugins.recommend.routes import recommend_routes
     from service.plugins.recommend.similar import Similarity
 
     recommender = Recommender(core.context, core.ranker)
-    popularity = Popularity(core.context, recommender)
-    similarity = Similarity(core.context, recommender, popularity)
-    return recommend_routes(recommender, popularity, similarity, Feedback(core.context), core.limits).all
+    similarity, feedback = Similarity(core.context, recommender), Feedback(core.context)
+    return recommend_routes(recommender, similarity, feedback, core.limits).all
 
 
 def _commands(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.draws import event_draws
 from fedres.policies import loop_rule
+from fedres.policies.kernels import CODE, EPSILON_GREEDY, GREEDY
 from fedres.policies.shortlist import draw_one, ranked
 from fedres.scoring.features import Hashed, Named, Preparer
 from service.control_group import Control
@@ -43,9 +44,19 @@ class User:
 
 
 def draw_places(
-    loop: Loop, items: Items, context: Hashed, user: User, allowed: Array, events: list[str]
-) -> list[Drawn]:  # fmt: skip
-    """Return an item for each event, without those before it; ``allowed`` is what may be drawn, and is left over."""
+    loop: Loop,
+    items: Items,
+    context: Hashed,
+    user: User,
+    allowed: Array,
+    events: list[str],
+    popular: Array | None = None,
+) -> list[Drawn]:
+    """Return an item for each event, without those before it; ``allowed`` is what may be drawn, and is left over.
+
+    ``popular`` is what items are drawn by where a loop has learned nothing: the most popular one that is left, but for
+    the policy's floor and ε.
+    """
     settings, control = loop.view.settings, loop.view.settings.control
     is_experiment = bool(control.share or control.hold) and not settings.apprentice
 
@@ -54,7 +65,17 @@ def draw_places(
         means += items.boosts.used
         return Draws(*rule, means, ranked(rule[0], means, widths, items.keys, allowed, len(events)), version)
 
-    learned = by_model(loop.model, user.key, loop.policy, loop.view.version)
+    def by_popularity(scores: Array) -> Draws:
+        rule, means = loop.policy[0].copy(), scores + items.boosts.used
+        if rule[CODE] != EPSILON_GREEDY:
+            rule[CODE] = GREEDY
+        ranking = ranked(rule, means, np.zeros(means.size), items.keys, allowed, len(events))
+        return Draws(rule, 0, means, ranking, loop.view.version)
+
+    if popular is None:
+        learned = by_model(loop.model, user.key, loop.policy, loop.view.version)
+    else:
+        learned = by_popularity(popular)
     pinned: Draws | None = None
     drawn, count = list[Drawn](), int(allowed.sum())
     for event, u in zip(events, event_draws(events), strict=True):

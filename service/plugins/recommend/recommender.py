@@ -34,6 +34,7 @@ from service.log.records import (
 )
 from service.models.published import Loop
 from service.plugins.recommend.drawing import Drawn, User, draw_places
+from service.plugins.recommend.earnings import Earnings
 from service.plugins.recommend.filters import matching, nothing_left
 from service.plugins.recommend.items import Items
 from service.plugins.recommend.requests import RecommendedItem, RecommendRequest, RecommendResult
@@ -55,6 +56,7 @@ class Recommender:
     def __init__(self, context: RankerContext, ranker: Ranker, now: Callable[[], float] = time.time) -> None:
         self._context, self._ranker, self._now = context, ranker, now
         self._items: dict[str, Items] = {}  # by loop
+        self.earnings = Earnings(context)
 
     async def items(self, name: str) -> tuple[Loop, Items]:
         """Return a loop and its items, once all that are published are taken in; others have their turn meanwhile."""
@@ -79,20 +81,22 @@ class Recommender:
                 return repeated(request, page, known)
         await ensure_pinned(self._context, name)
         seen = await self._seen(name, request)
+        earned = None if self._context.loop(name).n_learned else await self.earnings.scores(name)
         loop, items = await self.items(name)
         self._context.quotas.check_pending(loop.view)
         self._context.check_user(loop, request.user)
         context = self._hashed(request, items)
         at = self._now()
         allowed = self._candidates(items, request, seen, at)
+        popular = earned.of(items) if earned is not None and earned.n_events and not loop.n_learned else None
         asked = Asked(
             request.n, min(request.n, int(allowed.sum())), loop.view.catalogue_version, round(at * 1e6),
-            msgspec.Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen,
+            msgspec.Raw(encode(request.filter)), request.exclude, request.exclude_seen, seen, popular is not None,
         )  # fmt: skip
         events = events_of(page, asked.places)
         memory = self._context.models.memory
         user = User(request.user, loop, NO_MEMORY if memory is None else memory.words)
-        drawn = draw_places(loop, items, context, user, allowed, events)
+        drawn = draw_places(loop, items, context, user, allowed, events, popular)
         records = [
             _record(loop, items, request, context, event, place, each, asked if place == 1 else None)
             for place, (event, each) in enumerate(zip(events, drawn, strict=True), 1)

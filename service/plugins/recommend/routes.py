@@ -12,8 +12,9 @@ from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, loop_of
 from service.http.routes import PARAMETERS, RANK, Call, Routes
 from service.log.records import encode
+from service.plugins.recommend.earnings import WINDOW
 from service.plugins.recommend.feedback import Feedback, FeedbackRequest, FeedbackStored
-from service.plugins.recommend.popular import DAY, LONGEST_WINDOW, Popular, Popularity
+from service.plugins.recommend.popular import LONGEST_WINDOW, Popular, popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
 from service.plugins.recommend.similar import Similar, Similarity
@@ -21,9 +22,7 @@ from service.plugins.recommend.similar import Similar, Similarity
 Loop = Annotated[str, Depends(loop_of)]
 
 
-def recommend_routes(
-    recommender: Recommender, popularity: Popularity, similarity: Similarity, feedback: Feedback, limits: Limits
-) -> Routes:
+def recommend_routes(recommender: Recommender, similarity: Similarity, feedback: Feedback, limits: Limits) -> Routes:
     """Return the routes of recommendations."""
     routes = Routes()
 
@@ -65,9 +64,9 @@ def recommend_routes(
     async def get_popular(
         loop: Loop,
         n: Annotated[int, Query(ge=1, le=MOST_PLACES)] = 10,
-        seconds: Annotated[float, Query(gt=0, le=LONGEST_WINDOW)] = 30 * DAY,
+        seconds: Annotated[float, Query(gt=0, le=LONGEST_WINDOW)] = WINDOW,
     ) -> Response:
-        return json_response(await popularity.popular(loop, n, seconds))
+        return json_response(await popular(recommender, loop, n, seconds))
 
     @routes.of_loop(
         "GET", "/similar/{item}", RANK, "List the items that are most like another one.", reply=Similar, query=("n",)

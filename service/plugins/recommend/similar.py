@@ -19,8 +19,8 @@ from fedres.decisions.kalman_state import Shared
 from fedres.scoring.features import Hashed, Named
 from service.errors import ApiError
 from service.models.published import Loop
+from service.plugins.recommend.earnings import FRESH_SECONDS
 from service.plugins.recommend.items import Items, shown
-from service.plugins.recommend.popular import DAY, FRESH_SECONDS, Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.rank.decide import NO_KEY, NO_MEMORY
 from service.rank.ranker import RankerContext
@@ -55,8 +55,8 @@ class Known(NamedTuple):
 class Similarity:
     """Lists of similar items of one ranker."""
 
-    def __init__(self, context: RankerContext, recommender: Recommender, popularity: Popularity) -> None:
-        self._context, self._recommender, self._popularity = context, recommender, popularity
+    def __init__(self, context: RankerContext, recommender: Recommender) -> None:
+        self._context, self._recommender = context, recommender
         self._known: dict[str, Known] = {}  # by loop
 
     async def similar(self, name: str, item: str, n: int) -> Similar:
@@ -67,11 +67,11 @@ class Similarity:
             there = shown(sorted(items.rows)[:11]) or "none"
             message = f"item {item[:100]!r} is not in the catalogue, which has {there}; PUT /v1/actions adds items"
             raise ApiError(404, "unknown_item", message, "item")
-        popular = await self._popularity.scores(name, 30 * DAY)
+        earned = await self._recommender.earnings.scores(name)
         loop, items = await self._recommender.items(name)  # as they are now
         if item not in items.rows:
             raise ApiError(404, "unknown_item", f"item {item[:100]!r} was retired just now", "item")
-        known, row = self._compared_by(name, loop, items), items.rows[item]
+        known, row, popular = self._compared_by(name, loop, items), items.rows[item], earned.of(items)
         common = in_common(known, items, row)
         closeness = np.zeros(items.n_rows) if known.rewards is None else 1 - abs(known.rewards - known.rewards[row])
         scores = common if known.rewards is None else common * (1 + closeness) / 2
@@ -79,7 +79,7 @@ class Similarity:
         candidates[row] = False
         rows = sorted(
             np.flatnonzero(candidates).tolist(),
-            key=lambda each: (-scores[each], -closeness[each], -popular(items, each), items.ids[each]),
+            key=lambda each: (-scores[each], -closeness[each], -popular[each], items.ids[each]),
         )[:n]  # fmt: skip
         by = "popularity" if not scores[candidates].any() else "features"
         return Similar(

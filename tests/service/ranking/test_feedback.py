@@ -12,7 +12,7 @@ from bandits.evaluation import read_events
 from service.control_group import Control
 from service.log.records import EraseBody, Record, decode_rank, encode
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
-from service.plugins.recommend.popular import Popularity
+from service.plugins.recommend.popular import popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import RecommendRequest
 from service.rank.requests import Action, RankRequest
@@ -219,8 +219,8 @@ def test_feedback_is_exported_and_counts_in_popularity_but_in_no_figure_of_the_p
         changed = {name for name, value in (await gauges(engine)).items() if str(value) != str(figures[name])}
         assert changed == {"feedback", "model_version", "shared_model_bytes", "users"}
         assert (await gauges(engine))["feedback"] == 15
-        popular = await Popularity(engine.context, engine.recommender).popular("default", 1, 1e7)
-        assert [(item.id, item.events) for item in popular.items] == [("f7", 15)]
+        best = await popular(engine.recommender, "default", 1, 1e7)
+        assert [(item.id, item.events) for item in best.items] == [("f7", 15)]
         lines = await engine.events()
         last = lines[-1]
         assert (last["status"], last["reward"], last["action"], last["happened"]) == ("feedback", 1.0, "f7", 1.7e9)

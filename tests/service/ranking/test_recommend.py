@@ -10,12 +10,13 @@ from machine import Clock, running
 from playing import Disk, gauges, logged, raw, rebuilt, refused
 from scipy.stats import chisquare
 
+from service.control_group import Control
 from service.errors import ApiError
 from service.log.records import ActionsBody, InlineAction, Record, decode_actions, decode_rank, encode
 from service.plugins.recommend import items as items_module
 from service.plugins.recommend.filters import matching
 from service.plugins.recommend.items import Items
-from service.plugins.recommend.popular import Popularity
+from service.plugins.recommend.popular import popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import RecommendRequest
 from service.rank.decide import decide
@@ -71,7 +72,8 @@ def story(tmp_path, tell, n_films=40, boosted=None, **options):
             if boosted is not None:
                 await engine.put_actions("default", [film(boosted, _boost=0.5)])
             made = recommender(engine, clock)
-            engine.popularity = Popularity(engine.context, made)
+            engine.earnings = made.earnings
+            engine.popular = lambda *words: popular(made, "default", *words)
             engine.items = lambda: made.items("default")
             engine.passes = clock.pass_seconds
 
@@ -491,8 +493,8 @@ def test_a_large_catalogue_is_taken_in_between_the_turns_of_others(tmp_path):
 
 def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(tmp_path):
     async def tell(engine, recommend):
-        popular = engine.popularity.popular
-        first = await popular("default", 3, 1e6)
+        popular = engine.popular
+        first = await popular(3, 1e6)
         assert [(item.id, item.events) for item in first.items] == [("f4", 0), ("f0", 0), ("f1", 0)]  # f4 has a boost
         rewards = {"f2": [1.0] * 8, "f3": [1.0], "f5": [0.0] * 6}
         for name, values in rewards.items():
@@ -500,8 +502,8 @@ def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(t
                 request = RankRequest(actions=[Action(name)], event_id=f"{name}-{k}")
                 await engine.reward("default", (await engine.rank("default", request)).event_id, value)
         await engine.settle()
-        engine.popularity._known.clear()
-        page = await popular("default", 100, 1e6)
+        engine.earnings._known.clear()
+        page = await popular(100, 1e6)
         assert [item.id for item in page.items][:2] == ["f2", "f3"]
         assert page.items[-1].id == "f5"
         assert page.items[0].score == pytest.approx((8 + 10 * 9 / 15) / 18)
@@ -509,13 +511,57 @@ def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(t
         assert page.items[2].score == pytest.approx(9 / 15)  # of those that were not shown
         assert (page.events, len(page.items)) == (15, 10)
         await engine.put_actions("default", [film(2, _available=False)])
-        assert [item.id for item in (await popular("default", 1, 1e6)).items] == ["f3"]
+        assert [item.id for item in (await popular(1, 1e6)).items] == ["f3"]
         engine.passes(3_600)
         await recommend(asked())
         await engine.settle()
-        assert (await popular("default", 1, 60.0)).events == 0
+        assert (await popular(1, 60.0)).events == 0
 
     story(tmp_path, tell, n_films=10, boosted=4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "floor"), [({"floor": 0.2}, 0.2), ({"policy": "epsilon-greedy", "epsilon": 0.3}, 0.3)]
+)
+def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_with_exact_probabilities(
+    tmp_path, policy, floor
+):
+    """The rewards of a control group that is not learned from say which items are popular."""
+    control = Control(share=0.5, baseline="uniform", learn=False)
+    controls, treated = ([f"u{k}" for k in range(100) if control.has(f"u{k}") is group] for group in (True, False))
+
+    async def tell(engine, recommend):
+        first = await recommend(asked(n=2, user=treated[0], event_id="first"))
+        assert [item.probability for item in first.items] == pytest.approx([1 / 8, 1 / 7])  # nothing is popular yet
+        for k, user in enumerate(controls[:40]):
+            for item in (await recommend(asked(n=3, user=user, event_id=f"c{k}"))).items:
+                await engine.reward("default", item.event_id, {"f2": 1.0, "f5": 0.8, "f1": 0.3}.get(item.id, 0.3))
+        await engine.settle()
+        engine.earnings._known.clear()
+        assert engine.context.loop("default").n_learned == 0
+        ranking = [item.id for item in (await engine.popular(8, 1e6)).items]
+        taken, n = Counter(), 300
+        for k in range(n):
+            page = await recommend(asked(n=3, user=treated[k % 5], event_id=f"t{k}", exclude=["f7"]))
+            left = [name for name in ranking if name != "f7"]
+            for item in page.items:
+                best = (1 - floor) * (item.id == left[0])
+                assert item.probability == pytest.approx(best + floor / len(left), rel=1e-12)
+                left.remove(item.id)
+            taken[page.items[0].id] += 1
+        assert chisquare(
+            [taken[name] for name in ranking if name != "f7"], [n * (1 - floor + floor / 7), *[n * floor / 7] * 6]
+        ).pvalue > 1e-4  # fmt: skip
+        bodies = {entry.event: decode_rank(entry.body) for entry in pages(tmp_path)}
+        assert bodies["t0~1"].page.asked.popular
+        assert not bodies["first~1"].page.asked.popular
+        assert await recommend(asked(n=3, user=treated[0], event_id="t0", exclude=["f7"]))
+        await engine.reward("default", "t0~1", 1.0)
+        await engine.settle()
+        after = await recommend(asked(n=1, user=treated[0], event_id="after"))
+        assert after.items[0].probability == pytest.approx(1 / 8)  # by the model, which has learned one reward
+
+    story(tmp_path, tell, n_films=8, control=control, **policy)
 
 
 # Experiments

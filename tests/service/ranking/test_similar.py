@@ -7,7 +7,6 @@ from machine import Clock, running
 from playing import raw, refused_for
 
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
-from service.plugins.recommend.popular import Popularity
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.similar import Similarity
 from service.rank.requests import Action
@@ -26,7 +25,7 @@ def story(folder, tell, films=FILMS, **options):
     async def run():
         async with running(folder, clock=Clock(), **options) as engine:
             recommender = Recommender(engine.context, engine.parts[0])
-            similarity = Similarity(engine.context, recommender, Popularity(engine.context, recommender))
+            similarity = Similarity(engine.context, recommender)
             feedback = Feedback(engine.context)
 
             async def put(**changes):
@@ -34,7 +33,7 @@ def story(folder, tell, films=FILMS, **options):
 
             async def similar(item, n=10):
                 similarity._known.clear()  # else for some seconds
-                similarity._popularity._known.clear()
+                recommender.earnings._known.clear()
                 found = await similarity.similar("default", item, n)
                 return [each.id for each in found.items], found
 

@@ -1,0 +1,72 @@
+"""What items earned, by the log: how popular each is, for lists and for pages of a loop that has learned nothing."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fedres.checks import Array
+from service.plugins.recommend.items import Items
+from service.plugins.reports.reader import LoopReader, read_loop
+from service.rank.ranker import RankerContext
+
+DAY = 86_400.0  # seconds
+WINDOW = 30 * DAY  # of popular items, where nobody says another
+PRIOR_EVENTS = 10  # as many events with the mean reward of all are added to those of each item
+FRESH_SECONDS = 5.0  # an answer is good for so long
+
+Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their rewards
+
+
+def earned(reader: LoopReader, seconds: float) -> Earned:
+    """Return what actions earned in the last seconds, by the newest 50,000 finished events and as much feedback."""
+    found: Earned = {}
+    decided = [(each.time, each.actions[each.chosen], each.reward) for each in reader.finished]
+    for when, action, reward in (*decided, *reader.feedback):
+        if reward is not None and when > reader.time - 1e6 * seconds:
+            n, total = found.get(action, (0, 0.0))
+            found[action] = n + 1, total + reward
+    return found
+
+
+class Scores(NamedTuple):
+    """How popular items are."""
+
+    earned: Earned
+
+    @property
+    def n_events(self) -> int:
+        return sum(count for count, _ in self.earned.values())
+
+    def of(self, items: Items) -> Array:
+        """Return the mean reward of each row's events, and of the prior's, which has the mean of all."""
+        n_events = self.n_events
+        prior = sum(reward for _, reward in self.earned.values()) / n_events if n_events else 0.0
+        scores = np.full(items.n_rows, prior)
+        for name, (count, reward) in self.earned.items():
+            row = items.rows.get(name)
+            if row is not None:
+                scores[row] = (reward + PRIOR_EVENTS * prior) / (count + PRIOR_EVENTS)
+        return scores
+
+
+class Earnings:
+    """What items of all loops earned, as one ranker has read it."""
+
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
+        self._known: dict[tuple[str, float], tuple[float, Any, Scores]] = {}  # and until when, of which loop
+
+    async def scores(self, name: str, seconds: float = WINDOW) -> Scores:
+        """Return how popular items of a loop are, as it was a few seconds ago at most."""
+        now, loop = monotonic(), self._context.loop(name).view
+        until, created_at, scores = self._known.get((name, seconds), (0.0, None, Scores({})))
+        if now >= until or created_at != loop.created_at:
+            answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)
+            scores = Scores(msgspec.json.decode(answer, type=Earned))
+            self._known = {key: value for key, value in self._known.items() if value[0] > now}
+            self._known[name, seconds] = now + FRESH_SECONDS, loop.created_at, scores
+        return scores
