@@ -17,7 +17,7 @@ from fault_server import ROLES
 from service.log.client import Ping, framed
 from service.log.protocol import StoreUnavailable
 
-EVENTS = ("rank", "reward", "batch", "slots")  # requests that need no learner
+EVENTS = ("rank", "reward", "batch", "slots", "recommend", "feedback")  # requests that need no learner
 PAUSE = (0.1, 3.0)  # seconds
 AGAIN = 0.15  # of kills are followed by another as soon as the process is there again
 
@@ -136,6 +136,7 @@ class Campaign:
             yield f"{role:<12}{self.kills[role]:>8}{self.pauses[role]:>8}{self.restarts[role]:>20.2f}"
         ledger = self.ledger
         yield f"acknowledged: {ledger.n_acknowledged()}, of them {len(ledger.changes)} settings, "
+        yield f"  {sum(map(len, ledger.feedback.values()))} feedback,"
         yield f"  {len(ledger.erased)} erasures"
         yield "failures that clients saw, by fault and status (all were repeated):"
         seen = Counter()

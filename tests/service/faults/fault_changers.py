@@ -62,6 +62,8 @@ class Leaver:
             await self._connection.insist("POST", path_of(EARLIEST, "rank"), request, "rank")
         path = path_of(EARLIEST, f"events/{user}a/reward")
         await self._connection.insist("POST", path, {"value": 1}, "reward")
+        events = [{"event_id": f"{user}f", "user": user, "action": "tea", "reward": 1}]
+        await self._connection.insist("POST", path_of(EARLIEST, "feedback"), {"events": events}, "feedback")
         n_failed = self._connection.n_failed
         await self._connection.insist("DELETE", path_of(EARLIEST, f"users/{user}"), None, "erasure")
         self._ledger.erased.append(user)

@@ -163,6 +163,7 @@ class Ledger:
     rewards: dict[str, dict] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))  # -> id -> value
     changes: list[tuple[str, int, dict]] = field(default_factory=list)  # settings: loop, version, what was put
     catalogue: dict[str, dict] = field(default_factory=dict)  # id -> features of the default loop
+    feedback: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))  # loop -> event -> what was sent
     erased: list[str] = field(default_factory=list)  # users; two events of each were ranked, one got the reward 1
     refused: list[dict] = field(default_factory=list)  # requests to rank of which it is not known if they are stored
     contradictions: list[str] = field(default_factory=list)
@@ -184,8 +185,9 @@ class Ledger:
             await asyncio.sleep(0.005)
 
     def n_acknowledged(self):
-        """Return how many decisions, rewards and changes were acknowledged."""
-        ranked = sum(map(len, self.ranks.values())) + len(self.changes) + 4 * len(self.erased)
+        """Return how many decisions, rewards, changes and other feedback were acknowledged."""
+        ranked = sum(map(len, self.ranks.values())) + len(self.changes) + 5 * len(self.erased)
+        ranked += sum(map(len, self.feedback.values()))
         return ranked + sum(len(of_event) for of_loop in self.rewards.values() for of_event in of_loop.values())
 
 
@@ -202,7 +204,8 @@ class Client:
         for i in count():
             if self.stopped:
                 break
-            [play] = self._rng.choices([self._earliest, self._sum, self._page, self._batch], [6, 3, 1, 1])
+            plays = [self._earliest, self._sum, self._page, self._batch, self._recommend, self._feedback]
+            [play] = self._rng.choices(plays, [6, 3, 1, 1, 2, 1])
             await play(f"{self._name}-{i}")
         self._connection.close()
 
@@ -233,6 +236,34 @@ class Client:
             for slot in filled["slots"]:
                 self._ledger.ranked(EARLIEST, {**slot, "model_version": filled["model_version"]})
         await self._reward(EARLIEST, f"{call}~2", round(self._rng.random(), 3))
+
+    async def _recommend(self, call):
+        """Fill two places from the catalogue, once there is one, and reward the second."""
+        if not self._ledger.catalogue:
+            return
+        asked = {name: value for name, value in self._request(call).items() if name != "actions"}
+        asked |= {"n": 2, "filter": {"price": {"min": 0}}}
+        for _ in self._times():
+            answer = await self._connection.insist("POST", path_of(EARLIEST, "recommend"), asked, "recommend")
+            page = answer.json()
+            for item in page["items"]:
+                told = {"id": item["id"], "probability": item["probability"], "score": item["score"]}
+                ranked = {"event_id": item["event_id"], "action": item["id"], "probability": item["probability"]}
+                self._ledger.ranked(EARLIEST, {**ranked, "model_version": page["model_version"], "ranking": [told]})
+        await self._reward(EARLIEST, f"{call}~2", round(self._rng.random(), 3))
+
+    async def _feedback(self, call):
+        """Send what three actions earned elsewhere, one of which the catalogue may have."""
+        loop = self._rng.choice([EARLIEST, SUMS])
+        events = [
+            {"event_id": f"{call}.f{i}", "action": action, "reward": round(self._rng.random(), 3), "user": f"user {i}"}
+            for i, action in enumerate([ACTIONS[0], self._rng.choice(ACTIONS), self._rng.choice(CATALOGUE)])
+        ]
+        for _ in self._times():
+            answer = await self._connection.insist("POST", path_of(loop, "feedback"), {"events": events}, "feedback")
+            if sum(answer.json().values()) != len(events):
+                self._ledger.contradictions.append(f"{answer} to {events}")
+            self._ledger.feedback[loop] |= {event["event_id"]: event for event in events}
 
     async def _batch(self, call):
         """Rank three events at once, and reward the last."""

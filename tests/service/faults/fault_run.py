@@ -27,6 +27,7 @@ from service.log.records import (
     decode_rank,
     decode_reward,
     encode,
+    read_decision,
 )
 
 N_CLIENTS = 16
@@ -176,6 +177,9 @@ async def judge(service, ledger):
         found += judge_log(loop, ledger, stored[loop])
         n_erased = len(ledger.erased) if loop == EARLIEST else 0
         found += _judge_sums(status["loops"][loop], expected, loop, n_erased)
+        n_feedback = len(ledger.feedback[loop]) + n_erased
+        if status["loops"][loop]["feedback"] != n_feedback:
+            found.append(f"{loop}: {status['loops'][loop]['feedback']} feedback was learned, not {n_feedback}")
     return found
 
 
@@ -212,10 +216,23 @@ def judge_log(loop, ledger, entries):
             found.append(f"{loop}: {event} is logged {len(ranks[event])} times")
         elif not _is_logged(answer, ledger.requests[loop].get(event), ranks[event][0]):
             found.append(f"{loop}: {event} is logged as {ranks[event][0]}, and {answer} was told")
+    for event, sent in ledger.feedback[loop].items():
+        if len(ranks[event]) != 1:
+            found.append(f"{loop}: the feedback {event} is logged {len(ranks[event])} times")
+        elif not _is_sent(sent, ranks[event][0]):
+            found.append(f"{loop}: the feedback {event} is logged as {ranks[event][0]}, and {sent} was sent")
     for event, of_event in ledger.rewards[loop].items():
         missing = [(event, name, value) for name, value in of_event.items() if (event, name, value) not in rewards]
         found += [f"{loop}: the reward {reward} is not in the log" for reward in missing]
     return found
+
+
+def _is_sent(sent, entry):
+    """Return whether feedback is logged as it was sent, for people and for the learner."""
+    body, action = decode_rank(entry.body), sent["action"]
+    same = (body.reward, entry.user) == (sent["reward"], sent["user"])
+    same &= body.actions[0].id == (action if isinstance(action, str) else action["id"])
+    return same and read_decision(entry.example).feedback == sent["reward"]
 
 
 def _is_logged(answer, request, entry):
@@ -275,7 +292,14 @@ async def _judge_unmatched(service, loop, expected):
 
 
 def _judge_events(loop, ledger, events, expected):
-    known, found = ledger.ranks[loop], []
+    known, sent, found = ledger.ranks[loop], ledger.feedback[loop], []
+    shown = {event["event_id"]: event for event in events if event["status"] == "feedback"}
+    found += [f"{loop}: the feedback {event} is not exported" for event in sent if event not in shown]
+    found += [f"{loop}: the feedback {event} was never acknowledged" for event in shown if event not in sent]
+    for name in shown.keys() & sent.keys():
+        if shown[name]["reward"] != sent[name]["reward"]:
+            found.append(f"{loop}: the feedback {name} is exported with {shown[name]['reward']}")
+    events = [event for event in events if event["status"] != "feedback"]
     times = Counter(event["event_id"] for event in events)
     found += [f"{loop}: {event} is there {times[event]} times" for event in known if times[event] != 1]
     found += [f"{loop}: {event} was never acknowledged" for event in times if event not in known]

@@ -3,6 +3,7 @@
 import asyncio
 
 from fault_campaign import Campaign
+from fault_changers import Changer
 from fault_clients import EARLIEST, SUMS, Connection, Ledger, request_for
 from fault_run import digests_after_every_way_to_start, judge, judge_log, load, read_log
 
@@ -21,6 +22,7 @@ def test_kills_of_all_processes_at_once_lose_and_double_nothing(play):
         ledger = Ledger()
         await service.start()
         await service.make_loops()
+        await Changer(service.whereabouts, ledger, seed=9).put_actions()  # for recommendations
         async with load(service, ledger, seed=9):
             for snapshot_seconds in (0.05, 0.5, 10.0):
                 await ledger.grows()
@@ -53,7 +55,8 @@ def test_kills_while_old_events_are_removed_lose_no_newer_ones_and_models_stay_t
         await service.settle()
         stored = await asyncio.to_thread(read_log, service)
         assert judge_log(SUMS, new, stored[SUMS]) == []
-        assert not {entry.event for entry in stored[SUMS]} & old.ranks[SUMS].keys()
+        assert old.feedback[SUMS]
+        assert not {entry.event for entry in stored[SUMS]} & (old.ranks[SUMS].keys() | old.feedback[SUMS].keys())
         assert judge_log(EARLIEST, old, stored[EARLIEST]) == judge_log(EARLIEST, new, stored[EARLIEST]) == []
         live, *others = await digests_after_every_way_to_start(service)
         assert others == [live] * 3
