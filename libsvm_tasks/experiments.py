@@ -106,7 +106,7 @@ def bandit(
     seed: int = 0,
     jobs: int | None = 1,
 ) -> Table:
-    """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
+    """Play a dataset as a contextual bandit: every class is an action, and the correct one earns 1.
 
     A policy is a name, an object such as ``bandits.EpsilonGreedy(0.1)``, or a class. ``model`` is "adagrad", "linucb"
     or "residual-kalman": what suits the policy unless given. A record has the mean ``reward`` and ``regret`` of a

@@ -49,12 +49,16 @@ def test_the_page_on_operations_names_every_metric_of_a_loop():
         assert f"`{metric}{'_total' if grows else ''}`" in text, metric
 
 
-def test_every_file_that_the_guide_for_contributors_names_is_there():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for path in re.findall(
-        r"`((?:fedres|bandits|libsvm_tasks|research|service|tests|benchmarks|examples|docs)/[\w./]*)`", text
-    ):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_ours_that_a_page_names_exists(page):
+    text, folders = (
+        page.read_text(encoding="utf-8"),
+        "fedres|bandits|libsvm_tasks|research|service|tests|tools|benchmarks",
+    )
+    for path in re.findall(rf"`((?:{folders}|examples|docs|deploy|clients)/[\w./]*)`", text):
         assert path.endswith("/yours.py") or (ROOT / path).exists(), path
+    for name in re.findall(r"`(test_\w+\.py)`", text):
+        assert any((ROOT / "tests").rglob(name)), name
 
 
 def test_the_changelog_of_the_first_version_stays_short():

@@ -34,7 +34,7 @@ def bandit(
         float | None, typer.Option(help="Share of exploration: 0.02 unless given, 0.1 for explore-every.")
     ] = None,
     half_life: Annotated[
-        float | None, typer.Option(help="Of linucb: rewards after which an old one counts half; never unless given.")
+        float | None, typer.Option(help="linucb only: half-life of a reward, in rewards; no decay by default.")
     ] = None,
     floor: Annotated[
         float | None,
@@ -70,7 +70,7 @@ def bandit(
         Path | None, typer.Option(help="Write the last scheme's decisions of the first rollout, for `fedres evaluate`.")
     ] = None,
 ) -> None:
-    """Turn a dataset into a contextual bandit: every class is an action, and the right one earns 1.
+    """Play a dataset as a contextual bandit: every class is an action, and the correct one earns 1.
 
     Each client alone, one model for all, and both together (fedres) decide on the same rows, with each policy. If one
     of them has the model residual-kalman, the shared model sees all features with all policies.

@@ -56,9 +56,9 @@ def bench(
     jobs: Jobs = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure speed side by side in one run: ours and what one would use instead.
+    """Measure the speed of fedres and of alternatives, side by side in one run.
 
-    `decisions` measures how well models decide instead: rewards earned on simulated streams and on datasets, ours
+    `decisions` measures how well models decide: rewards earned on simulated streams and on datasets, by fedres
     beside Vowpal Wabbit, LinUCB, river and obp. `recommend` plays pages of ten films of MovieLens. Both take long, and
     `all` leaves them out; interrupted, they resume.
     """

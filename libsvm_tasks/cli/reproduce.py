@@ -23,7 +23,7 @@ def reproduce(
     address: Address = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Remake the papers' figures, and say of every claim whether it was reproduced.
+    """Remake the papers' figures, with a verdict for every claim.
 
     After an interruption, run the same command again to resume.
     """

@@ -32,7 +32,12 @@ class InPanels(TyperGroup):
 
 
 app = typer.Typer(
-    cls=InPanels, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, epilog=EXAMPLES
+    cls=InPanels,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
+    epilog=EXAMPLES,
 )
 
 

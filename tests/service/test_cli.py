@@ -277,3 +277,8 @@ def test_options_of_logs_and_origins_are_checked(tmp_path, option, value):
     refused = CliRunner().invoke(app, ["serve", "--store", store, option, value])
     assert refused.exit_code == 2
     assert f"{option[2:]} must be" in refused.stderr
+
+
+def test_the_paragraphs_of_help_are_not_broken_where_the_source_is():
+    shown = CliRunner().invoke(app, ["log", "import", "--help"], env={"COLUMNS": "2000", "NO_COLOR": "1"}).output
+    assert "A wrong line ends the import unless --skip-wrong is given." in shown

@@ -117,7 +117,7 @@ class Jobs:
     async def get(self, loop: str, kind: str, name: str) -> Job:
         job = await self._stored.find(loop, kind, name)
         if job is None:
-            raise Refusal(CODES[kind].not_found, f"{kind} must be one that exists, got {name[:100]!r}", "id", 404)
+            raise Refusal(CODES[kind].not_found, f"{kind} {name[:100]!r} does not exist", "id", 404)
         return job
 
     async def delete(self, loop: str, kind: str, name: str) -> None:

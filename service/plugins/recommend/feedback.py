@@ -102,7 +102,7 @@ class Feedback:
             entry, body = logged.get(str(record.event), (None, None))
             sent = msgspec.json.decode(record.body, type=FeedbackBody)
             if entry is None or body is None or entry.user != record.user or not _is_same(sent, body):
-                message = f"event_id must be new or come with the same event, got {record.event!r} with another"
+                message = f"event_id {record.event!r} was already used with a different event"
                 raise ApiError(409, "event_exists", f"{message}; events with other ids are stored", "event_id")
 
     def _records(self, loop: Loop, events: Sequence[FeedbackEvent], first: int) -> list[Record]:

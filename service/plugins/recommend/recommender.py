@@ -237,7 +237,7 @@ def repeated(
         and all(event in known for event in events[: asked.places])
     )
     if not same or first is None or asked is None or first.page is None:
-        message = f"event_id must be new or come with the same request, got {page!r} with another"
+        message = f"event_id {page!r} was already used with a different request"
         raise ApiError(409, "event_exists", message, "event_id")
     logged = [(event, known[event][1]) for event in events[: asked.places]]
     items = [
