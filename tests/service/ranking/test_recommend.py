@@ -602,7 +602,7 @@ def test_an_apprentice_shows_the_order_of_boosts_and_ids_and_counts_where_it_agr
     story(tmp_path, tell, apprentice=True)
 
 
-# What a log of pages says of other policies, and how new items fare
+# What a log of pages says of other policies
 
 
 def test_ips_of_other_policies_is_within_three_standard_errors_of_their_value(tmp_path):
@@ -649,28 +649,3 @@ def test_ips_of_other_policies_is_within_three_standard_errors_of_their_value(tm
             assert abs(found.mean() - exact) < 3 * error < 0.6 * exact, name
 
     story(tmp_path, tell, n_films=n_films, policy="epsilon-greedy", epsilon=0.5)
-
-
-def test_a_new_item_is_tried_and_its_rewards_move_it_up(tmp_path):
-    async def tell(engine, recommend):
-        await play(engine, recommend, 120)
-        await engine.put_actions("default", [Action("f1001", raw({"genre": "thriller", "price": 3}))])
-        shown = 0
-        for k in range(200):
-            page = await recommend(asked(n=4, user=f"u{k % 5}", context={"hour": k % 24}))
-            new = [item for item in page.items if item.id == "f1001"]
-            shown += len(new)
-            for item in page.items:
-                liked = item.id == "f1001" or int(item.id[1:]) % 4 == 2
-                await engine.reward("default", item.event_id, float(liked))
-            await engine.settle()
-            if shown == 10:
-                break
-        assert shown == 10
-        after = await recommend(asked(n=40, user="u1", context={"hour": 3}))
-        scores = {item.id: item.score for item in after.items}
-        assert scores["f1001"] > np.median([*scores.values()])
-        stranger = await recommend(asked(n=4, user="nobody before", context={"hour": 3}))
-        assert any(int(item.id[1:]) % 4 == 2 or item.id == "f1001" for item in stranger.items)
-
-    story(tmp_path, tell, n_films=39)
