@@ -130,6 +130,7 @@ def real(path):
     """Return the path with something in place of its parameters."""
     values = {
         "loop": "shop",
+        "item": "i",
         "event_id": "e",
         "user": "u",
         "version": "v1.0",
