@@ -143,7 +143,7 @@ def test_the_bytes_depend_on_the_vector_and_the_generator_alone() -> None:
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 17, 40, 650])
 def test_packed_bytes_stay_within_the_papers_bits(dim: int) -> None:
-    assert_sizes(range(1, 1001), dim)
+    assert_sizes([*range(1, 130), *range(130, 1001, 10), 1000], dim)
 
 
 @pytest.mark.parametrize("dim", [7850, 34_826, 50_000])
@@ -151,7 +151,7 @@ def test_packed_bytes_of_large_vectors_stay_within_the_papers_bits(dim: int) -> 
     assert_sizes([*range(1, 40), *range(40, 1001, 24), 128, 1000], dim)
 
 
-def assert_sizes(all_levels: range | list[int], dim: int) -> None:
+def assert_sizes(all_levels: list[int], dim: int) -> None:
     rng = np.random.default_rng(dim)
     vector = rng.normal(size=dim)
     for levels in all_levels:

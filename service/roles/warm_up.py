@@ -42,13 +42,6 @@ from service.settings import Settings
 NICE = 19  # of the background process
 
 
-def warm_up(folder: Path | None = None) -> None:
-    """Compile everything here, in stores in ``folder`` that are thrown away; shared memory needs no disk."""
-    compile_learning(MODELS, folder)
-    compile_ranking(MODELS, folder)
-    compile_rest(folder)
-
-
 def warm_up_for(models: Collection[str], folder: Path) -> None:
     """Compile what loops with these models need, on two cores."""
     with in_process(compile_ranking, models, folder) as pid:
@@ -132,8 +125,11 @@ def compile_ranking(models: Collection[str], folder: Path | None = None) -> None
             _decide(model, published)
 
 
-def compile_rest(folder: Path | None = None) -> None:
-    """Explain decisions for a user with a model, recommend, upload what devices would, and use models as they do."""
+def warm_up(folder: Path | None = None) -> None:
+    """Compile everything here, in a store in ``folder`` that is thrown away; shared memory needs no disk.
+
+    Learn, decide and explain for a user with a model, recommend, upload what devices would, and use models as they do.
+    """
     prepared = Preparer().prepare(b'{"a": 1}', [("a", b"{}"), ("b", b"{}")])
     shared = SharedModel(bits=1)
     learn(prepared, 0, 1.0, shared, PersonalModel())

@@ -270,6 +270,16 @@ def prepare(folder):
 
     _ = (service.cli, learner, ranker, supervisor, writer)
     warm_up()
+    build_app()
+
+
+def build_app():
+    """Build the application once: what every ranker would import, and would find out about routes, is there then."""
+    from unittest.mock import Mock
+
+    from service.app import create_app
+
+    create_app(Mock(), Mock(), keys=Mock())
 
 
 def main():

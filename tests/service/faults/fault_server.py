@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import obedient
+from forked import build_app
 
 from service.learn.control import LearnerClient
 from service.learn.learner import Learner
@@ -48,6 +49,7 @@ def main():
     assert ranker.run
     assert writer.run
     warm_up()
+    build_app()
     tell("ready")
     while order := os.read(0, 65_536):  # the next is given once this one is carried out
         options = json.loads(order)
