@@ -33,7 +33,6 @@ PLACES = 10
 FILMS_A_PAGE = 20  # that a person has rated
 MOST_CANDIDATES = 500  # of a rank request; those who take no more are offered as many, drawn by the seed
 RULE = OptimisticSquareCB().rule((0.0, 1.0))
-GREEDY = VW_POLICIES["greedy"]
 DISCOUNTS: Array = 1 / np.log2(np.arange(2, PLACES + 2))
 PRIOR = 10  # events with the usual reward that are added to those of a film
 
@@ -223,11 +222,11 @@ class VW:
     shown only, as a regression.
     """
 
-    def __init__(self, explore: str, crosses: str, *, alone: bool) -> None:
+    def __init__(self, explore: str, options: str, *, alone: bool) -> None:
         self.alone, self.probabilities = alone, list[float]()
-        self.greedy = GREEDY in explore
-        kind = explore.replace(GREEDY, "--cb_adf --rank_all") if self.greedy else f"--cb_explore_adf {explore}"
-        self.vw: Any = import_module("vowpalwabbit").Workspace(f"{kind} --cb_type mtr {crosses} --quiet")
+        self.greedy = explore == VW_POLICIES["greedy"]
+        kind = "--cb_adf --rank_all" if self.greedy else f"--cb_explore_adf {explore}"
+        self.vw: Any = import_module("vowpalwabbit").Workspace(f"{kind} --cb_type mtr {options} --quiet")
 
     def choose(self, now: Round, draws: Array) -> list[int]:
         self.examples = self.vw.parse("\n".join(vw_lines(now)))
@@ -262,12 +261,12 @@ class Entry(NamedTuple):
     package: str = "numpy"  # that has to be installed
 
 
-def _vw(explore: str, crosses: str, alone: bool) -> Entry:
-    return Entry(lambda: VW(explore, crosses, alone=alone), MOST_CANDIDATES, "vowpalwabbit")
+def _vw(explore: str, options: str, alone: bool) -> Entry:
+    return Entry(lambda: VW(explore, options, alone=alone), MOST_CANDIDATES, "vowpalwabbit")
 
 
 VW_FORMS = {
-    f"vw-{policy}{form}{rate}{how}": _vw(explore + step, crosses, bool(how))
+    f"vw-{policy}{form}{rate}{how}": _vw(explore, crosses + step, bool(how))
     for policy, explore in VW_POLICIES.items()
     for form, crosses in (("", QUADRATIC), ("-cubic", CUBIC))
     for rate, step in (("", ""), ("-l0.1", " -l 0.1"), ("-l2", " -l 2"))

@@ -78,6 +78,12 @@ def test_players_learn_and_repeat_themselves(player, monkeypatch):
     assert found[0].five_stars > play(small, pages.Uniform(), 1).five_stars
 
 
+@pytest.mark.parametrize("player", [*pages.VW_FORMS])
+def test_vowpal_wabbit_takes_the_options_of_every_form(player):
+    pytest.importorskip("vowpalwabbit")
+    assert play(world(), PLAYERS[player].make(), 1, 15, pages=2).five_stars >= 0
+
+
 def test_recommend_knows_tastes_that_popularity_does_not():
     small = world()
     assert play(small, pages.Recommend(), 1).five_stars > play(small, pages.Popularity(), 1).five_stars + 0.05
@@ -92,8 +98,8 @@ def test_rows_pair_differences_by_seed():
         ("rank", 1): Figures(0.2, 0.1),  # not played with seed 2
     }
     assert rows_of(figures, [1, 2]) == [
-        ["recommend", ".400 ± .100", "", ".400 ± .000", ""],
-        ["uniform", ".200 ± .000", "+.200 ± .100", ".100 ± .000", "+.300 ± .000"],
+        ["recommend", "0.400 ± 0.100", "", "0.400 ± 0.000", ""],
+        ["uniform", "0.200 ± 0.000", "+0.200 ± 0.100", "0.100 ± 0.000", "+0.300 ± 0.000"],
     ]
 
 
