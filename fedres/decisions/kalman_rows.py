@@ -11,7 +11,7 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import BIAS_WORDS, HEAD
-from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_block, find_light, key_of
+from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_light, key_of
 from fedres.decisions.kalman_kernels import block_part, core_part, diagonal_part, inputs_in, reuse_of, tail_part
 from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY, own_part, tau_of, turn_own
 from fedres.decisions.kalman_state import (
@@ -31,7 +31,8 @@ from fedres.local_learners.adagrad import at, bare_kernel, kernel
 
 # Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of anybody, what personal parts add.
 NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
-OWN_KINDS = 1 << 13  # by the last bits of its key, a feature may be in a personal model, or is not
+KINDS = 1 << 16  # by the last bits of its key, a feature may be in a model, or is not
+LIGHT_KIND, WHOLE_KIND = 1, 2  # it may have a light entry; it may have a block or be in the user's model
 
 
 class Rows(NamedTuple):
@@ -88,18 +89,20 @@ def predict_rows(
         turn_own(shared, own, scratch)
     n_places, n_tail = inputs_in(scratch, shared, hashes, values, False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-    room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(OWN_KINDS, np.bool_)
-    _mark_own(own, scratch.r.size, kinds)
+    room, kinds = (scratch.gains[0], scratch.own_gains[0], scratch.squares[0]), np.zeros(KINDS, np.uint8)
+    _mark(shared, own, scratch.r.size, kinds)
     priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is that of fields that are not known
     for field in range(-1, shared.counts[FIELDS]):
         _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
     known = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
         key = rows.keys[f]
-        if kinds[at(key & np.uint32(OWN_KINDS - 1))] or find_block(shared, key) >= 0:
+        kind = kinds[at(key & np.uint32(KINDS - 1))]
+        if kind == WHOLE_KIND:
             part = block_part(shared, own, personal, key, rows.fields[f], inputs, room)
         else:
-            part = _rare_part(shared, key, priors[field_place(shared, rows.fields[f], False)], inputs)
+            prior = priors[field_place(shared, rows.fields[f], False)]
+            part = _rare_part(shared, key, kind == LIGHT_KIND, prior, inputs)
         known[f, 0], known[f, 1], known[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
     _sum_rows(rows, known, base, parts)
@@ -119,10 +122,10 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
 
 
 @bare_kernel
-def _rare_part(shared: Any, key: Key, prior: Array, inputs: Any) -> Any:
+def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: Any) -> Any:
     """Return what ``block_part`` does for a feature that has no block, and is not in the user's model."""
     _, _, t_keys, t, _ = inputs
-    row, mean, variance = find_light(shared, key), 0.0, prior[NEW]
+    row, mean, variance = find_light(shared, key) if may_be_light else -1, 0.0, prior[NEW]
     if row >= 0:
         mean, variance, _ = diagonal_part(shared.light[row], 1.0, prior[OF_LIGHT])
     if t.size:
@@ -133,13 +136,18 @@ def _rare_part(shared: Any, key: Key, prior: Array, inputs: Any) -> Any:
 
 
 @bare_kernel
-def _mark_own(own: Array, k: int, kinds: Array) -> None:
-    """Mark the kinds of all features that a personal model has."""
+def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
+    """Mark the kinds of all features that the models have: most of a large catalogue's features are in none."""
+    last = np.uint32(KINDS - 1)
+    for key in shared.light_keys:
+        kinds[at(key & last)] = LIGHT_KIND
+    for key in shared.block_keys:
+        kinds[at(key & last)] = WHOLE_KIND
     if own.size:
         for slot in range(np.int64(own[COUNT])):
-            kinds[at(own[HEAD + slot * slot_words(k) + SLOT_KEY] & np.uint32(OWN_KINDS - 1))] = True
+            kinds[at(own[HEAD + slot * slot_words(k) + SLOT_KEY] & last)] = WHOLE_KIND
         for j in range(np.int64(own[BIASES])):
-            kinds[at(own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY] & np.uint32(OWN_KINDS - 1))] = True
+            kinds[at(own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY] & last)] = WHOLE_KIND
 
 
 @bare_kernel
