@@ -1,8 +1,12 @@
-"""What a page of recommendations costs: ``python benchmarks/recommend_load.py [ITEMS ...] [--calls N]``.
+"""What recommendations cost: ``python benchmarks/recommend_load.py [ITEMS ...] [--calls N] [--sustained SECONDS]``.
 
 A real service with one ranker and catalogues of 1,000, 10,000 and 100,000 items, each with five features and its id, is
 taught by some pages, then asked for pages of ten items, a rank call with ten actions by id after each of them. CPU is
 what the ranker's process used for one call (``/proc``, Linux only), wall is what the caller waited, commit included.
+
+With ``--sustained``, connections in a closed loop for so many seconds instead: one request in four is for a page, the
+others are a rank call and a reward for each of the two. Meanwhile items are added and hidden, and pages asked for until
+they show it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import argparse
 import json
 import random
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -99,11 +104,86 @@ def measure(n_items: int, n_calls: int) -> list[str]:
     return [f"{n_items:,}", *times, f"{1e3 * changed:.0f}", f"{first:.1f}", f"{filled:.0f}", f"{memory:,.0f}"]
 
 
+def four_requests(running: Service, k: int, n_items: int, rng: random.Random) -> dict[str, list[float]]:
+    """Ask for a page and for a decision, and reward both; return the milliseconds of each request."""
+    times: dict[str, list[float]] = {"page": [], "rank": [], "reward": []}
+
+    def timed_call(kind: str, path: str, body: Any, wanted: int = 200) -> Any:
+        began = time.perf_counter()
+        reply = ask(running, "POST", path, body, wanted)
+        times[kind].append(1e3 * (time.perf_counter() - began))
+        return reply
+
+    shown = timed_call("page", "/recommend", page(k))["items"][0]
+    actions = [{"id": f"i{number}"} for number in rng.sample(range(1, n_items), 10)]
+    request = {name: value for name, value in page(k).items() if name != "n"} | {"actions": actions}
+    decided = timed_call("rank", "/rank", request)
+    for event, item in ((shown["event_id"], shown["id"]), (decided["event_id"], decided["action"])):
+        timed_call("reward", f"/events/{event}/reward", {"value": float(item.endswith("3"))}, 204)
+    return times
+
+
+def change(running: Service, k: int, available: bool) -> float:
+    """Put an item, new or hidden; return the milliseconds until a page has it, or not any more."""
+    only = {"n": 1, "filter": {"code": f"x{k}"}}
+    put = [{"id": f"change-{k}", "features": {"code": f"x{k}", "_available": available}}]
+    began = time.perf_counter()
+    ask(running, "PUT", "/actions", {"put": put}, 204)
+    while (running.request("POST", f"/v1/loops/{LOOP}/recommend", only)[0] == 200) != available:
+        pass
+    return 1e3 * (time.perf_counter() - began)
+
+
+def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
+    """Return requests per second, milliseconds by kind of request and of changes, failures and the ranker's memory."""
+    with tempfile.TemporaryDirectory() as folder, service(Path(folder), n_keys=0) as running:
+        ask(running, "POST", "", {"name": LOOP}, 201)
+        fill(running, n_items)
+        teach(running)
+        before = memory_mb(running.roles())["ranker"]
+        found: list[dict[str, list[float]]] = []
+        failures: list[str] = []
+        ends = time.perf_counter() + seconds
+
+        def connection(number: int) -> None:
+            own, rng, k = Service(running.port, running.pid), random.Random(number), number
+            while time.perf_counter() < ends:
+                try:
+                    found.append(four_requests(own, k, n_items, rng))
+                except RuntimeError as error:
+                    failures.append(str(error))
+                k += n_connections
+            own.close()
+
+        threads = [threading.Thread(target=connection, args=(number,)) for number in range(n_connections)]
+        for thread in threads:
+            thread.start()
+        changes = [change(running, k // 2, k % 2 == 0) for k in range(10)]
+        for thread in threads:
+            thread.join()
+        lag, after = running.lag_records(), memory_mb(running.roles())["ranker"]
+    if failures:
+        print(f"FAILURES: {len(failures)}, the first: {failures[0]}")
+    by_kind = [[each for one in found for each in one[kind]] for kind in ("page", "rank", "reward")]
+    times = [f"{value:.1f}" for own in by_kind for value in np.quantile(own, (0.5, 0.99))]
+    total = f"{sum(map(len, by_kind)) / seconds:,.0f}"
+    rest = [f"{max(changes):.0f}", str(len(failures)), f"{lag:,}", f"{before:,.0f}", f"{after:,.0f}"]
+    return [f"{n_items:,}", total, *times, *rest]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("items", nargs="*", type=int, default=[1_000, 10_000, 100_000])
     parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
+    if options.sustained:
+        kinds = [f"{call} {q}" for call in ("page", "rank", "reward") for q in ("p50", "p99")]
+        head = ["items", "requests/s", *kinds, "slowest change ms", "failures", "learner lag", "ranker MB", "MB after"]
+        print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        for n_items in options.items:
+            print(f"| {' | '.join(sustain(n_items, options.sustained))} |", flush=True)
+        return
     calls = [f"{call} {what} {q}" for call in ("page", "rank") for what in ("CPU", "wall") for q in ("p50", "p99")]
     names = ["items", *calls, "change + page ms", "first page s", "filled s", "ranker MB"]
     print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
