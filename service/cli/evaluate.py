@@ -68,8 +68,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="Policy to evaluate (repeatable): fedres (the service, learning as it goes through the log),"
-            " fedres:POLICY, uniform, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10, softmax:0.1,"
-            " one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging."
+            " fedres:POLICY, uniform, first, likeliest, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10,"
+            " softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging"
+            " [default: uniform, greedy]."
         ),
     ] = None,
     columns: Columns,
