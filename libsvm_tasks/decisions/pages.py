@@ -369,6 +369,12 @@ def table(figures: Known, seeds: Sequence[int]) -> Table:
     return found
 
 
+def markdown(figures: Known, seeds: Sequence[int]) -> str:
+    """Return the same for docs/."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows_of(figures, seeds)]
+    return "\n".join([f"| {' | '.join(line)} |" for line in lines])
+
+
 def read_csv(path: Path) -> Known:
     """Return the figures of a file; none where there is no file."""
     if not path.exists():

@@ -1,6 +1,7 @@
 """Pages of films: none is shown twice, figures are what they say, and every player plays a small generated world."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,6 +102,12 @@ def test_rows_pair_differences_by_seed():
         ["recommend", "0.400 ± 0.100", "", "0.400 ± 0.000", ""],
         ["uniform", "0.200 ± 0.000", "+0.200 ± 0.100", "0.100 ± 0.000", "+0.300 ± 0.000"],
     ]
+
+
+def test_the_table_of_the_docs_is_that_of_their_figures():
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    table = pages.markdown(pages.read_csv(folder / "recommend.csv"), [431, 432, 433])
+    assert table in (folder / "recommend.md").read_text(encoding="utf-8")
 
 
 def test_the_command_resumes_from_its_file_and_names_who_cannot_play(tmp_path, monkeypatch):
