@@ -4,6 +4,7 @@
     python docs/screenshots.py http://127.0.0.1:8000
     fedres serve --port 8001 --store sqlite:///cafe.db
     python docs/screenshots.py http://127.0.0.1:8001 tutorial  # plays the visitors of the tutorial first
+    python docs/screenshots.py http://127.0.0.1:8001 loops 50 folder  # 50 loops, wide and narrow, light and dark
 
 Needs the extra `dev` and Chromium. The page of a user is that of the reader with the newest decision.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 from PIL import Image
@@ -42,16 +44,41 @@ def picture_demo(browser: Browser, url: str) -> None:
     demo.screenshot(path=HERE / "demo.png")
 
 
+def visits(client: Client, rng: random.Random, n: int) -> None:
+    """Let the tutorial's visitors come by."""
+    for _ in range(n):
+        user, time = rng.choice(["anna", "ben", "cleo", "dora"]), rng.choice(["morning", "evening"])
+        decision = client.rank(user=user, context={"time": time}, actions=["coffee", "tea", "soup"], deadline=30)
+        wanted = "tea" if user == "ben" else {"morning": "coffee", "evening": "soup"}[time]
+        decision.reward(float(decision.action == wanted))
+        client.flush()
+
+
+def loops(url: str, n: int, folder: Path) -> None:
+    """Take pictures of the first page with ``n`` loops, and of the last loop and its settings."""
+    names = ["default", *(f"loop-{k}" for k in range(1, n))]
+    for name in names:
+        with Client(url, loop=name) as client:
+            if name != "default":
+                client.create_loop(name, {"control": {"share": 0.3}})
+            visits(client, random.Random(name), 400 // n + 40)
+    pages = {"loops": ("", "Loops"), "loop": (f"#/loops/{names[-1]}", f"Loop {names[-1]}")}
+    pages["settings"] = f"#/loops/{names[-1]}/settings", f"Settings of {names[-1]}"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for (what, (path, heading)), width, theme in product(pages.items(), (1280, 400), ("light", "dark")):
+            page = opened(browser, f"{url}/{path}", heading, {"width": width, "height": 900}, theme)
+            if what == "loops":
+                expect(page.locator("[data-part=reward]", has_text="…")).to_have_count(0, timeout=120_000)
+            page.screenshot(path=folder / f"{n}-{what}-{width}-{theme}.png", full_page=True)
+            page.context.close()
+        browser.close()
+
+
 def tutorial(url: str) -> None:
     """Let the tutorial's visitors come by, and take the picture of their loop."""
-    rng = random.Random(1)
     with Client(url) as client:
-        for _ in range(400):
-            user, time = rng.choice(["anna", "ben", "cleo", "dora"]), rng.choice(["morning", "evening"])
-            decision = client.rank(user=user, context={"time": time}, actions=["coffee", "tea", "soup"], deadline=30)
-            wanted = "tea" if user == "ben" else {"morning": "coffee", "evening": "soup"}[time]
-            decision.reward(float(decision.action == wanted))
-            client.flush()
+        visits(client, random.Random(1), 400)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = opened(browser, f"{url}/#/loops/default", "Loop default", DESK)
@@ -67,9 +94,11 @@ def shrink(picture: Path) -> None:
         taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
 
 
-def main(url: str, loop: str = "demo") -> None:
+def main(url: str, loop: str = "demo", *more: str) -> None:
     if loop == "tutorial":
         return tutorial(url)
+    if loop == "loops":
+        return loops(url, int(more[0]), Path(more[1]))
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = opened(browser, f"{url}/#/loops/{loop}", f"Loop {loop}", DESK)
