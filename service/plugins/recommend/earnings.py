@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -51,6 +52,24 @@ class Scores(NamedTuple):
             if row is not None:
                 scores[row] = (reward + PRIOR_EVENTS * prior) / (count + PRIOR_EVENTS)
         return scores
+
+
+def best_rows(items: Items, allowed: Array, n: int, *keys: Array) -> list[int]:
+    """Return the ``n`` allowed rows with the highest first key, then the highest second one, ..., then by rising id."""
+    rows = np.flatnonzero(allowed)
+    if rows.size > n:
+        first = keys[0][rows]
+        rows = rows[first >= np.partition(first, rows.size - n)[rows.size - n]]
+    columns = [key[rows] for key in keys]
+    order = np.lexsort([-column for column in reversed(columns)])
+    if order.size > n:
+        last = order[n - 1]
+        is_tied = np.logical_and.reduce([column == column[last] for column in columns])
+        front = [place for place in order[:n].tolist() if not is_tied[place]]
+        tied = nsmallest(n - len(front), np.flatnonzero(is_tied).tolist(), key=lambda place: items.ids[rows[place]])
+        order = np.array([*front, *tied], np.int64)
+    chosen = [int(rows[place]) for place in order]
+    return sorted(chosen, key=lambda row: (*[-float(key[row]) for key in keys], items.ids[row]))
 
 
 class Earnings:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import time
 
 import msgspec
-import numpy as np
 
+from service.plugins.recommend.earnings import best_rows
 from service.plugins.recommend.recommender import Recommender
 
 LONGEST_WINDOW = 365 * 86_400.0  # seconds
@@ -32,7 +32,8 @@ async def popular(recommender: Recommender, name: str, n: int, seconds: float) -
     found = await recommender.earnings.scores(name, seconds)
     _, items = await recommender.items(name)
     scores, boosts = found.of(items), items.boosts.used
-    rows = np.flatnonzero(items.showable(time())).tolist()
-    best = [items.ids[row] for row in sorted(rows, key=lambda row: (-scores[row], -boosts[row], items.ids[row]))[:n]]
-    listed = [PopularItem(name, float(scores[items.rows[name]]), found.earned.get(name, (0, 0.0))[0]) for name in best]
+    best = best_rows(items, items.showable(time()), n, scores, boosts)
+    listed = [
+        PopularItem(items.ids[row], float(scores[row]), found.earned.get(items.ids[row], (0, 0.0))[0]) for row in best
+    ]
     return Popular(listed, found.n_events)

@@ -19,7 +19,7 @@ from fedres.decisions.kalman_state import Shared
 from fedres.scoring.features import Hashed, Named
 from service.errors import ApiError
 from service.models.published import Loop
-from service.plugins.recommend.earnings import FRESH_SECONDS
+from service.plugins.recommend.earnings import FRESH_SECONDS, best_rows
 from service.plugins.recommend.items import Items, shown
 from service.plugins.recommend.recommender import Recommender
 from service.rank.decide import NO_KEY, NO_MEMORY
@@ -77,10 +77,7 @@ class Similarity:
         scores = common if known.rewards is None else common * (1 + closeness) / 2
         candidates = items.showable(time())
         candidates[row] = False
-        rows = sorted(
-            np.flatnonzero(candidates).tolist(),
-            key=lambda each: (-scores[each], -closeness[each], -popular[each], items.ids[each]),
-        )[:n]  # fmt: skip
+        rows = best_rows(items, candidates, n, scores, closeness, popular)
         by = "popularity" if not scores[candidates].any() else "features"
         return Similar(
             item,
@@ -122,9 +119,9 @@ def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Kno
 def in_common(known: Known, items: Items, row: int) -> Array:
     """Return of each item which share of the features that it or the one in a row has, both have; by weight."""
     numbers, starts = items.distinct_features()[0], items.features()[2]
-    own = np.unique(numbers[starts[row] + 1 : starts[row + 1]])
-    is_own = np.isin(numbers, own)
-    both = np.add.reduceat(np.where(is_own, known.weights, 0.0), starts[:-1])
+    is_own = np.zeros(numbers.max() + 1, np.bool_)
+    is_own[numbers[starts[row] + 1 : starts[row + 1]]] = True
+    both = np.add.reduceat(known.weights * is_own[numbers], starts[:-1])
     either = known.totals + known.totals[row] - both
     shares: Array = np.divide(both, either, out=np.zeros(items.n_rows), where=either > 0)
     return shares

@@ -1,11 +1,16 @@
 """Items that are like another one: by features, by what is learned, and by popularity where there is neither."""
 
 import asyncio
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from machine import Clock, running
 from playing import raw, refused_for
 
+from service.plugins.recommend.earnings import best_rows
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.similar import Similarity
@@ -112,3 +117,14 @@ def test_an_unknown_item_is_refused_with_a_hint(tmp_path):
             await similar("jaws")
 
     story(tmp_path, tell)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]), st.booleans()), max_size=30))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_best_rows_are_those_of_a_sort_with_ties_by_id(found):
+    keys = np.array([[first, second] for first, second, _ in found]).reshape(-1, 2)
+    allowed = np.array([is_allowed for *_, is_allowed in found], np.bool_)
+    items = SimpleNamespace(ids=[f"i{97 * k % 31}" for k in range(len(found))])
+    wanted = sorted(np.flatnonzero(allowed).tolist(), key=lambda row: (*(-keys[row]).tolist(), items.ids[row]))
+    for n in (1, 3, 40):
+        assert best_rows(items, allowed, n, keys[:, 0], keys[:, 1]) == wanted[:n]
