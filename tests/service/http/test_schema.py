@@ -49,6 +49,7 @@ RARELY_RIGHT = (  # it takes more than the type
     "/lift",  # a control group
     "/events/{event_id}",  # an event that was decided
     "/recommend",  # a filter by what is in the catalogue
+    "/similar/{item}",  # an item of the catalogue
     "/rank/slots",  # different ids, and more actions than slots
     *("/multislot/rank", "/configurations/policy", "/configurations/service"),  # texts in formats of their own
     *("/applyFromEvaluation", "/{evaluation_id}", "/{importance_id}"),  # events within a time, and what is there
