@@ -5,8 +5,8 @@ taught by some pages, then asked for pages of ten items, a rank call with ten ac
 what the ranker's process used for one call (``/proc``, Linux only), wall is what the caller waited, commit included.
 
 With ``--sustained``, connections in a closed loop for so many seconds instead: one request in four is for a page, the
-others are a rank call and a reward for each of the two. Meanwhile items are added and hidden, and pages asked for until
-they show it.
+others are a rank call and a reward for each of the two. Meanwhile items change and are hidden, and pages asked for
+until they show it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 from service_processes import Service, memory_mb, service
+from service_processes import cpu_seconds as cpu_by_role
 
 PUT = 2_500  # items in one call
 PAGES = 60  # that teach: ten rewards each
 USERS = 20
+ROLES = ("ranker", "log", "learner")
 LOOP = "pages"  # of its own: the service of benchmarks comes with a catalogue
 
 
@@ -124,9 +126,9 @@ def four_requests(running: Service, k: int, n_items: int, rng: random.Random) ->
 
 
 def change(running: Service, k: int, available: bool) -> float:
-    """Put an item, new or hidden; return the milliseconds until a page has it, or not any more."""
+    """Change an item, or hide it; return the milliseconds until a page has it, or not any more."""
     only = {"n": 1, "filter": {"code": f"x{k}"}}
-    put = [{"id": f"change-{k}", "features": {"code": f"x{k}", "_available": available}}]
+    put = [{"id": f"i{k}", "features": {"code": f"x{k}", "_available": available}}]
     began = time.perf_counter()
     ask(running, "PUT", "/actions", {"put": put}, 204)
     while (running.request("POST", f"/v1/loops/{LOOP}/recommend", only)[0] == 200) != available:
@@ -135,12 +137,12 @@ def change(running: Service, k: int, available: bool) -> float:
 
 
 def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
-    """Return requests per second, milliseconds by kind of request and of changes, failures and the ranker's memory."""
+    """Return requests per second, CPU and wall milliseconds of requests and of changes, failures and memory."""
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), n_keys=0) as running:
         ask(running, "POST", "", {"name": LOOP}, 201)
         fill(running, n_items)
         teach(running)
-        before = memory_mb(running.roles())["ranker"]
+        before, cpu = memory_mb(running.roles())["ranker"], cpu_by_role(running.roles())
         found: list[dict[str, list[float]]] = []
         failures: list[str] = []
         ends = time.perf_counter() + seconds
@@ -161,14 +163,16 @@ def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
         changes = [change(running, k // 2, k % 2 == 0) for k in range(10)]
         for thread in threads:
             thread.join()
+        used = {role: used - cpu[role] for role, used in cpu_by_role(running.roles()).items()}
         lag, after = running.lag_records(), memory_mb(running.roles())["ranker"]
     if failures:
         print(f"FAILURES: {len(failures)}, the first: {failures[0]}")
     by_kind = [[each for one in found for each in one[kind]] for kind in ("page", "rank", "reward")]
     times = [f"{value:.1f}" for own in by_kind for value in np.quantile(own, (0.5, 0.99))]
-    total = f"{sum(map(len, by_kind)) / seconds:,.0f}"
+    n_requests = sum(map(len, by_kind))
+    total = [f"{n_requests / seconds:,.0f}", *[f"{1e3 * used[role] / n_requests:.2f}" for role in ROLES]]
     rest = [f"{max(changes):.0f}", str(len(failures)), f"{lag:,}", f"{before:,.0f}", f"{after:,.0f}"]
-    return [f"{n_items:,}", total, *times, *rest]
+    return [f"{n_items:,}", *total, *times, *rest]
 
 
 def main() -> None:
@@ -179,7 +183,18 @@ def main() -> None:
     options = parser.parse_args()
     if options.sustained:
         kinds = [f"{call} {q}" for call in ("page", "rank", "reward") for q in ("p50", "p99")]
-        head = ["items", "requests/s", *kinds, "slowest change ms", "failures", "learner lag", "ranker MB", "MB after"]
+        cpu = [f"{role} CPU ms" for role in ROLES]
+        head = [
+            "items",
+            "requests/s",
+            *cpu,
+            *kinds,
+            "slowest change ms",
+            "failures",
+            "learner lag",
+            "ranker MB",
+            "MB after",
+        ]
         print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
         for n_items in options.items:
             print(f"| {' | '.join(sustain(n_items, options.sustained))} |", flush=True)
