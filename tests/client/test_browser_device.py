@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 import pytest
-from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 from javascript import MENU, Played, close_to, loop_of, needs_node, opened, same, stream, teach, uploads
+from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.client import DeviceClient
 from fedres.local_learners.linear import LinearLearner

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from faulty_proxy import no_service
+from proxies import no_service
 
 from fedres.client import AsyncClient, Client, RankRequest, ServiceError, Slot
 from fedres.client.hosted.fallbacks import check

@@ -12,7 +12,7 @@ import threading
 
 import httpx
 import pytest
-from faulty_proxy import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
+from proxies import DROP, HANG, MUTE, PASS, REPEAT, TRICKLE, TWICE, FaultyProxy, answering, no_service, reply
 
 from fedres.client import AsyncClient, Client, ServiceError
 from fedres.client.hosted.spool import Spool

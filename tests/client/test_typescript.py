@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from faulty_proxy import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
+from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document
 from fedres.decisions.kalman_kernels import predict

@@ -11,21 +11,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from forked import FEDRES, Forked, run
+from forked import FEDRES, run
+from serving import served
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
 def url(tmp_path):
-    command = [FEDRES, "serve", "--port", "0"]
-    with Forked(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
-        try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stdout.read()
-    assert process.returncode == 0
+    with served([FEDRES, "serve"], tmp_path) as (address, _):
+        yield address
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,23 @@
-"""``fedres serve`` as processes: where it listens, which they are, which of them has a connection."""
+"""``fedres serve`` as processes: on a store of its own (``served``, ``serving``), or machines that share a database."""
 
 import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import httpx
+import msgspec
 from forked import FEDRES, Forked
 
+from service.learn.control import Answer, Question
+from service.log.client import framed, receive_frame
+
+ADDRESS = re.compile(r"page +(https?://\S+)/")  # in the line that says where a service is
+TIMEOUT = 60.0  # seconds, of whatever a test of machines waits for
 DEADLINE = 120.0  # seconds, generous: until something happens that must
 
 
@@ -68,9 +75,21 @@ def wait_for_url(running, errors):
     """Return where a service is, once it says so."""
     for line in running.process.stdout:
         running.said.append(line)
-        if found := re.search(r"page +(https?://\S+)/", line):
-            return found[1]
+        if address := ADDRESS.search(line):
+            return address[1]
     raise AssertionError(errors.read_text())
+
+
+@contextlib.contextmanager
+def served(command, folder, *, popen=Forked, end=signal.SIGTERM):
+    """Run a command that serves, in a folder; yield its address, and the lines that follow it. It must end well."""
+    with popen([*command, "--port", "0"], stdout=subprocess.PIPE, cwd=folder) as process:
+        try:
+            yield next(address[1] for line in process.stdout if (address := ADDRESS.search(line))), process.stdout
+        finally:
+            process.send_signal(end)
+            process.stdout.read()
+    assert process.returncode == 0
 
 
 def until(found, deadline=DEADLINE):
@@ -115,3 +134,114 @@ def _sockets(pid):
         with contextlib.suppress(OSError):
             found.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
     return found
+
+
+# Machines that share a database
+
+
+def eventually(condition, what, seconds=TIMEOUT):
+    """Return what ``condition`` returns once that is true."""
+    deadline, failure = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (httpx.TransportError, OSError, EOFError) as error:
+            failure = error
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not happen within {seconds:g} s: {failure!r}")
+
+
+class MachineProcess:
+    """A machine; it keeps its port when it is started again."""
+
+    def __init__(self, folder, database, *options):
+        self.folder, self.database, self.options = Path(folder), database, options
+        self.folder.mkdir(exist_ok=True)
+        self.port, self.process = 0, None
+        self.http = httpx.Client(trust_env=False, timeout=30.0)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, wait=True):
+        command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
+        with open(self.folder / "stderr", "ab") as errors:
+            self.process = Forked(
+                [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        if wait:
+            self.wait_until_started()
+        return self
+
+    def wait_until_started(self):
+        for line in self.process.stdout:
+            if found := re.search(r"page +http://[\d.]+:(\d+)/", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError(f"no start: {(self.folder / 'stderr').read_text()[-2000:]}")
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+            self.process.stdout.close()
+        return self.process.returncode
+
+    def kill(self):
+        """End all processes of the machine at once, as a power cut does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def close(self):
+        self.kill()
+        self.http.close()
+
+    def ask(self, method, path, **options):
+        return self.http.request(method, self.url + path, **options)
+
+    def status(self):
+        reply = self.ask("GET", "/v1/status")
+        if reply.status_code != 200:
+            raise ConnectionError(reply.text)
+        return reply.json()
+
+    def pids(self, role):
+        return [one["pid"] for one in self.status()["processes"] if one["role"] == role and one["pid"]]
+
+    def kill_role(self, role):
+        for pid in self.pids(role):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def is_ready(self):
+        return self.ask("GET", "/readyz").status_code == 200
+
+    def digest(self, loop="default"):
+        """Return the digest of a loop's models, with all that is in the log learned."""
+        [note] = self.folder.glob("*-run")
+        with socket.socket(socket.AF_UNIX) as learner:
+            learner.settimeout(TIMEOUT)
+            learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
+            learner.sendall(framed(Question("digest", loop)))
+            answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=Answer)
+        assert answer.error is None, answer.error
+        return answer.body
+
+
+@contextlib.contextmanager
+def running(*machines):
+    """Lend machines that are started together, and stopped whatever happens."""
+    try:
+        for machine in machines:
+            machine.start(wait=False)
+        for machine in machines:
+            machine.wait_until_started()
+        yield machines
+    finally:
+        for machine in machines:
+            if machine.process is not None:
+                machine.close()

@@ -6,32 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from functools import partial
 
 import httpx
 import pytest
-from forked import FEDRES, Forked
+from forked import FEDRES
+from serving import served
 from typer.testing import CliRunner
 
 from service.cli import app
 from service.demo import ARTICLES, BEST, TOPICS, UNIFORM, Demo, chance
 from service.plugins.reports.page import ASSETS, PAGES, asset
 from service.plugins.reports.page import page as served_page
-
-
-@contextmanager
-def served(folder, *words, popen=Forked, command=(FEDRES,)):
-    """Yield the address, and the lines that follow it."""
-    with popen([*command, "serve", "--port", "0", *words], stdout=subprocess.PIPE, cwd=folder) as process:
-        try:
-            found = (re.search(r"page +(http://\S+)/", line) for line in process.stdout)
-            yield next(match[1] for match in found if match), process.stdout
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.stdout.read()
-    assert process.returncode == 0
-
 
 HURRIED = """
 from service import demo
@@ -54,7 +40,7 @@ def rewards_after(n_decisions, lines):
 
 def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
     with (
-        served(tmp_path, "--demo", command=(sys.executable, "-c", HURRIED)) as (url, lines),
+        served([sys.executable, "-c", HURRIED, "serve", "--demo"], tmp_path) as (url, lines),
         httpx.Client(base_url=url, trust_env=False, timeout=120) as client,
     ):
         policy, uniform = rewards_after(560, lines)  # of the last 200, decided by what the others taught
@@ -69,7 +55,8 @@ def test_the_demo_learns_and_the_page_finds_all_that_it_draws(tmp_path):
 
 
 def test_the_printed_curl_line_works_and_a_second_service_on_the_store_is_refused_in_one_line(tmp_path):
-    with served(tmp_path, popen=partial(subprocess.Popen, text=True)) as (_, lines):  # as from a shell
+    shell = partial(subprocess.Popen, text=True)
+    with served([FEDRES, "serve"], tmp_path, popen=shell, end=signal.SIGINT) as (_, lines):
         line = next(line for line in lines if "curl" in line)
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["action"] in ("tea", "juice")
@@ -126,7 +113,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, words, mes
 def test_keys_are_made_listed_and_revoked_while_the_service_runs(tmp_path):
     store = ["--store", f"sqlite:///{tmp_path}/fedres.db"]
     key = fedres("keys", "add", "admin", *store).stdout.strip()
-    with served(tmp_path) as (url, _):
+    with served([FEDRES, "serve"], tmp_path, end=signal.SIGINT) as (url, _):
         assert status_of(url, key) == 200
         [row] = listed(tmp_path, store)
         assert (row["role"], row["loop"], row["revoked"]) == ("admin", None, None)

@@ -1,15 +1,12 @@
 """What the service has learned after rounds over real HTTP."""
 
 import json
-import re
-import signal
-import subprocess
-from contextlib import contextmanager
 from http.client import HTTPConnection
 
 import numpy as np
 import pytest
-from forked import FEDRES, Forked
+from forked import FEDRES
+from serving import served
 
 DRINKS = ["tea", "coffee", "juice", "water", "milk"]
 ACTIONS = [{"id": drink, "features": {"kind": drink}} for drink in DRINKS]
@@ -18,22 +15,10 @@ WEATHERS = ("cold", "hot")
 SETTINGS = {"epsilon": 0.2, "update_interval": 0.001}
 
 
-@contextmanager
-def service(folder):
-    command = [FEDRES, "serve", "--port", "0", "--store", f"sqlite:///{folder}/s.db"]
-    with Forked(command, stdout=subprocess.PIPE) as process:
-        try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stdout.read()
-    assert process.returncode == 0
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    with service(tmp_path_factory.mktemp("service")) as running:
-        yield running
+    with served([FEDRES, "serve"], tmp_path_factory.mktemp("service")) as (address, _):
+        yield address
 
 
 class Caller:

@@ -11,9 +11,7 @@ import httpx
 import psycopg
 import pytest
 from forked import FEDRES, run
-
-sys.path.insert(0, str(Path(__file__).parent / "roles"))
-from machines import MachineProcess, eventually, running
+from serving import MachineProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "operate" / "postgresql.md").read_text(encoding="utf-8")

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import forked
 import msgspec
+from serving import served
 
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import Limits as FeatureLimits
@@ -34,17 +33,6 @@ STARTS = [block for block in BLOCKS if block.startswith("fedres serve")]
 USES = [block for block in BLOCKS if block not in STARTS]
 
 
-@contextmanager
-def started(command, folder):
-    with forked.Forked([*command.split(), "--port", "0"], stdout=subprocess.PIPE, cwd=folder) as process:
-        try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stdout.read()
-    assert process.returncode == 0
-
-
 def run(block, url, folder, language="sh"):
     """Run a block of the docs against a service; it must end well and complain of nothing."""
     script = block.replace("http://127.0.0.1:8000", url).replace("curl -s", "curl -sS --fail-with-body")
@@ -59,13 +47,13 @@ def run(block, url, folder, language="sh"):
 
 def test_its_commands_run_one_after_the_other(tmp_path):
     first, *others = STARTS
-    with started(first, tmp_path) as url:
+    with served(first.split(), tmp_path) as (url, _):
         for block in USES:
             run(block, url, tmp_path)
     for number, command in enumerate(others):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with started(command, folder):
+        with served(command.split(), folder):
             pass
     assert (tmp_path / "model.bin").stat().st_size > 100
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines()[-1:])
@@ -74,7 +62,7 @@ def test_its_commands_run_one_after_the_other(tmp_path):
 
 def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path):
     blocks = re.findall(r"```(sh|python)\n(.*?)```", DEVICES, flags=re.DOTALL)
-    with started("fedres serve", tmp_path) as url:
+    with served(["fedres", "serve"], tmp_path) as (url, _):
         answers = [
             run(block, url, tmp_path, language)
             for language, block in blocks
@@ -87,7 +75,7 @@ def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path)
 def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
     page = (FOLDER / "reference" / "client.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    with started("fedres serve", tmp_path) as url:
+    with served(["fedres", "serve"], tmp_path) as (url, _):
         script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]
         answers = [run_python(block, tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])

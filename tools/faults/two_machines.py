@@ -14,7 +14,9 @@ from pathlib import Path
 SERVICE = Path(__file__).parents[2] / "tests" / "service"
 sys.path[:0] = [str(SERVICE), str(SERVICE / "roles")]
 from conftest import Postgres  # noqa: E402
-from machines import Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running  # noqa: E402
+from machines import Ledger, Load, digests, judge  # noqa: E402
+from proxies import StallingProxy  # noqa: E402
+from serving import MachineProcess, eventually, running  # noqa: E402
 
 LOOPS = ("default", "news")
 KILLED = ("ranker", "ranker", "learner", "learner", "log", "machine")
@@ -29,7 +31,7 @@ class Campaign:
         folder.chmod(0o755)
         self.postgres = Postgres(folder / "postgres")
         self.postgres.start()
-        self.proxy = Proxy(folder / "postgres" / ".s.PGSQL.5432")
+        self.proxy = StallingProxy(folder / "postgres" / ".s.PGSQL.5432")
         through_proxy = f"postgresql://fedres@127.0.0.1:{self.proxy.port}/postgres"
         self.a = MachineProcess(folder / "a", self.postgres.address, "--rankers", "2")
         self.b = MachineProcess(folder / "b", through_proxy)

@@ -1,173 +1,22 @@
-"""Machines for tests: ``fedres serve`` with a folder and a port of its own, on a database that they share."""
+"""Load on machines that share a database, judged: what clients were told against what is stored and learned."""
 
 import contextlib
 import itertools
 import json
-import os
 import random
-import re
-import select
-import signal
-import socket
-import subprocess
 import threading
 import time
-from pathlib import Path
 
 import httpx
-import msgspec
-from forked import FEDRES, Forked
+from serving import TIMEOUT, eventually
 
-from service.learn.control import Answer, Question
 from service.learn.learner import replay
-from service.log.client import framed, receive_frame
 from service.log.postgres import PostgresLog
 from service.log.records import checksum
 from service.log.sqlite import COLUMNS, SqliteLog, readable
 from service.log.sqlite_schema import sqlite_file
 
 ACTIONS = [{"id": name, "features": {"name": name, "n": k}} for k, name in enumerate(("tea", "juice", "milk"))]
-TIMEOUT = 60.0  # seconds, of whatever a test waits for
-
-
-def eventually(condition, what, seconds=TIMEOUT):
-    """Return what ``condition`` returns once that is true."""
-    deadline, failure = time.monotonic() + seconds, None
-    while time.monotonic() < deadline:
-        try:
-            if found := condition():
-                return found
-        except (httpx.TransportError, OSError, EOFError) as error:
-            failure = error
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s: {failure!r}")
-
-
-class MachineProcess:
-    """A machine; it keeps its port when it is started again."""
-
-    def __init__(self, folder, database, *options):
-        self.folder, self.database, self.options = Path(folder), database, options
-        self.folder.mkdir(exist_ok=True)
-        self.port, self.process = 0, None
-        self.http = httpx.Client(trust_env=False, timeout=30.0)
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self, wait=True):
-        command = [FEDRES, "serve", "--store", self.database, "--folder", self.folder, "--port", str(self.port)]
-        with open(self.folder / "stderr", "ab") as errors:
-            self.process = Forked(
-                [*command, *self.options], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-            )
-        if wait:
-            self.wait_until_started()
-        return self
-
-    def wait_until_started(self):
-        for line in self.process.stdout:
-            if found := re.search(r"page +http://[\d.]+:(\d+)/", line):
-                self.port = int(found[1])
-                return
-        raise AssertionError(f"no start: {(self.folder / 'stderr').read_text()[-2000:]}")
-
-    def stop(self):
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(60)
-            self.process.stdout.close()
-        return self.process.returncode
-
-    def kill(self):
-        """End all processes of the machine at once, as a power cut does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
-
-    def close(self):
-        self.kill()
-        self.http.close()
-
-    def ask(self, method, path, **options):
-        return self.http.request(method, self.url + path, **options)
-
-    def status(self):
-        reply = self.ask("GET", "/v1/status")
-        if reply.status_code != 200:
-            raise ConnectionError(reply.text)
-        return reply.json()
-
-    def pids(self, role):
-        return [one["pid"] for one in self.status()["processes"] if one["role"] == role and one["pid"]]
-
-    def kill_role(self, role):
-        for pid in self.pids(role):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def is_ready(self):
-        return self.ask("GET", "/readyz").status_code == 200
-
-    def digest(self, loop="default"):
-        """Return the digest of a loop's models, with all that is in the log learned."""
-        [note] = self.folder.glob("*-run")
-        with socket.socket(socket.AF_UNIX) as learner:
-            learner.settimeout(TIMEOUT)
-            learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
-            learner.sendall(framed(Question("digest", loop)))
-            answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=Answer)
-        assert answer.error is None, answer.error
-        return answer.body
-
-
-class Proxy:
-    """Forwards TCP connections to a Unix socket, until it is told to stall: then bytes wait, and nobody is told."""
-
-    def __init__(self, path):
-        self._path = str(path)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._flowing = threading.Event()
-        self._flowing.set()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def stall(self):
-        self._flowing.clear()
-
-    def heal(self):
-        self._flowing.set()
-
-    def close(self):
-        """End; whoever used it is gone."""
-        self._flowing.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(TIMEOUT)
-        self._listener.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                thread = threading.Thread(target=self._serve, args=[self._listener.accept()[0]], daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, client):
-        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
-            self._flowing.wait()
-            server.connect(self._path)
-            other = {client: server, server: client}
-            while True:
-                for source in select.select([client, server], [], [])[0]:
-                    data = source.recv(1 << 16)
-                    self._flowing.wait()
-                    if not data:
-                        return
-                    other[source].sendall(data)
 
 
 class Ledger:
@@ -300,18 +149,3 @@ def digests(machines, database, folder, loop="default"):
     with contextlib.closing(copied_to_sqlite(database, folder / f"copy-{time.monotonic_ns()}.db")) as copy:
         found["on SQLite"] = replay(copy, folder)[loop]
     return found
-
-
-@contextlib.contextmanager
-def running(*machines):
-    """Lend machines that are started together, and stopped whatever happens."""
-    try:
-        for machine in machines:
-            machine.start(wait=False)
-        for machine in machines:
-            machine.wait_until_started()
-        yield machines
-    finally:
-        for machine in machines:
-            if machine.process is not None:
-                machine.close()

@@ -7,7 +7,9 @@ import threading
 import time
 
 import pytest
-from machines import ACTIONS, Ledger, Load, MachineProcess, Proxy, digests, eventually, judge, running
+from machines import ACTIONS, Ledger, Load, digests, judge
+from proxies import StallingProxy
+from serving import MachineProcess, eventually, running
 
 from service.http.key_table import KeyTable
 from service.http.keys import Keys
@@ -19,7 +21,7 @@ class World:
 
     def __init__(self, postgres, folder):
         self.postgres, self.database, self.folder = postgres, postgres.address, folder
-        self.proxy = Proxy(postgres.data.parent / ".s.PGSQL.5432")
+        self.proxy = StallingProxy(postgres.data.parent / ".s.PGSQL.5432")
         self.through_proxy = f"postgresql://fedres@127.0.0.1:{self.proxy.port}/postgres?application_name=b"
         self.a = MachineProcess(folder / "a", self.database)
         self.b = MachineProcess(folder / "b", self.through_proxy)

@@ -1,7 +1,8 @@
-"""A TCP proxy before a real service that loses, repeats and withholds requests and replies."""
+"""TCP proxies: one that loses, repeats and withholds requests and replies of a service, one that stalls a database."""
 
 import contextlib
 import itertools
+import select
 import socket
 import threading
 
@@ -131,3 +132,50 @@ def answering(*replies):
 def reply(body, *, status=200, headers=b""):
     """Return the bytes of a reply after which the connection is closed."""
     return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(body), headers, body)
+
+
+class StallingProxy:
+    """Forwards TCP connections to a Unix socket, until it is told to stall: then bytes wait, and nobody is told."""
+
+    def __init__(self, path):
+        self._path = str(path)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def stall(self):
+        self._flowing.clear()
+
+    def heal(self):
+        self._flowing.set()
+
+    def close(self):
+        """End; whoever used it is gone."""
+        self._flowing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(60)
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                thread = threading.Thread(target=self._serve, args=[self._listener.accept()[0]], daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, client):
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            self._flowing.wait()
+            server.connect(self._path)
+            other = {client: server, server: client}
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    self._flowing.wait()
+                    if not data:
+                        return
+                    other[source].sendall(data)
