@@ -82,7 +82,7 @@ function fresh(shared, examples) {
   const length = shared ? shared.length : Math.sqrt(1 + total / Math.max(examples.length, 1));
   const own = new Regression(1 + core.length, length, FIRST_NOISE, DEVICE_BLOCKS, DEVICE_TAIL_BITS);
   if (shared) { // τ is the server's to learn
-    const given = (logTau) => [FIRST_LOG_TAU, logTau, logTau];
+    const given = (logTau) => [FIRST_LOG_TAU, logTau, logTau, logTau, logTau];
     own.fields = shared.fields.map(({ key, logTau }) => {
       return newField(key, given(DEVICE_LOG_TAU + Math.min(logTau[OWN] - FIRST_LOG_TAU, 0)), Infinity);
     });
@@ -117,8 +117,8 @@ export function readDocument(told, part) {
   });
   const reuse = part("reuse");
   shared.fields = Array.from(part("field_keys"), (key, k) => {
-    const [own, tails, blocks, , lights] = logTau.subarray(5 * k, 5 * k + 5);
-    return newField(key, [own, tails, blocks, lights], 0, reuse[k]);
+    const [own, tails, core, , lights, constant] = logTau.subarray(6 * k, 6 * k + 6);
+    return newField(key, [own, tails, core, lights, constant], 0, reuse[k]);
   });
   part("tail_places").forEach((place, k) => shared.setTail(place, tail[2 * k], tail[2 * k + 1]));
   const light = part("light");
@@ -129,7 +129,7 @@ export function readDocument(told, part) {
     for (let i = 0, at = b * half; i < d; i++) {
       for (let j = 0; j <= i; j++, at++) covariance[i * d + j] = covariance[j * d + i] = packed[at];
     }
-    shared.addBlock(key, priors[b], Float64Array.from(means.subarray(b * d, b * d + d)), covariance);
+    shared.addBlock(key, [priors[2 * b], priors[2 * b + 1]], Float64Array.from(means.subarray(b * d, b * d + d)), covariance);
   });
   return { ...found, shared };
 }

@@ -3,12 +3,13 @@
 
 const f = Math.fround;
 const CONTEXT_UNIT = 3, ACTION_UNIT = 1; // medians in the unit of a number
-const FIRST_VALUES = 16, CORE_TAU_START = 256, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
+const FIRST_VALUES = 16, CORE_TAU_START = 256, CONTEXT_TAU_EVENTS = 16, REBASE = 0.5, NUMBER_LIMIT = 5, MAX_FIELDS = 32;
 const LOG_TAU_RATE = 0.5, LEAST_LOG_TAU = -14, MOST_LOG_TAU = 2, LEAST_NOISE = 0.001, MOST_NOISE = 1, LEAST_NOISE_RATE = 0.002, LEAST_REUSE_RATE = 0.005, LEAST_CONSTANT = 0.5;
 export const MAX_SCALES = 1600, FIRST_LOG_TAU = -4.605170185988091; // log 0.01
-const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, -14];
+const FIRST = [FIRST_LOG_TAU, FIRST_LOG_TAU, 0, -14, 0];
 export const OWN = 0;
-const TAIL = 1, CORE = 2, LIGHT = 3; // of a field's log τ: of devices' own, tail and core weights, light entries
+// Of a field's log τ: of devices' own, tail and core weights, light entries, and the constant's weight in the core.
+const TAIL = 1, CORE = 2, LIGHT = 3, CONSTANT = 4;
 const ACTION = 0x9e3779b9; // sets the numbers of actions apart from those of contexts
 export const keyOf = (word) => word || 1; // 0 is block 0
 export const actionScaleKey = (hash) => keyOf((keyOf(hash) ^ ACTION) >>> 0);
@@ -50,10 +51,10 @@ export class Scale {
 const signedLog = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
 
 /**
- * A field: log τ of the devices', tail and core weights and of light entries; `squares` of slopes are infinite where τ is given; `reuse` is the
+ * A field: log τ of its kinds of weights; `squares` of slopes are infinite where τ is given; `reuse` is the
  * share of its learned features that are learned more than once.
  */
-export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: [squares, squares, squares], reuse, counted: 0 });
+export const newField = (key, logTau, squares = 0, reuse = 1) => ({ key, logTau, squares: FIRST.map(() => squares), reuse, counted: 0 });
 
 /** A regression: one block of weights for each action feature, over the core of the context's coordinates and a tail. */
 export class Regression {
@@ -70,6 +71,7 @@ export class Regression {
     Object.assign(this, { size, length, noise, maxBlocks, tailMask: 2 ** tailBits - 1 });
   }
 
+  /** Add a block; `logTau` are those of the constant's prior and of all others'. */
   addBlock(key, logTau, mean = new Float64Array(this.size), covariance = this.#prior(logTau)) {
     this.#places.set(key, this.blocks.length);
     this.blocks.push({ key, used: 0, times: 0, logTau, mean, covariance });
@@ -130,11 +132,11 @@ export class Regression {
     return this.fields.at(-1);
   }
 
-  /** Mean, variance and slope by log τ of a block at the inputs, with P z; `tau` is a new block's. */
-  #corePart(block, { z, places }, tau) {
+  /** Mean, variance and slopes by log τ of a block at the inputs, with P z; `logTau` are those of a new block's field. */
+  #corePart(block, { z, places }, logTau) {
     let mean = 0, variance = 0, slope = 0;
     if (!block) {
-      for (const i of places) variance += tau * z[i] * z[i];
+      for (const i of places) variance += Math.exp(logTau[i ? CORE : CONSTANT]) * z[i] * z[i];
       return { mean, variance, slope };
     }
     const d = this.size, gain = new Float64Array(d);
@@ -143,8 +145,9 @@ export class Regression {
       for (let k = 0; k < d; k++) gain[k] += block.covariance[i * d + k] * z[i];
     }
     for (const i of places) variance += gain[i] * z[i];
-    for (let k = 0; k < d; k++) slope += gain[k] * block.mean[k];
-    return { mean, variance, slope: slope * Math.exp(-block.logTau), gain };
+    for (let k = 1; k < d; k++) slope += gain[k] * block.mean[k];
+    const ofConstant = (gain[0] * block.mean[0]) / Math.exp(block.logTau[0]), ofContext = slope / Math.exp(block.logTau[1]);
+    return { mean, variance, slope: ofConstant + ofContext, ofConstant, ofContext, gain };
   }
 
   #tailPart(key, { tail }, tau) {
@@ -168,7 +171,7 @@ export class Regression {
   blockPart({ key, name }, inputs) {
     const field = this.fieldOf(name, false), logTau = field?.logTau ?? FIRST;
     const block = this.blocks[this.#places.get(key)], light = block ? undefined : this.#light.get(key);
-    const core = light ? diagonalPart(light, 1, Math.exp(logTau[LIGHT])) : this.#corePart(block, inputs, Math.exp(logTau[CORE]));
+    const core = light ? diagonalPart(light, 1, Math.exp(logTau[LIGHT])) : this.#corePart(block, inputs, logTau);
     const tail = this.#tailPart(key, inputs, Math.exp(logTau[TAIL]));
     const [mean, variance, slope] = [core.mean + tail.mean, core.variance + tail.variance, core.slope + tail.slope];
     return { mean, variance, slope, reuse: field?.reuse ?? 1 };
@@ -209,25 +212,36 @@ export class Regression {
     for (const { key, x, name } of this.actionBlocks(example, example.nContext, example.hashes.length, isNew)) {
       const field = this.fieldOf(name, true);
       countReuse(field, this.blocks[this.#places.get(key)]?.times ?? 0);
-      const block = this.#touch(key, field.logTau[CORE]);
+      const block = this.#touch(key, [field.logTau[CONSTANT], field.logTau[CORE]]);
       if (!block) continue;
-      const core = this.#corePart(block, inputs, 1), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
+      const core = this.#corePart(block, inputs), tail = this.#tailPart(key, inputs, Math.exp(field.logTau[TAIL]));
       mean += x * (core.mean + tail.mean);
       variance += x * x * (core.variance + tail.variance);
-      parts.push({ key, x, field, block, gain: core.gain, coreSlope: core.slope, tailSlope: tail.slope });
+      parts.push({ key, x, field, block, gain: core.gain, core, tailSlope: tail.slope });
     }
     const error = label - mean - beside.mean;
     variance += beside.variance;
     const q = this.noise + variance;
     for (const part of parts) this.#step(part, inputs, error, q);
-    for (const { x, field, coreSlope, tailSlope } of parts) {
+    for (const { x, field, core, tailSlope } of parts) {
       stepPrior(field, TAIL, error * x * tailSlope);
-      if (this.learned >= CORE_TAU_START) stepPrior(field, CORE, error * x * coreSlope);
+      this.#stepCore(field, error * x * core.ofConstant, error * x * core.ofContext);
     }
     this.learned++;
     const square = ((this.noise / q) * error) ** 2 + (this.noise * variance) / q;
     const rate = Math.max(1 / (this.learned + 20), LEAST_NOISE_RATE);
     this.noise = clamp(this.noise + rate * (square - this.noise), LEAST_NOISE, MOST_NOISE);
+  }
+
+  /** Let log τ of core weights follow its slopes: that of the constant by itself where actions have one field. */
+  #stepCore(field, ofConstant, ofContext) {
+    if (this.fields.length > 2) {
+      if (this.learned >= CORE_TAU_START) stepPrior(field, CORE, ofConstant + ofContext);
+      field.logTau[CONSTANT] = field.logTau[CORE];
+      return;
+    }
+    if (this.learned >= CORE_TAU_START) stepPrior(field, CONSTANT, ofConstant);
+    if (this.learned >= Math.min(CORE_TAU_START, CONTEXT_TAU_EVENTS * this.blocks.length)) stepPrior(field, CORE, ofContext);
   }
 
   #step({ key, x, field, block, gain }, { tail }, error, q) {
@@ -259,7 +273,7 @@ export class Regression {
       this.#places.set(key, this.#places.get(block.key));
       this.#places.delete(block.key);
       Object.assign(block, { key, times: 0, logTau, mean: new Float64Array(this.size), covariance: this.#prior(logTau) });
-    } else if (Math.abs(block.logTau - logTau) > REBASE) rebase(block, logTau, this.size);
+    } else if (logTau.some((one, k) => Math.abs(block.logTau[k] - one) > REBASE)) rebase(block, logTau, this.size);
     block.used = this.learned;
     block.times++;
     return block;
@@ -267,7 +281,7 @@ export class Regression {
 
   #prior(logTau) {
     const covariance = new Float64Array(this.size * this.size);
-    for (let i = 0; i < this.size; i++) covariance[i * this.size + i] = Math.exp(logTau);
+    for (let i = 0; i < this.size; i++) covariance[i * this.size + i] = Math.exp(logTau[i ? 1 : 0]);
     return covariance;
   }
 }
@@ -292,10 +306,10 @@ function stepPrior(field, side, slope) {
   field.logTau[side] = clamp(moved, LEAST_LOG_TAU, MOST_LOG_TAU);
 }
 
-/** Give a block another prior: with A = I + (1/τ' − 1/τ)P, P becomes A⁻¹P and W becomes A⁻¹W. */
+/** Give a block other priors: with A = I + P(1/τ' − 1/τ), P becomes A⁻¹P and W becomes A⁻¹W. */
 function rebase(block, logTau, d) {
-  const { mean, covariance: P } = block, change = Math.exp(-logTau) - Math.exp(-block.logTau);
-  const A = P.map((value, at) => change * value + (at % (d + 1) === 0 ? 1 : 0)), right = P.slice();
+  const { mean, covariance: P } = block, change = logTau.map((one, k) => Math.exp(-one) - 1 / Math.exp(block.logTau[k]));
+  const A = P.map((value, at) => value * change[at % d ? 1 : 0] + (at % (d + 1) === 0 ? 1 : 0)), right = P.slice();
   const subtract = (i, factor, k) => {
     for (let j = 0; j < d; j++) right[i * d + j] -= factor * right[k * d + j];
     mean[i] -= factor * mean[k];

@@ -17,6 +17,7 @@ from fedres.decisions.constants import (
     CHOICE_EVENTS,
     CORE_SIZE,
     FIRST_VALUES,
+    IDLE_DRIFT,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
     LEAST_NOISE,
@@ -37,6 +38,8 @@ from fedres.decisions.kalman_state import (
     BASES,
     BLOCKS,
     DEVIATION,
+    DRIFT_IDLE,
+    DRIFT_SINCE,
     DRIFT_SQUARES,
     FIELDS,
     LEARNED,
@@ -123,6 +126,8 @@ def _check_priors(arrays: Mapping[str, Array]) -> None:
     _bounded("numbers", numbers[LENGTH], 1, 1e6)
     _bounded("drift", drift[LOG_DRIFT], LEAST_LOG_DRIFT, MOST_LOG_DRIFT)
     _bounded("drift", drift[DRIFT_SQUARES], 0, LARGEST_SQUARES)
+    _bounded("drift", drift[DRIFT_IDLE], 0, IDLE_DRIFT)
+    _bounded("drift", drift[DRIFT_SINCE], 0, counts[LEARNED])
     _bounded("log_tau", arrays["log_tau"], LEAST_LOG_TAU, MOST_LOG_TAU)
     _bounded("slope_squares", arrays["slope_squares"], 0, LARGEST_SQUARES)
     _bounded("reuse", arrays["reuse"], 0, 1)

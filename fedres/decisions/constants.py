@@ -17,8 +17,13 @@ FIRST_LIGHT_LOG_TAU = -14.0  # of light entries, the least: what is rare says no
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
 LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
 CORE_TAU_START = 256  # events after which τ of shared core weights and drift are learned: before, slopes are noise
+CONTEXT_TAU_EVENTS = 16  # for each block, after which that of the context's weights is learned, if this is sooner
 REBASE = 0.5  # how far log τ of a field moves before a shared block, when learned next, takes it as its prior
 LOG_DRIFT_RATE, LEAST_LOG_DRIFT, MOST_LOG_DRIFT = 2.0, -14.0, -4.0  # of the share of a covariance that is forgotten
+DRIFT_FORGETS = (
+    0.002  # share of the squared slopes by log φ that an event forgets, so that φ falls again after a change
+)
+IDLE_DRIFT = 0.05  # drift that has added up when the blocks that were not learned meanwhile take it over
 LEAST_REUSE_RATE = 0.005  # of the running means of how often features come again
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE, LEAST_NOISE_RATE = 0.1, 0.001, 1.0, 0.002
 CONTEXT_UNIT, ACTION_UNIT = 3.0, 1.0  # of a number, in medians: below its unit, its logarithm is nearly linear

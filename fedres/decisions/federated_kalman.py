@@ -36,6 +36,7 @@ from fedres.decisions.kalman_parts import (
 from fedres.decisions.kalman_state import (
     BASES,
     BLOCKS,
+    CONSTANT,
     CORE,
     FIELDS,
     LENGTH,
@@ -236,7 +237,7 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
         n = own.counts[FIELDS] = shared.counts[FIELDS]
         own.field_keys[:], own.log_tau[:] = shared.field_keys, DEVICE_LOG_TAU
         learned = DEVICE_LOG_TAU + np.minimum(shared.log_tau[:n, OWN] - FIRST_LOG_TAU, 0.0)
-        own.log_tau[:n, CORE] = own.log_tau[:n, TAIL] = learned
+        own.log_tau[:n, CORE] = own.log_tau[:n, CONSTANT] = own.log_tau[:n, TAIL] = learned
         own.slope_squares[:] = np.inf  # τ is the server's to learn
     settle_scales(own, shared or _nothing(), events)
     for place, key in enumerate(core):

@@ -12,7 +12,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_LOG_TAU, DEVICE_TAIL_BITS
-from fedres.decisions.residual_kalman_reference import Action, Event, Field, Hashed, Prior, ResidualKalman, Scale
+from fedres.decisions.residual_kalman_reference import Action, Drift, Event, Field, Hashed, Prior, ResidualKalman, Scale
 
 
 class Part(NamedTuple):
@@ -40,13 +40,20 @@ class Fixed(Prior):
         """Leave it as it is."""
 
 
+class NoDrift(Drift):
+    """A φ of 0."""
+
+    def step(self, slope: float, *, moves: bool = True) -> None:
+        """Leave it as it is."""
+
+
 def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     """Return what a model predicts without anybody's personal weights."""
     inputs, blocks = model._inputs(context), model.shared_weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
-        parts = model._part(key, model._field(name), inputs, blocks.get(key), None, None)[:, :2].sum(axis=1)
+        parts = model._part(key, model._field(name), inputs, blocks.get(key), None, None)[:, :3].sum(axis=1)
         total += [x * parts[0], x * x * parts[1]]
         slopes[name] += x * parts[2]
     return Part(float(total[0]), float(total[1]), slopes)
@@ -77,10 +84,10 @@ class Device:
         self.server = server
         self.own = own = ResidualKalman(max_blocks=DEVICE_BLOCKS, tail_bits=DEVICE_TAIL_BITS, max_light=0)
         own.low, own.span, own.length = server.low, server.span, server.length
-        own.drift = Fixed(-np.inf)  # its examples are few
+        own.drift = NoDrift(-np.inf)  # its examples are few
         for name, of in server.fields.items():
             log_tau = DEVICE_LOG_TAU + min(of.own.log_tau - the.FIRST_LOG_TAU, 0.0)
-            own.fields[name] = Field(Fixed(), Fixed(log_tau), Fixed(log_tau))
+            own.fields[name] = Field(Fixed(), Fixed(log_tau), Fixed(log_tau), Fixed(log_tau))
         counts: Counter[int] = Counter()
         for example in examples:
             self._adopt_scales(example)
@@ -101,7 +108,7 @@ class Device:
         self._adopt_scales(example)
         for name in map(int, example.action[2]):
             if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
-                self.own.fields[name or 1] = Field(Fixed(), Fixed(DEVICE_LOG_TAU), Fixed(DEVICE_LOG_TAU))
+                self.own.fields[name or 1] = Field(Fixed(), *[Fixed(DEVICE_LOG_TAU) for _ in range(3)])
         own = part_of(self.own, example.context, example.action)
         shared = part_of(self.server, example.seen, example.action)
         event = Event(None, example.context, example.action, example.reward)

@@ -167,8 +167,8 @@ def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     n_scales, n_fields, n_tail, n_light = (arrays[name].size for name in keys)
     shapes = {
         "scale_keys": (n_scales,), "scale_core": (n_scales,), "scale_stats": (n_scales, 4),
-        "field_keys": (n_fields,), "log_tau": (n_fields, 5), "reuse": (n_fields,),
-        "block_keys": (n_blocks,), "block_log_tau": (n_blocks,),
+        "field_keys": (n_fields,), "log_tau": (n_fields, 6), "reuse": (n_fields,),
+        "block_keys": (n_blocks,), "block_log_tau": (n_blocks, 2),
         "means": (n_blocks, d), "covariances": (n_blocks, d * (d + 1) // 2), "tail_places": (n_tail,),
         "tail": (n_tail, 2), "light_keys": (n_light,), "light": (n_light, 2),
     }  # fmt: skip

@@ -26,6 +26,8 @@ from fedres.decisions.constants import (
 )
 from fedres.decisions.kalman_state import (
     BLOCKS,
+    CONSTANT,
+    CORE,
     DEVIATION,
     FIELDS,
     LEARNED,
@@ -343,31 +345,33 @@ def _to_light(shared: Any, place: int) -> None:
             gain += P[i, j] * (shared.moment[0, j] * scale)
         mean += shared.means[place, i] * z
         v += gain * z
-        square += z * z
+        square += prior_of(shared, place, i) * z * z
     shared.light[row, 0] = mean / v
-    shared.light[row, 1] = max(1 / v - 1 / (math.exp(shared.block_log_tau[place]) * square), 0.0)
+    shared.light[row, 1] = max(1 / v - 1 / square, 0.0)
     shared.light_used[row], shared.light_times[row] = shared.block_used[place], shared.block_times[place]
 
 
 @bare_kernel
 def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None:
     """Let a new block learn what its light entry says: at a usual context the value b/h, with the noise 1/h."""
-    scale, tau = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0], math.exp(shared.block_log_tau[place])
+    scale = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0]
+    constant, context = prior_of(shared, place, 0), prior_of(shared, place, 1)
     square, P = 0.0, shared.covariances[place]
     for i in range(len(P)):
-        square += (shared.moment[0, i] * scale) * (shared.moment[0, i] * scale)
-    factor = tau / (1 + h * tau * square)
-    for i in range(len(P)):
         z = shared.moment[0, i] * scale
-        shared.means[place, i] = factor * b * z
+        square += (context if i else constant) * z * z
+    for i in range(len(P)):
+        gain = (context if i else constant) * (shared.moment[0, i] * scale)
+        shared.means[place, i] = b * gain / (1 + h * square)
         for j in range(len(P)):
-            P[i, j] -= factor * tau * h * (z * (shared.moment[0, j] * scale))
+            other = (context if j else constant) * (shared.moment[0, j] * scale)
+            P[i, j] -= h * (gain * other) / (1 + h * square)
     shared.block_times[place] = times
 
 
 @bare_kernel
-def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
-    """Return the place of a block, of a new one if need be, with a prior near log τ; −1 if there is no room.
+def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
+    """Return the place of a block, of a new one if need be, with a prior near its field's; −1 if there is no room.
 
     Where there are light entries, only a feature that was learned often takes the place of another.
     """
@@ -375,7 +379,7 @@ def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
     if place < 0 and n < shared.block_keys.size:
         place = n
         shared.counts[BLOCKS] += 1
-        _renew(shared, place, key, log_tau)
+        _renew(shared, place, key, field)
         put_block(shared.block_table, key, place)
     elif place < 0:
         row, place, b, h, times = find_light(shared, key), 0, 0.0, 0.0, 0
@@ -391,36 +395,49 @@ def touch_block(shared: Any, key: Key, log_tau: float, squares: Array) -> Any:
         if shared.light_keys.size:
             _to_light(shared, place)
         drop_key(shared.block_table, shared.block_keys, shared.block_keys[place])
-        _renew(shared, place, key, log_tau)
+        _renew(shared, place, key, field)
         put_block(shared.block_table, key, place)
         if row >= 0:
             _from_light(shared, b, h, times, place)
-    elif abs(shared.block_log_tau[place] - log_tau) > REBASE:
-        rebase(shared, place, log_tau, squares[0], squares[1])
+    else:
+        constant, context = shared.log_tau[field, CONSTANT], shared.log_tau[field, CORE]
+        moved = abs(shared.block_log_tau[place, 0] - constant), abs(shared.block_log_tau[place, 1] - context)
+        if max(moved[0], moved[1]) > REBASE:
+            rebase(shared, place, constant, context, squares)
     shared.block_used[place] = now
     shared.block_times[place] += 1
     return place
 
 
 @bare_kernel
-def _renew(shared: Any, place: int, key: Key, log_tau: float) -> None:
-    shared.block_keys[place], shared.block_log_tau[place], shared.block_times[place] = key, log_tau, 0
-    shared.means[place], shared.covariances[place], shared.mean_slopes[place] = 0.0, 0.0, 0.0
-    for i in range(shared.means.shape[1]):
-        shared.covariances[place, i, i] = math.exp(log_tau)
+def prior_of(shared: Any, place: int, coordinate: int) -> float:
+    """Return the prior variance of a coordinate that is in a block's covariance."""
+    return math.exp(shared.block_log_tau[place, min(coordinate, 1)])
 
 
 @bare_kernel
-def rebase(shared: Any, place: int, log_tau: float, A: Array, right: Array) -> None:
-    """Give a block another prior: with A = I + (1/τ' − 1/τ)P, P becomes A⁻¹P and W becomes A⁻¹W.
+def _renew(shared: Any, place: int, key: Key, field: int) -> None:
+    shared.block_keys[place], shared.block_times[place] = key, 0
+    shared.block_log_tau[place, 0] = shared.log_tau[field, CONSTANT]
+    shared.block_log_tau[place, 1] = shared.log_tau[field, CORE]
+    shared.means[place], shared.covariances[place], shared.mean_slopes[place] = 0.0, 0.0, 0.0
+    for i in range(shared.means.shape[1]):
+        shared.covariances[place, i, i] = prior_of(shared, place, i)
 
-    By elimination in a fixed order: A is symmetric and positive definite, so that no row needs to be exchanged.
+
+@bare_kernel
+def rebase(shared: Any, place: int, constant: float, context: float, squares: Array) -> None:
+    """Give a block other priors, by their log τ: with A = I + P(1/τ' − 1/τ), P becomes A⁻¹P and W becomes A⁻¹W.
+
+    By elimination in a fixed order: A is like a symmetric, positive definite one, so that no row needs to be exchanged.
     """
-    mean, P = shared.means[place], shared.covariances[place]
-    d, change = mean.size, math.exp(-log_tau) - math.exp(-shared.block_log_tau[place])
+    mean, P, A, right = shared.means[place], shared.covariances[place], squares[0], squares[1]
+    d = mean.size
+    of_constant = math.exp(-constant) - 1 / prior_of(shared, place, 0)
+    of_context = math.exp(-context) - 1 / prior_of(shared, place, 1)
     for i in range(d):
         for j in range(d):
-            A[i, j], right[i, j] = change * P[i, j], P[i, j]
+            A[i, j], right[i, j] = P[i, j] * (of_context if j else of_constant), P[i, j]
         A[i, i] += 1.0
     for k in range(d):
         for i in range(k + 1, d):
@@ -443,7 +460,7 @@ def rebase(shared: Any, place: int, log_tau: float, A: Array, right: Array) -> N
     for i in range(d):
         for j in range(d):
             P[i, j] = (right[i, j] + right[j, i]) / 2
-    shared.block_log_tau[place] = log_tau
+    shared.block_log_tau[place, 0], shared.block_log_tau[place, 1] = constant, context
 
 
 @bare_kernel

@@ -13,7 +13,10 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     BIAS_WORDS,
+    CONTEXT_TAU_EVENTS,
     CORE_TAU_START,
+    DRIFT_FORGETS,
+    IDLE_DRIFT,
     LEAST_LOG_DRIFT,
     LEAST_LOG_TAU,
     LEAST_NOISE,
@@ -35,6 +38,7 @@ from fedres.decisions.kalman_inputs import (
     field_place,
     find_block,
     find_light,
+    prior_of,
     tail_place,
     times_learned,
     touch_block,
@@ -60,8 +64,13 @@ from fedres.decisions.kalman_own import (
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
+    BLOCKS,
+    CONSTANT,
     CORE,
+    DRIFT_IDLE,
+    DRIFT_SINCE,
     DRIFT_SQUARES,
+    FIELDS,
     LEARNED,
     LIGHT,
     LOG_DRIFT,
@@ -76,13 +85,14 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 
 
 @bare_kernel
-def core_part(shared: Any, block: int, z: Array, places: Array, tau: float, gain: Array) -> Any:
-    """Fill in P z; return mean, variance and slope by log τ of a block's core weights at z; τ is a new block's."""
+def core_part(shared: Any, block: int, field: int, z: Array, places: Array, gain: Array) -> Any:
+    """Fill in P z; return mean, variance and slopes by log τ, of the constant and the context, of core weights at z."""
     mean, variance, slope = 0.0, 0.0, 0.0
     if block < 0:
+        constant, context = tau_of(shared, field, CONSTANT), tau_of(shared, field, CORE)
         for j in range(places.size):
-            variance += tau * z[places[j]] * z[places[j]]
-        return mean, variance, slope
+            variance += (context if places[j] else constant) * z[places[j]] * z[places[j]]
+        return mean, variance, slope, slope
     means, covariance = shared.means[block], shared.covariances[block]
     gain[:] = 0.0
     for j in range(places.size):
@@ -92,9 +102,9 @@ def core_part(shared: Any, block: int, z: Array, places: Array, tau: float, gain
             gain[i] += row[i] * factor
     for j in range(places.size):
         variance += gain[places[j]] * z[places[j]]
-    for i in range(gain.size):
+    for i in range(1, gain.size):
         slope += gain[i] * means[i]
-    return mean, variance, slope * math.exp(-shared.block_log_tau[block])
+    return mean, variance, gain[0] * means[0] / prior_of(shared, block, 0), slope / prior_of(shared, block, 1)
 
 
 @bare_kernel
@@ -112,7 +122,8 @@ def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain
     row = find_light(shared, key) if block < 0 else -1
     if row >= 0:
         return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))
-    return core_part(shared, block, z, places, tau_of(shared, field, CORE), gain)
+    mean, variance, of_constant, of_context = core_part(shared, block, field, z, places, gain)
+    return mean, variance, of_constant + of_context
 
 
 @bare_kernel
@@ -231,15 +242,16 @@ def learn_core(
     The slopes of W by φ follow those of P i e/q, where dP/dφ is taken to be τ I − P, and of e: −``ahead``.
     """
     means, covariance, slopes = shared.means[block], shared.covariances[block], shared.mean_slopes[block]
-    tau = math.exp(shared.block_log_tau[block])
+    constant, context = prior_of(shared, block, 0), prior_of(shared, block, 1)
     for i in range(gain.size):
+        tau = context if i else constant
         slopes[i] += ((tau * z[i] - gain[i]) * error - gain[i] * ahead) * (x / q)
         means[i] += gain[i] * (x * error / q)
     for i in range(gain.size):
         factor, row = gain[i] * (x * x / q), covariance[i]
         for j in range(gain.size):
             row[j] = (row[j] - factor * gain[j]) * (1 - phi)
-        row[i] += phi * tau
+        row[i] += phi * (context if i else constant)
 
 
 @bare_kernel
@@ -249,10 +261,31 @@ def step_drift(shared: Any, slope: float) -> None:
     A model with φ = 0 never drifts.
     """
     drift = shared.drift
-    drift[DRIFT_SQUARES] += slope * slope
+    drift[DRIFT_SQUARES] += slope * slope - DRIFT_FORGETS * drift[DRIFT_SQUARES]
     if slope != 0 and shared.counts[LEARNED] >= CORE_TAU_START and drift[LOG_DRIFT] >= LEAST_LOG_DRIFT:
         moved = drift[LOG_DRIFT] + LOG_DRIFT_RATE * slope / math.sqrt(drift[DRIFT_SQUARES])
         drift[LOG_DRIFT] = min(max(moved, LEAST_LOG_DRIFT), MOST_LOG_DRIFT)
+
+
+@bare_kernel
+def drift_idle(shared: Any, phi: float) -> None:
+    """Let blocks drift that are not learned: by φ in the time in which each block is learned once, on average.
+
+    What nobody chooses any more may have become good. The drift adds up until it is worth going through the blocks.
+    """
+    drift = shared.drift
+    drift[DRIFT_IDLE] += phi / max(shared.counts[BLOCKS] - 1, 1)
+    if drift[DRIFT_IDLE] < IDLE_DRIFT:
+        return
+    share = 1 - math.exp(-drift[DRIFT_IDLE])
+    for block in range(shared.counts[BLOCKS]):
+        if shared.block_used[block] < drift[DRIFT_SINCE]:
+            covariance = shared.covariances[block]
+            for i in range(len(covariance)):
+                for j in range(len(covariance)):
+                    covariance[i, j] *= 1 - share
+                covariance[i, i] += share * prior_of(shared, block, i)
+    drift[DRIFT_IDLE], drift[DRIFT_SINCE] = 0.0, shared.counts[LEARNED] + 1
 
 
 @bare_kernel
@@ -271,6 +304,24 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
     if slope != 0:
         moved = shared.log_tau[field, side] + LOG_TAU_RATE * slope / math.sqrt(shared.slope_squares[field, side])
         shared.log_tau[field, side] = min(max(moved, LEAST_LOG_TAU), MOST_LOG_TAU)
+
+
+@bare_kernel
+def step_core(shared: Any, field: int, of_constant: float, of_context: float) -> None:
+    """Let log τ of core weights follow its slopes: that of the constant by itself where actions have one field.
+
+    With several, what an action usually earns is a sum of constants that cannot be told apart: they share their τ.
+    """
+    n = shared.counts[LEARNED]
+    if shared.counts[FIELDS] > 2:
+        if n >= CORE_TAU_START:
+            step_prior(shared, field, CORE, of_constant + of_context)
+        shared.log_tau[field, CONSTANT] = shared.log_tau[field, CORE]
+        return
+    if n >= CORE_TAU_START:
+        step_prior(shared, field, CONSTANT, of_constant)
+    if n >= min(CORE_TAU_START, CONTEXT_TAU_EVENTS * shared.counts[BLOCKS]):
+        step_prior(shared, field, CORE, of_context)
 
 
 @kernel
@@ -352,7 +403,7 @@ def learn_in(
             if user >= 0:
                 known = times_met(own, keys[f])
                 count_reuse(shared, field, USER, known)
-            block = touch_block(shared, keys[f], shared.log_tau[field, CORE], scratch.squares)
+            block = touch_block(shared, keys[f], field, scratch.squares)
             row = touch_light(shared, keys[f]) if block < 0 else -1
             if block < 0 and row < 0:
                 continue
@@ -361,7 +412,9 @@ def learn_in(
             for side in range(slopes.shape[1]):
                 slopes[m, side] = 0.0
             if block >= 0:
-                part_mean, part_variance, slopes[m, CORE] = core_part(shared, block, z, places, 1.0, gains[m])
+                part_mean, part_variance, slopes[m, CONSTANT], slopes[m, CORE] = core_part(
+                    shared, block, field, z, places, gains[m]
+                )
             else:
                 tau = tau_of(shared, field, LIGHT)
                 part_mean, part_variance, slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, tau)
@@ -420,9 +473,9 @@ def learn_in(
             step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
             step_prior(shared, where[f, 1], OWN_BIAS, error * xs[f] * slopes[f, OWN_BIAS])
             step_prior(shared, where[f, 1], LIGHT, error * xs[f] * slopes[f, LIGHT])
-            if shared.counts[LEARNED] >= CORE_TAU_START:
-                step_prior(shared, where[f, 1], CORE, error * xs[f] * slopes[f, CORE])
+            step_core(shared, where[f, 1], error * xs[f] * slopes[f, CONSTANT], error * xs[f] * slopes[f, CORE])
         step_drift(shared, error * ahead)
+        drift_idle(shared, phi)
         shared.counts[LEARNED] += 1
         noise_square = (noise / q * error) ** 2 + noise * variance / q
         rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)

@@ -24,7 +24,7 @@ from fedres.decisions.constants import (
     SLOT_HEAD,
 )
 from fedres.decisions.kalman_inputs import Key
-from fedres.decisions.kalman_state import BASES, CORE, LIGHT, OWN, numbers_of, slot_words
+from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, numbers_of, slot_words
 from fedres.local_learners.adagrad import bare_kernel, kernel
 
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
@@ -42,7 +42,7 @@ def tau_of(shared: Any, field: Any, side: int) -> float:
 def log_tau_of(shared: Any, field: Any, side: int) -> Any:
     if field >= 0:
         return shared.log_tau[field, side]
-    return FIRST_SHARED_LOG_TAU if side == CORE else FIRST_LIGHT_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
+    return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else FIRST_LIGHT_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
 
 
 @bare_kernel

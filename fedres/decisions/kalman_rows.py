@@ -17,7 +17,6 @@ from fedres.decisions.kalman_own import BASIS, BIAS_KEY, BIASES, COUNT, SLOT_KEY
 from fedres.decisions.kalman_state import (
     ANYBODY,
     BASES,
-    CORE,
     FIELDS,
     LIGHT,
     OWN,
@@ -113,7 +112,7 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
     """Fill in what features of a field have in common that neither a block nor the user's model has."""
     (z, places, _, _, r), (gain, own_gain, square) = inputs, room
     own_variance = own_part(nobody, -1, r, tau_of(shared, field, OWN), own_gain, square)[1]
-    prior[NEW] = core_part(shared, -1, z, places, tau_of(shared, field, CORE), gain)[1]
+    prior[NEW] = core_part(shared, -1, field, z, places, gain)[1]
     prior[OF_LIGHT], prior[OF_TAIL] = tau_of(shared, field, LIGHT), tau_of(shared, field, TAIL)
     prior[SHARE] = reuse_of(shared, field, ANYBODY)
     prior[PERSONAL] = 0.0

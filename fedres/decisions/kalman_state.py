@@ -35,10 +35,11 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``
-LOG_DRIFT, DRIFT_SQUARES = range(2)  # of ``drift``
+LOG_DRIFT, DRIFT_SQUARES, DRIFT_IDLE, DRIFT_SINCE = range(4)  # of ``drift``
 UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
-# Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, and light entries.
-OWN, TAIL, CORE, OWN_BIAS, LIGHT = range(5)
+# Columns of ``log_tau``: of personal, tail and shared core weights, personal biases, light entries, and of the
+# constant's weight in the core.
+OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT = range(6)
 ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
@@ -48,14 +49,14 @@ class Shared(NamedTuple):
 
     counts: Array  # int64: events learned, blocks, bases, fields, scales, light entries
     numbers: Array  # float64: noise, length of a context
-    drift: Array  # float64: log φ, the sum of squared slopes by it
+    drift: Array  # float64: log φ, the sum of squared slopes by it; drift of idle blocks, which adds up since an event
     scale_keys: Array  # uint32, a table with empty slots: 0
     scale_core: Array  # int32, the coordinate in the core, −1 is none
     scale_seen: Array  # int32, how many of the first values there are
     scale_first: Array  # float32, the first values, until there are enough to settle the scale
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
-    log_tau: Array  # float64, of personal, tail and shared core weights, personal biases, and light entries
+    log_tau: Array  # float64, fields × 6: OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT
     slope_squares: Array  # float64, the sums of squared slopes by log τ
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
@@ -63,7 +64,7 @@ class Shared(NamedTuple):
     block_keys: Array  # uint32
     block_used: Array  # int64, the event that learned it last
     block_times: Array  # int64, how many events have learned it
-    block_log_tau: Array  # float64, of the prior that is in its covariance
+    block_log_tau: Array  # float64, of the prior that is in its covariance: of the constant, of all other coordinates
     means: Array  # float64, W: blocks × d
     covariances: Array  # float64, P: blocks × d × d
     mean_slopes: Array  # float64, of W by φ: blocks × d
@@ -120,7 +121,7 @@ class Scratch(NamedTuple):
     names: Array  # uint32, 1 + m: fields
     where: Array  # int64, (1 + m) × 4: place of a block, or −1 − the row of a light entry; place of its field, personal
     # slot, first word of a personal bias
-    slopes: Array  # float64, (1 + m) × 5
+    slopes: Array  # float64, (1 + m) × 6
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
     own_gains: Array  # float64, (1 + m) × k
@@ -140,7 +141,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m),
         np.empty(m, np.uint32),
         np.empty((m, 4), np.int64),
-        np.empty((m, 5)),
+        np.empty((m, 6)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),
         np.empty((n_gains, k)),
@@ -182,7 +183,7 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
     return Shared(
         counts=np.array([0, 0, 1, 1, 0, 0], np.int64),
         numbers=np.array([FIRST_NOISE, length]),
-        drift=np.array([LEAST_LOG_DRIFT, 0.0]),
+        drift=np.array([LEAST_LOG_DRIFT, 0.0, 0.0, 0.0]),
         scale_keys=np.zeros(SCALE_SLOTS, np.uint32),
         scale_core=np.full(SCALE_SLOTS, -1, np.int32),
         scale_seen=np.zeros(SCALE_SLOTS, np.int32),
@@ -190,16 +191,24 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
         scale_stats=np.zeros((SCALE_SLOTS, 4)),
         field_keys=np.zeros(MAX_FIELDS, np.uint32),
         log_tau=np.tile(
-            [FIRST_LOG_TAU, FIRST_LOG_TAU, FIRST_SHARED_LOG_TAU, FIRST_LOG_TAU, FIRST_LIGHT_LOG_TAU], (MAX_FIELDS, 1)
+            [
+                FIRST_LOG_TAU,
+                FIRST_LOG_TAU,
+                FIRST_SHARED_LOG_TAU,
+                FIRST_LOG_TAU,
+                FIRST_LIGHT_LOG_TAU,
+                FIRST_SHARED_LOG_TAU,
+            ],
+            (MAX_FIELDS, 1),
         ),
-        slope_squares=np.zeros((MAX_FIELDS, 5)),
+        slope_squares=np.zeros((MAX_FIELDS, 6)),
         reuse=np.ones((MAX_FIELDS, 2)),
         reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),
         block_keys=np.zeros(1, np.uint32),
         block_used=np.zeros(1, np.int64),
         block_times=np.zeros(1, np.int64),
-        block_log_tau=np.zeros(1),
+        block_log_tau=np.zeros((1, 2)),
         means=np.zeros((1, d)),
         covariances=np.zeros((1, d, d)),
         mean_slopes=np.zeros((1, d)),

@@ -37,6 +37,7 @@ from fedres.decisions.kalman_kernels import learn_all, predict
 from fedres.decisions.kalman_own import turn_own
 from fedres.decisions.kalman_state import (
     BLOCKS,
+    CONSTANT,
     CORE,
     FIELDS,
     LEARNED,
@@ -204,8 +205,8 @@ class ResidualKalman:
         fields = range(1, min(n_fields, 1 + CHOICE_FIELDS)) if n_fields > 2 and rest else ()
         for field in fields:
             trial = _settled(start, self.max_blocks, self.tail_bits)
-            trial.log_tau[1:n_fields, CORE] = FIRST_LOG_TAU
-            trial.log_tau[field, CORE] = FIRST_SHARED_LOG_TAU
+            trial.log_tau[1:n_fields, CORE] = trial.log_tau[1:n_fields, CONSTANT] = FIRST_LOG_TAU
+            trial.log_tau[field, CORE] = trial.log_tau[field, CONSTANT] = FIRST_SHARED_LOG_TAU
             trial, _, _ = self._learned(trial, start, NO_OWNS, None, new=False)
             squares = 0.0
             for part in rest:  # a few at a time, as room is made for all blocks that there could be

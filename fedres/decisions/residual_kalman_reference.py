@@ -79,7 +79,7 @@ class Scale:
 class Prior:
     """Variance τ = exp(l) of the weights of a field. l follows −d(e²/2)/dl = e dm/dl with AdaGrad's steps."""
 
-    rate, least, most = the.LOG_TAU_RATE, the.LEAST_LOG_TAU, the.MOST_LOG_TAU
+    rate, least, most, forgets = the.LOG_TAU_RATE, the.LEAST_LOG_TAU, the.MOST_LOG_TAU, 0.0
 
     def __init__(self, log_tau: float = the.FIRST_LOG_TAU) -> None:
         self.log_tau, self.squares = log_tau, 0.0
@@ -89,7 +89,7 @@ class Prior:
         return math.exp(self.log_tau)
 
     def step(self, slope: float, *, moves: bool = True) -> None:
-        self.squares += slope * slope
+        self.squares += slope * slope - self.forgets * self.squares
         if slope and moves:
             moved = self.log_tau + self.rate * slope / math.sqrt(self.squares)
             self.log_tau = min(max(moved, self.least), self.most)
@@ -98,7 +98,8 @@ class Prior:
 class Drift(Prior):
     """Share φ = exp(l) of a block's covariance that goes back to its prior when it is learned; l steps as log τ."""
 
-    rate, least, most = the.LOG_DRIFT_RATE, the.LEAST_LOG_DRIFT, the.MOST_LOG_DRIFT
+    rate, least, most, forgets = the.LOG_DRIFT_RATE, the.LEAST_LOG_DRIFT, the.MOST_LOG_DRIFT, the.DRIFT_FORGETS
+    idle, since = 0.0, 0  # what adds up for blocks that have not learned since an event
 
 
 class Reuse:
@@ -118,12 +119,20 @@ class Reuse:
 
 
 class Field:
-    """What is learned of a field of actions: priors of personal, tail, core weights and personal biases; its reuse."""
+    """What is learned of a field of actions: priors of its kinds of weights, and its reuse."""
 
-    def __init__(self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None) -> None:
+    def __init__(
+        self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None,
+        constant: Prior | None = None,
+    ) -> None:  # fmt: skip
         self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
+        self.constant = constant or Prior(the.FIRST_SHARED_LOG_TAU)
         self.bias, self.light = Prior(), Prior(the.FIRST_LIGHT_LOG_TAU)
         self.reuse, self.own_reuse = Reuse(), Reuse()
+
+    def log_tau(self, size: int) -> Array:
+        """Return log τ of each core weight."""
+        return np.array([self.constant.log_tau, *[self.core.log_tau] * (size - 1)])
 
 
 class Diagonal:
@@ -185,42 +194,46 @@ class Personal:
 class Dense:
     """Weights with their covariance P."""
 
-    def __init__(self, size: int, log_tau: float) -> None:
-        self.log_tau = log_tau
-        self.mean: Array = np.zeros(size)
-        self.covariance: Array = math.exp(log_tau) * np.eye(size)
-        self.slope: Array = np.zeros(size)  # d mean/d φ
+    def __init__(self, log_tau: Array) -> None:
+        self.log_tau = log_tau  # of the prior of each weight
+        self.mean: Array = np.zeros(len(log_tau))
+        self.covariance: Array = np.diag(np.exp(log_tau))
+        self.slope: Array = np.zeros(len(log_tau))  # d mean/d φ
 
     def predict(self, z: Array) -> Array:
-        """Return mean W·z, variance z'Pz and d mean/d log τ = z'PW/τ."""
+        """Return mean W·z, variance z'Pz and d mean/d log τ = z'PW/τ; of the latter the constant's and the others'."""
         gain = self.covariance @ z
-        return np.array([self.mean @ z, gain @ z, gain @ self.mean / math.exp(self.log_tau)])
+        slopes = gain * self.mean / np.exp(self.log_tau)
+        return np.array([[0, self.mean @ z], [0, gain @ z], [slopes[0], slopes[1:].sum()]])
 
     def learn(self, inputs: Array, error: float, q: float, phi: float, ahead: float) -> None:
         """Learn; then a share φ of P goes back to the prior. ``ahead`` is d(all means)/dφ, so that −ahead is de/dφ."""
-        gain, tau = self.covariance @ inputs, math.exp(self.log_tau)
+        gain, tau = self.covariance @ inputs, np.exp(self.log_tau)
         self.slope += ((tau * inputs - gain) * error - gain * ahead) / q  # of P i e/q, with dP/dφ ≈ τ I − P
         self.mean += gain * error / q  # W += P i e/q
         self.covariance -= np.outer(gain, gain) / q  # P −= P i (P i)'/q
-        self.covariance += phi * (tau * np.eye(len(gain)) - self.covariance)
+        self.drift(phi)
+
+    def drift(self, share: float) -> None:
+        self.covariance += share * (np.diag(np.exp(self.log_tau)) - self.covariance)
 
     def to_light(self, z: Array) -> Diagonal:
         """Return what it says of a usual context z: h is the precision that was learned, b that times the value."""
         variance, light = z @ self.covariance @ z, Diagonal()
-        light.h[0] = max(float(1 / variance - 1 / (math.exp(self.log_tau) * (z @ z))), 0.0)
+        light.h[0] = max(float(1 / variance - 1 / (np.exp(self.log_tau) @ z**2)), 0.0)
         light.b[0] = self.mean @ z / variance
         return light
 
     def from_light(self, light: Diagonal, z: Array) -> None:
         """Learn what a light entry says: at a usual context z the value b/h, with the noise 1/h."""
-        tau, b, h = math.exp(self.log_tau), float(light.b[0]), float(light.h[0])
-        factor = tau / (1 + h * tau * (z @ z))
-        self.mean, self.covariance = factor * b * z, self.covariance - factor * tau * h * np.outer(z, z)
+        gain, b, h = np.exp(self.log_tau) * z, float(light.b[0]), float(light.h[0])
+        self.mean = b * gain / (1 + h * (gain @ z))
+        self.covariance = self.covariance - h * np.outer(gain, gain) / (1 + h * (gain @ z))
 
-    def rebase(self, log_tau: float) -> None:
-        """Take another prior, if it is far from the present one: P⁻¹ += (1/τ' − 1/τ) I, and P⁻¹W stays."""
-        if abs(self.log_tau - log_tau) > the.REBASE:
-            A = np.eye(len(self.mean)) + (math.exp(-log_tau) - math.exp(-self.log_tau)) * self.covariance
+    def rebase(self, log_tau: Array) -> None:
+        """Take other priors, if they are far from the present ones: P⁻¹ += 1/τ' − 1/τ on its diagonal; P⁻¹W stays."""
+        if np.abs(self.log_tau - log_tau).max() > the.REBASE:
+            A = np.eye(len(self.mean)) + self.covariance * (np.exp(-log_tau) - np.exp(-self.log_tau))
             self.mean, self.covariance = np.linalg.solve(A, self.mean), np.linalg.solve(A, self.covariance)
             self.log_tau = log_tau
 
@@ -300,7 +313,7 @@ class ResidualKalman:
         self.first: list[Event] | None = []  # until they are learned again
         self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
         self.bases: list[Array] = []
-        self.drift: Prior = Drift(the.LEAST_LOG_DRIFT)
+        self.drift = Drift(the.LEAST_LOG_DRIFT)
         self.scales: dict[tuple[str, int], Scale] = {}
         self.fields: dict[int, Field] = {0: Field()}
         self.blocks: list[Block] = []
@@ -315,7 +328,7 @@ class ResidualKalman:
         inputs = self._inputs(context)
         shared, mine = self.shared_weights(), self.own.get(user)
         own, biases = self._turned(mine), weights_by_key(mine.biases) if mine else {}
-        sides = slice(None, 2 if user is None else 4)  # without a user there is no personal side
+        sides = slice(None, 3 if user is None else 5)  # without a user there is no personal side
         base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0), biases.get(0))[0, sides].sum()
         found = []
         for action in actions:
@@ -323,7 +336,7 @@ class ResidualKalman:
             for key, (x, name) in self._features(action).items():
                 of = self._field(name)
                 parts = self._part(key, of, inputs, shared.get(key), own.get(key), biases.get(key))
-                reuse = np.repeat([of.reuse.share, of.own_reuse.share], 2)
+                reuse = np.repeat([of.reuse.share, of.own_reuse.share], [3, 2])
                 mean += x * parts[0, sides].sum()
                 variance += x * x * (reuse * parts[1])[sides].sum()
             found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
@@ -361,7 +374,7 @@ class ResidualKalman:
             )  # fmt: skip
             for name in [*self.fields][1:]:
                 first_tau = the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU
-                trial.fields[name] = Field(core=Prior(first_tau))
+                trial.fields[name] = Field(core=Prior(first_tau), constant=Prior(first_tau))
             trial._begin(first[: the.START_EVENTS])
             squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
             for name, of in self.fields.items():  # trials know no users
@@ -427,18 +440,21 @@ class ResidualKalman:
         return self.fields.get(name) or Field()
 
     def _part(self, key: int, of: Field, inputs: Any, shared: Any, own: Any, bias: Any) -> Array:
-        """Return mean, variance and slope by log τ (rows) of a block's core, tail, personal weights and bias, x = 1."""
+        """Return mean, variance and slope by log τ (rows) of a block's weights, x = 1.
+
+        Columns: the constant, of which the next one has mean and variance, core, tail, personal weights, bias.
+        """
         z, t, r = inputs
-        parts = np.zeros((3, 4))
+        parts = np.zeros((3, 5))
         if isinstance(shared, Diagonal):
-            parts[:, 0] = shared.predict(np.ones(1), of.light.tau)
+            parts[:, 1] = shared.predict(np.ones(1), of.light.tau)
         else:
-            parts[:, 0] = (shared or Dense(len(z), of.core.log_tau)).predict(z)
+            parts[:, :2] = (shared or Dense(of.log_tau(len(z)))).predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
-            parts[:, 1] += weight.predict(np.array([value]), of.tail.tau)
-        parts[:, 2] = (own or Personal(len(r))).predict(r, of.own.tau)
-        parts[:, 3] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
+            parts[:, 2] += weight.predict(np.array([value]), of.tail.tau)
+        parts[:, 3] = (own or Personal(len(r))).predict(r, of.own.tau)
+        parts[:, 4] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
         return parts
 
     def _touch(self, key: int, name: int, of: Field) -> Block | None:
@@ -446,7 +462,7 @@ class ResidualKalman:
         now, usual = self.learned, self.moment[0] * (self._constant() / self.moment[0, 0])
         light = next((each for each in self.light if each.key == key), None)
         often = not self.max_light or (light is not None and light.times >= the.LIGHT_TIMES)
-        before, fresh = [*self.blocks], Dense(len(usual), of.core.log_tau)
+        before, fresh = [*self.blocks], Dense(of.log_tau(len(usual)))
         block = touch(self.blocks, key, now, self.max_blocks, lambda: Block(key, name, now, fresh), replaces=often)
         if block is None and self.max_light:
             return self._touch_light(key, name)
@@ -469,6 +485,26 @@ class ResidualKalman:
             return None
         self.light[oldest] = fresh
         return fresh
+
+    def _step_core(self, of: Field, of_constant: float, of_context: float) -> None:
+        """Let priors of core weights follow their slopes: of the constant by itself where actions have one field."""
+        n, start = self.learned, the.CORE_TAU_START
+        if len(self.fields) > 2:  # a sum of constants, which cannot be told apart
+            of.core.step(of_constant + of_context if n >= start else 0.0)
+            of.constant.log_tau = of.core.log_tau
+            return
+        of.constant.step(of_constant if n >= start else 0.0)
+        of.core.step(of_context if n >= min(start, the.CONTEXT_TAU_EVENTS * len(self.blocks)) else 0.0)
+
+    def _drift_idle(self, phi: float) -> None:
+        """Let blocks drift that are not learned, by φ in the time in which each block is learned once on average."""
+        drift = self.drift
+        drift.idle += phi / max(len(self.blocks) - 1, 1)
+        if drift.idle >= the.IDLE_DRIFT:
+            for block in self.blocks:
+                if block.used < drift.since:
+                    block.weights.drift(1 - math.exp(-drift.idle))
+            drift.idle, drift.since = 0.0, self.learned + 1
 
     def _turned(self, own: Own | None) -> dict[int, Personal]:
         """Return a user's blocks by key, in the present basis."""
@@ -501,14 +537,14 @@ class ResidualKalman:
             if shared is None:
                 continue
             if isinstance(shared.weights, Dense):
-                shared.weights.rebase(of.core.log_tau)
+                shared.weights.rebase(of.log_tau(len(z)))
             mine = own and touch(own.blocks, key, own.clock, self.own_limit,
                                  lambda: Block(key, name, own.clock, Personal(len(r))),  # noqa: B023
                                  replaces=known > 0)  # fmt: skip
             bias = own and touch(own.biases, key, own.clock, the.own_biases(self.own_bytes),
                                  lambda: Block(key, name, own.clock, Diagonal()))  # fmt: skip # noqa: B023
             parts = self._part(key, of, inputs, shared.weights, mine and mine.weights, bias and bias.weights)
-            parts[:, 2:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
+            parts[:, 3:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
             used.append((key, x, of, shared.weights, mine, bias, parts))
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
@@ -527,11 +563,16 @@ class ResidualKalman:
             if bias:
                 bias.weights.learn(np.array([x]), of.bias.tau, error, q)
         for _, x, of, shared, *_, parts in used:  # after the weights: all of them used the old τ
-            first = of.core if isinstance(shared, Dense) else of.light
-            for prior, slope in zip((first, of.tail, of.own, of.bias), parts[2], strict=True):
-                if prior is not of.core or n >= the.CORE_TAU_START:
-                    prior.step(error * x * slope)
+            slopes = error * x * parts[2]
+            if isinstance(shared, Dense):
+                self._step_core(of, slopes[0], slopes[1])
+            else:
+                of.light.step(slopes[1])
+            for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
+                prior.step(slope)
+        phi = self.drift.tau
         self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
+        self._drift_idle(phi)
         # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1
         square = (self.noise / q * error) ** 2 + self.noise * variance / q

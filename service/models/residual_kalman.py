@@ -43,6 +43,7 @@ from fedres.decisions.kalman_rows import predict_rows
 from fedres.decisions.kalman_state import (
     BASES,
     BLOCKS,
+    DRIFT_SINCE,
     LEARNED,
     LEARNING_ONLY,
     OWN,
@@ -77,7 +78,7 @@ from service.models.protocol import (
 )
 from service.settings import Settings
 
-SHARED_FORMAT, PERSONAL_FORMAT = b"FRK6", b"FRK4"
+SHARED_FORMAT, PERSONAL_FORMAT = b"FRK7", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole
@@ -270,7 +271,8 @@ class Publication:
         if shared.means is not self._means:
             self._means, self._learned = shared.means, 0
         used = shared.block_used[: shared.counts[BLOCKS]]
-        rows = np.flatnonzero(used >= self._learned)
+        all_drifted = shared.drift[DRIFT_SINCE] > self._learned
+        rows = np.flatnonzero((used >= self._learned) | all_drifted)
         for name, into in self._arrays.items():
             if name in ("means", "covariances"):
                 self._copy(getattr(shared, name), into, rows)

@@ -30,7 +30,17 @@ from fedres.decisions.kalman_inputs import (
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
 from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features, predict_rows
-from fedres.decisions.kalman_state import BLOCKS, CORE, LOG_DRIFT, SCALES, UNIT, Events, new_shared, slot_words
+from fedres.decisions.kalman_state import (
+    BLOCKS,
+    CONSTANT,
+    CORE,
+    LOG_DRIFT,
+    SCALES,
+    UNIT,
+    Events,
+    new_shared,
+    slot_words,
+)
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
@@ -103,7 +113,7 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
         readable.learn(Event(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
     assert len(readable.bases) == model.shared.counts[2]
-    assert (model.shared.log_tau[0, CORE] != 0) == (n > CORE_TAU_START)
+    assert (model.shared.log_tau[0, CONSTANT] != 0) == (n > CORE_TAU_START)
     assert (model.first is None) == ("choice_events" in settings)
 
 
@@ -231,26 +241,27 @@ def test_jacobi_finds_the_leading_eigenvectors():
     assert np.diag(basis.T @ moment @ basis) == pytest.approx(np.linalg.eigvalsh(moment)[::-1][:7], rel=1e-6)
 
 
-@pytest.mark.parametrize("log_tau", [-6.0, 1.5])
+@pytest.mark.parametrize("log_tau", [(-6.0, -6.0), (1.5, -2.0)])
 def test_a_block_takes_another_prior_as_if_it_had_had_it_from_the_start(log_tau):
     rng, d = np.random.default_rng(13), 7
     rows, rewards = rng.normal(size=(30, d)), rng.normal(size=30)
     shared = new_shared(d, 1.0, 4, 4)
 
     def posterior(log_tau):
-        covariance = np.linalg.inv(np.exp(-log_tau) * np.eye(d) + rows.T @ rows)
+        precisions = np.exp(-np.array([log_tau[0], *[log_tau[1]] * (d - 1)]))
+        covariance = np.linalg.inv(np.diag(precisions) + rows.T @ rows)
         return covariance @ rows.T @ rewards, covariance
 
-    shared.means[0], shared.covariances[0] = posterior(0.0)
-    rebase(shared, 0, log_tau, np.empty((d, d)), np.empty((d, d)))
+    shared.means[0], shared.covariances[0] = posterior((0.0, 0.0))
+    rebase(shared, 0, *log_tau, np.empty((2, d, d)))
     mean, covariance = posterior(log_tau)
     assert shared.means[0] == pytest.approx(mean, abs=1e-9)
     assert shared.covariances[0] == pytest.approx(covariance, abs=1e-9)
-    assert shared.block_log_tau[0] == log_tau
+    assert shared.block_log_tau[0].tolist() == [*log_tau]
 
 
 def test_how_much_contexts_matter_is_learned():
-    """Pure noise: the prior variance of shared weights goes down. Rewards that contexts decide: it does not."""
+    """Pure noise: the prior variance of the context's weights goes down, further than where one of six decides."""
     found = []
     for noisy in (True, False):
         rng, rounds = np.random.default_rng(14), []
@@ -261,7 +272,18 @@ def test_how_much_contexts_matter_is_learned():
         model = ResidualKalman()
         learn_all(model, {}, rounds, [1000])
         found.append(model.shared.log_tau[0, CORE])
-    assert found[0] < -1 < found[1]
+    assert found[0] < found[1] - 2
+
+
+def test_what_an_action_usually_earns_is_told_apart_from_what_contexts_say():
+    """Actions differ and contexts are noise: only the prior variance of the context's weights goes down."""
+    rng, rounds = np.random.default_rng(15), []
+    for k in range(1200):
+        context, chance = (np.arange(1, 9), rng.normal(size=8)), (0.1, 0.5, 0.9)[k % 3]
+        rounds.append((None, context, [([20 + k % 3], [1.0], [9])], 0, float(rng.random() < chance)))
+    model = ResidualKalman()
+    learn_all(model, {}, rounds, [1200])
+    assert model.shared.log_tau[1, CORE] < -2 < -1 < model.shared.log_tau[1, CONSTANT]
 
 
 def two_fields(seed, n, n_ids, by_topic):
@@ -361,8 +383,8 @@ def changing_world(seed, n, change):
 
 def test_drift_is_that_of_the_readable_twin():
     model, readable, rng = ResidualKalman(), Readable(), np.random.default_rng(0)
-    for context, actions, right in changing_world(15, 800, 500):
-        taken = int(rng.integers(4))
+    for t, (context, actions, right) in enumerate(changing_world(15, 800, 500)):
+        taken = int(rng.integers(4 if t < 600 else 2))  # two actions are not learned any more
         learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
         readable.learn(Event(None, context, actions[taken], float(taken == right)))
     assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
@@ -370,6 +392,22 @@ def test_drift_is_that_of_the_readable_twin():
     found, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
     assert found.means == pytest.approx(means, abs=TOLERANCE)
     assert found.widths == pytest.approx(widths, abs=TOLERANCE)
+
+
+def test_what_nobody_chooses_becomes_uncertain_again_where_the_world_changes():
+    def widths(change):
+        model, rng = ResidualKalman(), np.random.default_rng(3)
+        for t, (context, actions, right) in enumerate(changing_world(17, 1100, change)):
+            taken = int(rng.integers(4 if t < 500 else 3))
+            learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
+            if t == 700:
+                before = model.predict(request_of(context, actions)).widths[3]
+        return before, model.predict(request_of(context, actions)).widths[3]
+
+    before, after = widths(change=1100)
+    assert after == pytest.approx(before, rel=0.1)
+    before, after = widths(change=700)
+    assert after > 3 * before
 
 
 def decide_in(world, drifts):
