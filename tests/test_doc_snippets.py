@@ -44,6 +44,7 @@ NOT_RUN = {
     "how-it-works/intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
     "results/README.md": "the papers' figures, for hours; tests/libsvm_tasks/test_reproduce.py makes them small",
     "results/decisions.md": "streams of decisions, for hours; tests/libsvm_tasks/test_decisions.py plays them small",
+    "results/recommend.md": "pages of MovieLens, for an hour; tests/libsvm_tasks/test_pages.py plays made-up ones",
 }
 TUTORIAL = DOCS / "start" / "tutorial.md"
 HERE = [  # the guides, one after the other

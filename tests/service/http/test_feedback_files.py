@@ -102,6 +102,7 @@ def test_the_command_imports_a_file_and_goes_on_where_it_stopped(live, tmp_path)
     second = command(live, tmp_path, *options)
     assert second.stdout.splitlines()[0] == "417 events imported, 583 were known, 201 lines skipped", second.stderr
     assert "1 × user must have no NUL (the character U+0000) (line 1,202)" in second.stdout
+    live.settle("ratings")
     with live.client() as client:
         assert client.get("/v1/status").json()["loops"]["ratings"]["feedback"] == 1_000
         best = client.get("/v1/loops/ratings/popular").json()
