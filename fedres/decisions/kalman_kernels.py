@@ -367,6 +367,51 @@ def length_of(scratch: Any, n_places: int, n_tail: int, n_blocks: int) -> float:
 
 
 @bare_kernel
+def learn_weights(
+    scratch: Any, shared: Any, own: Array, n_blocks: int, n_tail: int, error: float, q: float, ahead: float, phi: float
+) -> None:
+    """Let all weights of the blocks of an event take their Kalman step."""
+    where, t_keys, t = scratch.where, scratch.t_keys[:n_tail], scratch.t[:n_tail]
+    for f in range(n_blocks):
+        block, field, slot, bias, x = where[f, 0], where[f, 1], where[f, 2], where[f, 3], scratch.xs[f]
+        if block >= 0:
+            learn_core(shared, block, scratch.z, x, scratch.gains[f], error, q, ahead, phi)
+        else:
+            learn_diagonal(shared.light[-1 - block], x, tau_of(shared, field, LIGHT), error, q)
+        tau = tau_of(shared, field, TAIL)
+        for j in range(n_tail):
+            weight = shared.tail[tail_place(scratch.keys[f], t_keys[j], shared.tail.shape[0])]
+            learn_diagonal(weight, x * t[j], tau, error, q)
+        if slot >= 0:
+            tau = tau_of(shared, field, OWN)
+            learn_own(own, slot, scratch.r, x, tau, scratch.own_weights[f], scratch.own_gains[f], error, q)
+        if bias >= 0:
+            numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+            learn_diagonal(numbers, x, tau_of(shared, field, OWN_BIAS), error, q)
+
+
+@bare_kernel
+def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
+    """Let all log τ of the blocks of an event follow their slopes; after the weights, which used the old ones."""
+    for f in range(n_blocks):
+        field, slopes, factor = scratch.where[f, 1], scratch.slopes[f], error * scratch.xs[f]
+        step_prior(shared, field, OWN, factor * slopes[OWN])
+        step_prior(shared, field, TAIL, factor * slopes[TAIL])
+        step_prior(shared, field, OWN_BIAS, factor * slopes[OWN_BIAS])
+        step_prior(shared, field, LIGHT, factor * slopes[LIGHT])
+        step_core(shared, field, factor * slopes[CONSTANT], factor * slopes[CORE])
+
+
+@bare_kernel
+def step_noise(shared: Any, error: float, q: float, variance: float) -> None:
+    """Let the noise follow its expected square given the error, as a running mean that keeps a least rate."""
+    noise = shared.numbers[NOISE]
+    square = (noise / q * error) ** 2 + noise * variance / q
+    rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)
+    shared.numbers[NOISE] = min(max(noise + rate * (square - noise), LEAST_NOISE), MOST_NOISE)
+
+
+@bare_kernel
 def learn_in(
     scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
 ) -> float:  # fmt: skip
@@ -444,40 +489,16 @@ def learn_in(
             m += 1
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
         squares += error * error
-        noise = shared.numbers[NOISE]
         variance += beside[e, 1]
         beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, m)
-        q, ahead, phi = noise + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
+        q, ahead, phi = shared.numbers[NOISE] + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
         for f in range(m):
             for j in range(places.size if where[f, 0] >= 0 else 0):
                 ahead += xs[f] * shared.mean_slopes[where[f, 0], places[j]] * z[places[j]]
-        for f in range(m):
-            block, field, slot, x = where[f, 0], where[f, 1], where[f, 2], xs[f]
-            if block >= 0:
-                learn_core(shared, block, z, x, gains[f], error, q, ahead, phi)
-            else:
-                learn_diagonal(shared.light[-1 - block], x, tau_of(shared, field, LIGHT), error, q)
-            tau = tau_of(shared, field, TAIL)
-            for j in range(n_tail):
-                learn_diagonal(
-                    shared.tail[tail_place(keys[f], t_keys[j], shared.tail.shape[0])], x * t[j], tau, error, q
-                )
-            if slot >= 0:
-                learn_own(own, slot, r, x, tau_of(shared, field, OWN), own_weights[f], own_gains[f], error, q)
-            bias = where[f, 3]
-            if bias >= 0:
-                numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
-                learn_diagonal(numbers, x, tau_of(shared, field, OWN_BIAS), error, q)
-        for f in range(m):
-            step_prior(shared, where[f, 1], OWN, error * xs[f] * slopes[f, OWN])
-            step_prior(shared, where[f, 1], TAIL, error * xs[f] * slopes[f, TAIL])
-            step_prior(shared, where[f, 1], OWN_BIAS, error * xs[f] * slopes[f, OWN_BIAS])
-            step_prior(shared, where[f, 1], LIGHT, error * xs[f] * slopes[f, LIGHT])
-            step_core(shared, where[f, 1], error * xs[f] * slopes[f, CONSTANT], error * xs[f] * slopes[f, CORE])
+        learn_weights(scratch, shared, own, m, n_tail, error, q, ahead, phi)
+        step_priors(scratch, shared, m, error)
         step_drift(shared, error * ahead)
         drift_idle(shared, phi)
         shared.counts[LEARNED] += 1
-        noise_square = (noise / q * error) ** 2 + noise * variance / q
-        rate = max(1 / (shared.counts[LEARNED] + 20), LEAST_NOISE_RATE)
-        shared.numbers[NOISE] = min(max(noise + rate * (noise_square - noise), LEAST_NOISE), MOST_NOISE)
+        step_noise(shared, error, q, variance)
     return squares
