@@ -18,7 +18,7 @@ ask PUT /v1/actions '{"put": [
     {"id": "coffee", "features": {"hot": true, "caffeine": 0.9}},
     {"id": "juice", "features": {"hot": false}}]}'
 
-echo '# a decision, and what came of it'
+echo '# a decision, and its reward'
 REQUEST='{"user": "anna", "context": {"weather": "cold"}, "actions": [{"id": "tea"}, {"id": "coffee"}, {"id": "juice"}]'
 EVENT=$(ask POST /v1/rank "$REQUEST}" | sed 's/.*"event_id":"\([^"]*\)".*/\1/')
 ask POST "/v1/events/$EVENT/reward" '{"value": 1}'

@@ -43,8 +43,8 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_page_on_operations_names_every_metric_of_a_loop():
-    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
+def test_the_page_on_monitoring_names_every_metric_of_a_loop():
+    text = (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8")
     for metric, grows, _ in LOOP_FIGURES.values():
         assert f"`{metric}{'_total' if grows else ''}`" in text, metric
 
@@ -106,9 +106,9 @@ def test_the_page_on_the_api_has_every_setting():
     assert {field.name for field in msgspec.structs.fields(Settings)} - words_of("reference/api.md") == set()
 
 
-def test_the_page_on_operations_has_every_metric():
+def test_the_page_on_monitoring_has_every_metric():
     named = set(re.findall(r'"(fedres_\w+)"', (ROOT / "service" / "metrics.py").read_text(encoding="utf-8")))
-    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operate/operations.md")}
+    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operate/monitor.md")}
     assert named - words == set()
 
 

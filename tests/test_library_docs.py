@@ -17,21 +17,17 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 EXAMPLES, COMMANDS = ([code for language, code in BLOCKS if language == wanted] for wanted in ("python", "sh"))
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["simulation", "vw", "ofediq", "bandit"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["simulation", "vw"])
 def test_its_examples_run(code, capsys, request):
     exec(compile(code, "library.md", "exec"), {})
     said = capsys.readouterr().out
     if request.node.callspec.id == "simulation":
         losses = [float(line.split()[-1]) for line in said.splitlines()]
         assert losses[-1] < 0.02 * losses[0]
-    elif request.node.callspec.id == "ofediq":
-        assert "levels=3, blocks=777, participation=0.0861" in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "code", [code for language, code in BLOCKS if language == "sh"], ids=["experiments", "bandits"]
-)
+@pytest.mark.parametrize("code", COMMANDS, ids=["experiments"])
 def test_its_commands_run_one_after_the_other(code, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -54,9 +50,8 @@ def test_its_table_names_every_learner_and_files_that_exist():
 
 
 def test_fedres_is_ahead_of_both_baselines_in_all_cells_of_the_committed_result():
-    assert "FedRes is ahead of both baselines in\n  all 48 cells" in (ROOT / "docs/results/README.md").read_text(
-        "utf-8"
-    )
+    text = " ".join((ROOT / "docs/results/README.md").read_text("utf-8").split())
+    assert "FedRes is ahead of both baselines in all 48 cells" in text
     with (ROOT / "docs" / "results" / "beyond.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     cells = {(row["dataset"], row["clients"], row["delay"]) for row in rows if row["scheme"] == "fedres"}

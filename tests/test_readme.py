@@ -79,4 +79,5 @@ def test_its_curl_lines_and_its_python_work_as_printed(tmp_path):
             server.terminate()
     assert '"action":' in answers[0]
     assert answers[1] == ""
+    assert all(answer.endswith("\n") for answer in answers if answer)
     assert '"event_id":"first"' in answers[-1].replace(" ", "")

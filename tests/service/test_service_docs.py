@@ -79,8 +79,8 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
         script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]
         answers = [run_python(block, tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
-    assert "sent=1, refused=0, dropped=0" in answers[4]
-    assert "('rank', 200)" in answers[5]
+    assert "sent=1, refused=0, dropped=0" in answers[3]
+    assert "('rank', 200)" in answers[4]
 
 
 def run_python(block, folder):
