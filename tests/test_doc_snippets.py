@@ -40,7 +40,6 @@ ELSEWHERE = {  # pages with code, and the tests that run it
     "research/library.md": "test_library_docs.py",
 }
 NOT_RUN = {
-    "guides/azure-personalizer.md": "programs of Azure's SDKs; tests/service/personalizer uses the SDKs",
     "how-it-works/intervals.md": "a benchmark of hours; tests/benchmarks runs it small",
     "results/README.md": "the papers' figures, for hours; tests/libsvm_tasks/test_reproduce.py makes them small",
     "results/decisions.md": "streams of decisions, for hours; tests/libsvm_tasks/test_decisions.py plays them small",

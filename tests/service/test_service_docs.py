@@ -57,7 +57,7 @@ def test_its_commands_run_one_after_the_other(tmp_path):
             pass
     assert (tmp_path / "model.bin").stat().st_size > 100
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines()[-1:])
-    assert (event["event_id"], event["reward"]) == ("cup-12", 1.0)
+    assert (event["event_id"], event["reward"]) == ("cup-20", 0.0)
 
 
 def test_the_commands_and_examples_for_devices_run_one_after_the_other(tmp_path):
@@ -79,8 +79,8 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
         script = [block.replace("http://127.0.0.1:8000", url) for block in blocks]
         answers = [run_python(block, tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
-    assert "sent=1, refused=0, dropped=0" in answers[3]
-    assert "('rank', 200)" in answers[4]
+    assert "sent=1, refused=0, dropped=0" in answers[2]
+    assert "('rank', 200)" in answers[3]
 
 
 def run_python(block, folder):
