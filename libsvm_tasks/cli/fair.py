@@ -18,7 +18,9 @@ def fair(
     delays: Annotated[str, typer.Option(help="Round trips in rounds, separated by commas.")] = "0,80,200",
     rollouts: Annotated[int, typer.Option(help="Rollouts that a cell is judged by.")] = 25,
     out: Annotated[Path, typer.Option(help="Folder for fair.md, its CSVs and the journal.")] = Path("results"),
-    finished: Annotated[bool, typer.Option(help="Make the table of what is finished, and run nothing.")] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Make the table of what is finished, and run nothing.")
+    ] = False,
     jobs: Jobs = 1,
     backend: Backend = "loky",
     address: Address = None,

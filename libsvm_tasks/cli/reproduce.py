@@ -16,7 +16,9 @@ def reproduce(
     figures: Annotated[list[str] | None, typer.Argument(help="Names of `--list`, e.g. fedres-1 fedomd-1.")] = None,
     show: Annotated[bool, typer.Option("--list", help="Name every figure and claim, and stop.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Make them all.")] = False,
-    quick: Annotated[bool, typer.Option(help="Small settings, on digits: half an hour instead of hours.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small settings, on digits: minutes instead of half an hour.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for pictures, CSVs and the table of claims.")] = Path("results"),
     jobs: Jobs = 2,
     backend: Backend = "loky",

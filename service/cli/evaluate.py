@@ -99,7 +99,7 @@ def evaluate(
 ) -> None:
     """Estimate from logged decisions what other policies would have earned, with confidence intervals.
 
-    Columns named action, reward, probability, propensity, click, user, time and the like are found by themselves.
+    Columns named action, reward, probability, propensity, click, user, time and the like are recognized.
     """
     from bandits.evaluation import evaluate as value
 

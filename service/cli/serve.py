@@ -30,9 +30,7 @@ Store = Annotated[
         "or postgresql://USER:PASSWORD@HOST/DATABASE.",
     ),
 ]
-Folder = Annotated[
-    Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's snapshots.")
-]
+Folder = Annotated[Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's files.")]
 Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
 DAY = 86_400.0
 DEFAULT_STORE = "sqlite:///fedres.db"

@@ -169,7 +169,7 @@ def test_the_command_takes_tables_and_lines_by_what_is_in_them(tmp_path):
     assert run(app, ["log", "verify", "--store", store]).exit_code == 0
     ended = run(app, ["log", "import", str(lines), "--action", "x", "--store", store])
     assert (ended.exit_code, "action must come with a table" in ended.output) == (2, True)
-    assert "FILE must exist" in run(app, ["log", "import", "nowhere.csv", "--store", store]).output
+    assert "does not exist" in run(app, ["log", "import", "nowhere.csv", "--store", store]).output
 
 
 def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_path):

@@ -190,25 +190,28 @@ def import_(
         ),
     ],
     loop: Annotated[str, typer.Option(help="Decisions: the loop to append to, created if missing.")] = "default",
-    skip_wrong: Annotated[bool, typer.Option(help="Decisions: report wrong lines and skip them.")] = False,
+    skip_wrong: Annotated[
+        bool, typer.Option("--skip-wrong", help="Decisions: report wrong lines and skip them.")
+    ] = False,
     columns: Columns,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Make a new store of an exported log: same positions, times and checksums, and so the same models.
+    """Create a store from an exported log, or append decisions that were made elsewhere to a loop.
 
-    Each record is checked. If anything is wrong, or the command is interrupted, there is no store.
+    An export becomes a new store with the same positions, times and checksums, and so the same models. Each record is
+    checked. If anything is wrong, or the command is interrupted, there is no store.
 
-    Other files hold decisions that were made elsewhere, which are appended to a loop of a store, new or not, with their
-    probabilities: JSON lines, as GET /v1/events writes and `fedres evaluate` reads them; .dsjson and .dsjson.gz of
-    Azure Personalizer, rlclientlib or Vowpal Wabbit; tables (.csv, .tsv, .parquet) with the columns that you name. A
-    wrong line ends the import unless --skip-wrong is given. Run the command again to go on after an interruption.
+    Other files hold decisions, which are appended to a loop of a store, new or not, with their probabilities: JSON
+    lines, as GET /v1/events writes and `fedres evaluate` reads them; .dsjson and .dsjson.gz of Azure Personalizer,
+    rlclientlib or Vowpal Wabbit; tables (.csv, .tsv, .parquet) with the columns that you name. A wrong line ends the
+    import unless --skip-wrong is given. Run the command again to go on after an interruption.
     """
     from service.plugins.tools import decision_files, transfer
 
     for file in files:
         if not file.exists():
-            raise ValueError(f"FILE must exist, got {file}")
+            raise ValueError(f"{file} does not exist")
     kinds = {file: decision_files.kind_of(file) for file in files}
     if columns.given and decision_files.TABLE not in kinds.values():
         raise ValueError(f"{columns.given[0]} must come with a table (.csv, .tsv, .parquet), got {files[0]}")

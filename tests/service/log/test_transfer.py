@@ -166,7 +166,7 @@ def test_a_log_is_imported_to_where_there_is_none(store, tmp_path):
     with Lease(other):
         message = refusal(fedres_log("import", other, tmp_path / "log.jsonl"))
     assert message.startswith("the service must be stopped first")
-    assert "FILE must exist" in refusal(fedres_log("import", other, tmp_path / "none.jsonl"))
+    assert "does not exist" in refusal(fedres_log("import", other, tmp_path / "none.jsonl"))
 
 
 IMPORTER = """
