@@ -80,7 +80,7 @@ def test_the_examples_of_the_client_run_one_after_the_other(tmp_path):
         answers = [run_python(block, tmp_path) for block in script]
     assert re.match(r"(tea|juice) 0\.\d+\n", answers[0])
     assert "sent=1, refused=0, dropped=0" in answers[2]
-    assert "('rank', 200)" in answers[3]
+    assert "('rank', 200)" in answers[2]
 
 
 def run_python(block, folder):
