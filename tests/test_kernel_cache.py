@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from forked import Forked, run
+
 ONE = """
 from fedres.local_learners.adagrad import kernel
 
@@ -29,7 +31,7 @@ def test_a_kernel_follows_those_it_calls(tmp_path):
     def played():
         """Return what two(1) is, and whether it was found in the cache."""
         command = [sys.executable, "-c", "from parts.two import two; print(two(1), len(two.stats.cache_hits))"]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()
+        return run(command, cwd=tmp_path, check=True).stdout.split()
 
     (package / "one.py").write_text(ONE.format(number=1))
     assert [played(), played()] == [["4", "0"], ["4", "1"]]
@@ -47,9 +49,11 @@ def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path):
 
     def started(expression):
         words = [sys.executable, "-c", code.format(expression)]
-        return subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        return Forked(words, cwd=tmp_path, stdout=subprocess.PIPE)
 
     for process in [started(f"one({value})") for value in values]:
-        process.communicate()
-    again = started(", ".join(f"one({value})" for value in values)).communicate()[0].split()
+        assert process.wait() == 0
+        process.stdout.close()
+    with started(", ".join(f"one({value})" for value in values)) as process:
+        again = process.stdout.read().split()
     assert again == ["2", "2.5", "2", "(1+1j)", "3.0", "4", str(len(values))]

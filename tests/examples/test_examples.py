@@ -47,7 +47,7 @@ def test_a_walk_through_runs_and_exports_what_evaluate_reads(url, tmp_path, comm
 
 
 def test_a_bandit_in_one_process_learns_what_visitors_like():
-    done = subprocess.run([sys.executable, EXAMPLES / "bandit.py"], capture_output=True, text=True, check=True)
+    done = run([sys.executable, EXAMPLES / "bandit.py"], check=True)
     first, last = map(float, re.findall(r"\d\.\d\d", done.stdout))
     assert first < last > 0.8, done.stdout
 

@@ -112,10 +112,10 @@ def statuses(operation, session, mode, n):
 
 def few(path, n):
     """Return fewer requests for other names of a route, and for Azure's API, whose tests send hundreds of their own."""
-    return n // 4 if path.startswith(("/personalizer", "/v1/loops/{loop}/")) else n
+    return max(1, n // 4) if path.startswith(("/personalizer", "/v1/loops/{loop}/")) else n
 
 
-@pytest.mark.parametrize("n", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [4, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_what_is_asked_by_the_document_is_answered_by_it(described, session, method, path, n):
     rarely = path.endswith(RARELY_RIGHT) or path.startswith(NO_DEVICES)
@@ -188,7 +188,7 @@ def test_the_document_allows_exactly_what_is_read(client, kind, bodies):
     decoder = msgspec.json.Decoder(kind)
     seen = set()
 
-    @settings(max_examples=400)
+    @settings(max_examples=150)
     @given(bodies | ANYTHING)
     def agrees(body):
         allowed = validator.is_valid(body)

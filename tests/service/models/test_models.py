@@ -58,7 +58,13 @@ class Learned:
             np.array([0.5]),
         )
         policy = loop_rule(self.settings), N_EVENTS
-        return self.published(shared).choose(columns, self.personal.memory.words, policy, self.settings.crosses)
+        return self.published(shared).choose(columns, self.words(), policy, self.settings.crosses)
+
+    def words(self):
+        """Return the memory as rankers have it, which must not write: kernels are compiled for that."""
+        words = self.personal.memory.words.view()
+        words.flags.writeable = False
+        return words
 
 
 @pytest.fixture(params=MODELS)
