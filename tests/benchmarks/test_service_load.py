@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import service_load
@@ -222,6 +223,7 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
 def forked_processes(monkeypatch):
     """Let the service, the bare application and what makes the load be forked: all they import takes seconds."""
     forks = multiprocessing.get_context("forkserver")
+    monkeypatch.setenv("PYTHONPATH", str(Path(service_load.__file__).parent))  # Python 3.11 preloads from there only
     forks.set_forkserver_preload(["service_load"])
     monkeypatch.setattr(service_load, "_spawn", forks)
     monkeypatch.setattr(service_processes, "_spawn", forks)
