@@ -103,7 +103,7 @@ def play(fleet: Fleet, seed: int, folder: Path, progress: Progress) -> Outcome:
     simulation = Simulation(task, uploads)
     found = {
         "independent": replay(task, "independent").accuracy.mean(),
-        "without_delay": replay(task, "fedres", timing="on_arrival").accuracy.mean(),
+        "without_delay": replay(task, "fedres", timing="on-arrival").accuracy.mean(),
         "simulated": simulation.accuracy([result["version"] for result in results]).mean(),
         "real": real,
     }

@@ -117,7 +117,7 @@ def _delays(task: Task, setting: Setting) -> kernels.Delays:
 
 def _server(task: Task, setting: Setting) -> kernels.Server:
     summed = len(task.global_features) + 1 if setting.server == "summed" else 0
-    return kernels.Server(setting.timing == "on_arrival", np.zeros(summed, dtype=np.float32))
+    return kernels.Server(setting.timing == "on-arrival", np.zeros(summed, dtype=np.float32))
 
 
 def _gathered(name: str, features: Array, columns: Array) -> Array:

@@ -189,7 +189,7 @@ class FedRes(_Rounds):
         dim = len(self.task.local_features)
         self.model = self.shared = self.server(make)
         self.own = self.local = [make(dim, self.setting.local_learning_rate) for _ in self.clients]
-        self.on_arrival = self.setting.timing == "on_arrival"
+        self.on_arrival = self.setting.timing == "on-arrival"
         self.immediate = self.setting.local_timing == "immediate"
         self.offset, self.score, self.slope = np.zeros((3, self.n_rounds, self.n_clients))
         self.alone = [make(dim, self.setting.local_learning_rate) for _ in self.clients] if self.setting.alone else []

@@ -13,7 +13,7 @@ from fedres.global_learners.base import Setting
 from libsvm_tasks.tasks import Task
 
 SCHEMES = ("independent", "central", "fedres")
-TIMINGS = {"aligned": ("aligned", "aligned"), "on-arrival": ("on_arrival", "immediate")}  # server's, client's
+TIMINGS = {"aligned": ("aligned", "aligned"), "on-arrival": ("on-arrival", "immediate")}  # server's, client's
 LONGEST_DELAY = 100_000
 LOCAL_LEARNERS = ("linear", "vw")
 LOCAL_FEATURES = ("half", "all")

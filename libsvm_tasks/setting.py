@@ -12,7 +12,7 @@ from fedres.checks import Array
 from fedres.local_learners.linear import finite
 
 SCHEMES = ("independent", "central", "fedres")
-TIMINGS = ("on_arrival", "aligned")
+TIMINGS = ("on-arrival", "aligned")
 LOCAL_TIMINGS = ("immediate", "aligned")
 SERVERS = ("sequential", "summed")
 
@@ -21,7 +21,7 @@ SERVERS = ("sequential", "summed")
 class Setting:
     """One run. Delays are in rounds: one number for all clients, or one each.
 
-    ``timing`` is at which models the server takes the error of a FedRes upload: its newest (``on_arrival``) or those
+    ``timing`` is at which models the server takes the error of a FedRes upload: its newest (``on-arrival``) or those
     that predicted (``aligned``). Central's clients send rows, which the server always learns from as it is then.
     ``local_timing`` is when a client's own model learns: at once, or one round trip later (``aligned``).
     ``server`` takes a round's uploads one after another, or in one step with the sum of their gradients.
@@ -32,7 +32,7 @@ class Setting:
     scheme: str
     uplink_delay: int | Sequence[int] = 0  # α
     downlink_delay: int | Sequence[int] = 0  # β
-    timing: str = "on_arrival"
+    timing: str = "on-arrival"
     local_timing: str = "immediate"
     server: str = "sequential"
     alone: bool = False

@@ -1,6 +1,6 @@
 """FedRes client-rounds a second, on one core: the engine, its readable twin, and the same loop over VW workspaces.
 
-All three take the same data and the same steps (timing ``on_arrival``, local timing ``immediate``, no delay, one
+All three take the same data and the same steps (timing ``on-arrival``, local timing ``immediate``, no delay, one
 run). Every row comes with two labels and steps are small, so that no model ever fits and every round updates both.
 """
 
@@ -23,7 +23,7 @@ from libsvm_tasks.tasks import Task
 SIZES = (16, 256, 784)  # the features of letter, usps and mnist
 SAMPLES = 30  # N, as in the FedRes paper
 SETTING: dict[str, Any] = {
-    "timing": "on_arrival",
+    "timing": "on-arrival",
     "local_timing": "immediate",
     "server": "sequential",
     "learning_rate": 0.01,  # small: a prediction that jumps past the largest label seen is clamped to it

@@ -74,7 +74,7 @@ def test_an_example_that_is_refused_changes_nothing(timing, bad):
         assert host.play(example).prediction.tolist() == untouched.play(example).prediction.tolist()
 
 
-@pytest.mark.parametrize("options", [{}, {"timing": "on_arrival", "batch": 4}, {"batch": 4}])
+@pytest.mark.parametrize("options", [{}, {"timing": "on-arrival", "batch": 4}, {"batch": 4}])
 def test_a_caller_may_use_its_buffers_again(options):
     host, reusing = (federation(local=local_sgd, delay=2, step_size=0.02, **options) for _ in range(2))
     buffer = [np.empty((K, 2)), np.empty(K), np.empty((K, 2))]
@@ -215,7 +215,7 @@ def test_what_a_round_returns_can_be_written_to():
 
 
 def test_what_is_written_to_a_round_reaches_no_upload():
-    host, untouched = (federation(timing="on_arrival", batch=4, step_size=0.02) for _ in range(2))
+    host, untouched = (federation(timing="on-arrival", batch=4, step_size=0.02) for _ in range(2))
     for example in rounds(20):
         happened = host.play(example)
         assert happened.prediction.tolist() == untouched.play(example).prediction.tolist()

@@ -19,7 +19,7 @@ from fedres.mirror_maps import Ball, project_to_ball
 from fedres.models import Linear
 from fedres.step_sizes import StepSize, as_schedule
 
-TIMINGS = ("aligned", "on_arrival")
+TIMINGS = ("aligned", "on-arrival")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,7 +27,7 @@ class FedResSGD(Setting):
     """w^g ← Π_D(w^g − η Σ_i ∇^g): a SUM over clients [FedRes, Alg. 4].
 
     ``timing`` says at which models a late gradient is taken: ``aligned``, at the pair that made the prediction (the
-    paper's rule: the client sends the slope, so the server keeps no history), or ``on_arrival``, at the server's newest
+    paper's rule: the client sends the slope, so the server keeps no history), or ``on-arrival``, at the server's newest
     model and the local prediction that was sent. With ``batch`` b, gradients are averaged over b rounds and the
     shared model is fetched once per batch [FedRes, section 4].
     """
@@ -140,7 +140,7 @@ class TripletClient(BatchClient):
 class FedResSGDServer(Server[FedResSGD]):
     def __init__(self, learner: FedResSGD) -> None:
         super().__init__(learner)
-        self.kinds = ("triplet",) if learner.timing == "on_arrival" else ("gradient",)
+        self.kinds = ("triplet",) if learner.timing == "on-arrival" else ("gradient",)
         self.step_size = as_schedule(learner.step_size)
         self.arrived: list[Up] = []
 

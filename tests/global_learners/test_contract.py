@@ -143,7 +143,7 @@ def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
     [
         *((name, {}) for name in NAMES),
         ("fedres-sgd", {"batch": 3}),
-        ("fedres-sgd", {"batch": 3, "timing": "on_arrival"}),
+        ("fedres-sgd", {"batch": 3, "timing": "on-arrival"}),
         ("ofedavg", {"participation": [0.1, 0.3, 0.5, 0.9, 1.0]}),
         ("fedomd", {"participants": 2}),
         ("fedomd", {"sync": {3, 4, 11}, "participants": 2}),
@@ -276,7 +276,7 @@ def test_bad_step_sizes_are_refused(name, step_size):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("fedres-sgd", {"timing": "late"}, "timing must be one of aligned, on_arrival, got 'late'"),
+        ("fedres-sgd", {"timing": "late"}, "timing must be one of aligned, on-arrival, got 'late'"),
         ("fedres-sgd", {"batch": 0}, "batch must be an integer of at least 1, got 0"),
         ("fedres-sgd", {"radius": -1.0}, "radius must be a positive number, got -1"),
         ("fedres-sgd", {"radius": "x"}, "radius must be a positive number, got 'x'"),
@@ -340,7 +340,7 @@ def test_client_numbers_are_checked(who):
 def test_bits_are_those_of_the_reals_that_would_travel(stream, run):
     """32 bits a real, both ways, per client."""
     examples = stream(12, K, D, local_dim=LOCAL)
-    triplet = {"fedres-sgd": {"timing": "on_arrival"}}
+    triplet = {"fedres-sgd": {"timing": "on-arrival"}}
     reals_up = {
         "fedres-sgd": 12 * (D + 2),
         "fictitious-play": 12 * (D + 2),

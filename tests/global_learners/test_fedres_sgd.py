@@ -44,7 +44,7 @@ def equations(examples, timing, local_timing, radius):
     return np.array(predictions), global_[T + 1]
 
 
-@pytest.mark.parametrize("timing", ["aligned", "on_arrival"])
+@pytest.mark.parametrize("timing", ["aligned", "on-arrival"])
 @pytest.mark.parametrize("local_timing", ["aligned", "immediate"])
 @pytest.mark.parametrize("radius", [np.inf, 0.4])
 def test_the_protocol_plays_the_papers_equations(stream, run, timing, local_timing, radius):
@@ -66,12 +66,12 @@ def test_timings_part_ways_under_delay(stream, run):
             examples,
             delayed_sites(P, 5, 5),
         )[1].server.weights
-        for timing in ("aligned", "on_arrival")
+        for timing in ("aligned", "on-arrival")
     ]
     assert np.abs(models[0] - models[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("timing", ["aligned", "on_arrival"])
+@pytest.mark.parametrize("timing", ["aligned", "on-arrival"])
 def test_a_batch_is_one_step_on_its_mean_gradient(stream, run, timing):
     """Section 4 without delay: both models move once per b rounds, by the mean gradient at the batch's start."""
     b, examples = 5, stream(40, P, D, local_dim=LOCAL)

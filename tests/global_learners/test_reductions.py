@@ -44,7 +44,7 @@ def test_they_stay_the_same_inside_the_residual_host(stream, run):
         assert predictions == pytest.approx(rounds["fedogd"], abs=1e-12), name
 
 
-@pytest.mark.parametrize("timing", ["aligned", "on_arrival"])
+@pytest.mark.parametrize("timing", ["aligned", "on-arrival"])
 def test_without_delay_the_timing_of_the_server_makes_no_difference(stream, run, timing):
     examples = stream(T, K, D)
     reference = run(global_learner("fedogd", dim=D, n_clients=K, step_size=ETA), examples)[1].server.weights

@@ -12,7 +12,7 @@ from libsvm_tasks import engine, readable
 from libsvm_tasks.tasks import Task
 
 SCHEMES = ("independent", "central", "fedres")
-TIMINGS = list(product(("on_arrival", "aligned"), ("immediate", "aligned")))
+TIMINGS = list(product(("on-arrival", "aligned"), ("immediate", "aligned")))
 UPLINK, DOWNLINK = [0, 3, 1, 0, 7], [2, 0, 4, 0, 1]  # of five clients
 
 
@@ -118,7 +118,7 @@ def test_clients_hear_of_a_round_only_after_uplink_and_downlink_delay():
 
 
 def test_with_no_delay_waiting_one_round_trip_is_no_wait():
-    for timing in ("on_arrival", "aligned"):
+    for timing in ("on-arrival", "aligned"):
         runs = [
             engine.run(make_task(), "fedres", timing=timing, local_timing=local) for local in ("immediate", "aligned")
         ]
@@ -129,7 +129,7 @@ def test_with_one_client_and_no_delay_both_timings_take_the_same_error():
     task = make_task(n_clients=1, n_rounds=30)
     runs = [
         engine.run(task, "fedres", timing=timing, learning_rate=0.1, local_learning_rate=0.1)
-        for timing in ("on_arrival", "aligned")
+        for timing in ("on-arrival", "aligned")
     ]
     np.testing.assert_allclose(runs[0].predictions, runs[1].predictions, atol=1e-5)  # the sums' orders differ
     assert np.ptp(runs[0].predictions) > 0.1
@@ -186,7 +186,7 @@ def test_a_prediction_of_0_is_wrong():
     ("scheme", "options", "message"),
     [
         ("fedavg", {}, "scheme must be one of central, fedres, independent, got 'fedavg'"),
-        ("fedres", {"timing": "late"}, "timing must be one of aligned, on_arrival, got 'late'"),
+        ("fedres", {"timing": "late"}, "timing must be one of aligned, on-arrival, got 'late'"),
         ("fedres", {"local_timing": "late"}, "local_timing must be one of aligned, immediate, got 'late'"),
         ("fedres", {"server": "lazy"}, "server must be one of sequential, summed, got 'lazy'"),
         ("fedres", {"uplink_delay": -1}, "uplink_delay must be an integer of at least 0, got -1"),

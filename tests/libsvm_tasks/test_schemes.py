@@ -17,7 +17,7 @@ def digits(local_features, n_rounds=80):
 
 @pytest.mark.parametrize("local_features", ["half", "all"])
 @pytest.mark.parametrize(
-    ("timing", "rules"), [("aligned", ("aligned", "aligned")), ("on-arrival", ("on_arrival", "immediate"))]
+    ("timing", "rules"), [("aligned", ("aligned", "aligned")), ("on-arrival", ("on-arrival", "immediate"))]
 )
 def test_only_the_recommended_setting_has_a_model_alone(local_features, timing, rules):
     task, wanted = digits(local_features), (local_features, timing) == ("all", "on-arrival")
@@ -50,7 +50,7 @@ def test_the_rates_of_fedres_sgd_are_those_of_the_engine(local_learner):
     task, rates = digits("half"), {"learning_rate": 2.0, "local_learning_rate": 3.0}
     text = ",".join(f"{name}={rate}" for name, rate in rates.items())
     scheme = Scheme(global_learner=f"fedres-sgd:{text}", local_learner=local_learner, local_features="half")
-    options = {"timing": "on_arrival", "local_timing": "immediate"}
+    options = {"timing": "on-arrival", "local_timing": "immediate"}
     assert play(task, scheme).accuracy == engine.run(task, "fedres", **options, **rates).accuracy.mean()
 
 

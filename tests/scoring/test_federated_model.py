@@ -99,7 +99,7 @@ def test_uploads_through_bytes_make_the_model_of_a_federation_without_delay(name
     assert model.newest == here.server.covers.max() > 30
 
 
-@pytest.mark.parametrize("timing", ["aligned", "on_arrival"])
+@pytest.mark.parametrize("timing", ["aligned", "on-arrival"])
 def test_late_residuals_make_the_model_of_a_federation_with_that_delay(timing):
     rng, delay, made = np.random.default_rng(1), 3, []
     model = model_of("fedres-sgd")

@@ -21,7 +21,7 @@ from service.plugins.reports.lift import Bounds, LiftReport
 LEAST_EVALUATED = 100  # events before policies are evaluated
 N_BUCKETS = 48  # of time
 MOST_ACTIONS = 8  # shown by name; the others are added up
-POLICIES = {"first": "first", "uniform": "uniform", "likeliest": "greedy"}  # names in bandits.evaluation, and ours
+POLICIES = ("first", "uniform", "likeliest")  # as in bandits.evaluation
 
 
 class FinishedDecision(NamedTuple):
@@ -50,7 +50,7 @@ class FinishedDecision(NamedTuple):
 class PolicyValue(msgspec.Struct):
     """What a policy would have earned on the logged decisions of the loop's own policy, per event."""
 
-    policy: str  # logged, first, uniform or greedy: always the likeliest action of the logged policy
+    policy: str  # logged, first, uniform or likeliest: always the likeliest action of the logged policy
     reward: Bounds
     difference: Bounds | None  # to the logged policy, event by event; null for itself
     ess: float  # effective sample size
@@ -205,11 +205,11 @@ def values_of(events: Sequence[FinishedDecision], range_now: tuple[float, float]
         return []
     return [
         PolicyValue(
-            POLICIES.get(row.policy, "logged"),
+            row.policy if row.policy in POLICIES else "logged",
             Bounds(row.value, row.low, row.high),
             None if row.policy == "logging" else Bounds(row.difference, row.difference_low, row.difference_high),
             float(row.ess),
             row.warning,
         )
-        for row in evaluated(events, [*POLICIES], range_now)
+        for row in evaluated(events, POLICIES, range_now)
     ]

@@ -73,7 +73,7 @@ def test_a_report_says_what_the_export_says(tmp_path):
             path = tmp_path / "events.jsonl"
             path.write_text("\n".join(json.dumps(event) for event in events if event["arm"] == "treatment"))
             rows = evaluate(path, ["first", "uniform", "likeliest"], estimators=["snips"], time_uniform=True).rows
-            assert [value.policy for value in found.values] == ["logged", "first", "uniform", "greedy"]
+            assert [value.policy for value in found.values] == ["logged", "first", "uniform", "likeliest"]
             for value, row in zip(found.values, rows, strict=True):
                 assert (value.reward.value, value.reward.low, value.reward.high) == near((row.value, row.low, row.high))
             assert found.uniform.reward[-1] == near(rows[2].value)

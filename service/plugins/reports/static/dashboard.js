@@ -138,7 +138,7 @@ function doesItPay(loop, r, live) {
     values.length ? [table(["policy", "reward per event", "difference to logged", "note"], values.map(v =>
       [v.policy, bounds(v.reward), v.difference ? bounds(v.difference) : "", v.warning])),
       el("p", { class: "note" }, "logged: what the policy earned. first: always the first action of the request. uniform: any action with the same probability. " +
-        "greedy: always the action that the policy prefers. All but logged are estimates.")] : el("p", { class: "note" },
+        "likeliest: always the action that the policy prefers. All but logged are estimates.")] : el("p", { class: "note" },
       "Other policies are estimated once 100 decisions are finished in which every action had a chance."));
 }
 
