@@ -109,8 +109,8 @@ def _commands(name, command):
     if not hasattr(command, "commands"):
         yield name, command
         return
-    for word, inner in command.commands.items():
-        yield from _commands(f"{name} {word}", inner)
+    for word in command.list_commands(typer.Context(command)):
+        yield from _commands(f"{name} {word}", command.commands[word])
 
 
 def _parameter(parameter):

@@ -242,8 +242,10 @@ def test_reference_pages_are_made_from_the_code(monkeypatch):
     assert "[RankRequest](#rankrequest)" in http
     assert "### RankRequest\n" in http
     assert "personalizer" not in http
-    assert {"## fedres serve", "## fedres log backup", "## fedres replay"} <= set(command_line.splitlines())
-    assert "| `--global-learner` |" in command_line
+    assert re.search(r"^## (.*)$", command_line, re.MULTILINE)[1] == "fedres serve"
+    assert {"## fedres log backup", "## fedres replay"} <= set(command_line.splitlines())
+    for option in ("--allowed-origin", "--root-path", "--any-architecture", "--global-learner"):
+        assert f"| `{option}` |" in command_line
 
 
 def test_what_the_python_reference_names_exists_and_has_a_docstring():

@@ -130,12 +130,6 @@ def options(name, command):
 OPTIONS = dict(options("fedres", typer.main.get_command(app)))
 
 
-def test_the_page_on_operations_has_every_option_of_serve():
-    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
-    table = text[text.index("Options of `fedres serve`") : text.index("## Files")]
-    assert OPTIONS["fedres serve"] - {"--help"} == set(re.findall(r"(?<![\w-])--[a-z][\w-]*", table))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_that_a_page_gives_to_a_command_exist(page):
     for quoted, words, rest in re.findall(
