@@ -209,7 +209,7 @@ def test_the_mean_regret_of_ofedavg_is_under_its_bound(loss):
     problem = Problem(loss)
     eta = step_sizes.ofedavg(p_min=CHANCE, **problem.constants)
     bound = bounds.ofedavg(n_clients=CLIENTS, p_min=CHANCE, step_size=eta, **problem.constants)
-    regrets = [problem.regret("ofedavg", step_size=eta, participation=CHANCE, seed=seed) for seed in range(12)]
+    regrets = [problem.regret("ofedavg", step_size=eta, participation=CHANCE, seed=seed) for seed in range(6)]
     assert upper_mean(regrets) <= bound
 
 
@@ -227,7 +227,7 @@ def test_the_mean_regret_of_ofediq_is_under_its_bound(loss):
         "levels": QUANTIZER.levels,
         "blocks": QUANTIZER.blocks,
     }
-    regrets = [problem.regret("ofediq", seed=seed, **settings) for seed in range(12)]
+    regrets = [problem.regret("ofediq", seed=seed, **settings) for seed in range(6)]
     assert upper_mean(regrets) <= bounds.ofediq(step_size=eta, **constants)
 
 
