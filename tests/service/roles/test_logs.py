@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from locking import write_lock
-from serving import serving, until
+from serving import IMPATIENT, serving, until
 
 TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [a-z]+(-\d+)? \S.*")
 RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
@@ -20,7 +20,7 @@ def lines(folder):
 
 @pytest.mark.parametrize("given", ["my-request", None])
 def test_a_failed_request_is_logged_with_the_id_that_its_reply_has(tmp_path, given):
-    with serving(tmp_path) as service:
+    with serving(tmp_path, command=IMPATIENT) as service:
         headers = {} if given is None else {"X-Request-Id": given}
         with write_lock(service.store):
             reply = service.ask("/v1/rank", "POST", json=RANK, headers=headers)
@@ -66,7 +66,7 @@ def test_less_is_logged_at_a_higher_level_and_by_the_environment(tmp_path, monke
 
 
 def test_a_snapshot_that_fails_says_why(tmp_path):
-    with serving(tmp_path) as service:
+    with serving(tmp_path, command=IMPATIENT) as service:
         (tmp_path / "store.db-models").unlink()
         (tmp_path / "store.db-models").mkdir()
         assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200

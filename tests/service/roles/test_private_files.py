@@ -1,7 +1,7 @@
 """Other users of the machine can neither read a store nor lock it; a lock that is held all the same is told."""
 
 from locking import write_lock
-from serving import serving, until
+from serving import IMPATIENT, serving, until
 
 RANK = {"actions": [{"id": "tea", "features": {"hot": True}}]}
 
@@ -25,7 +25,7 @@ def test_new_files_and_those_of_earlier_starts_are_their_owners_alone(tmp_path):
 
 
 def test_a_lock_of_another_process_is_told_to_load_balancers_and_logged(tmp_path):
-    with serving(tmp_path) as service:
+    with serving(tmp_path, command=IMPATIENT) as service:
         with write_lock(service.store):
             reply = service.ask("/v1/rank", "POST", json=RANK)
             assert reply.status_code == 503
