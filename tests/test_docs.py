@@ -17,6 +17,7 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 MADE = {ROOT / "docs" / "reference" / name for name in ("http.md", "cli.md", "typescript.md")}  # by `make docs`
+RESULTS = ("decisions", "recommend")  # benchmarks too
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "clients/typescript/README.md"} - MADE)
 
 
@@ -64,6 +65,16 @@ def test_every_file_of_ours_that_a_page_names_exists(page):
 def test_the_changelog_of_the_first_version_stays_short():
     """Nothing was released, so it lists what 0.1.0 has; a merge that brings back what was dropped fails here."""
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_pages_stay_short():
+    """A page that outgrows its limit tells something twice, or is two pages; reference/api.md has two long tables."""
+    limits = {"README.md": 120, "docs/reference/api.md": 260, **{f"docs/results/{name}.md": 80 for name in RESULTS}}
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        most = limits.get(name, 80 if name.startswith("docs/benchmarks/") else 200)
+        if name.startswith(("docs/", "README")):
+            assert len(page.read_text(encoding="utf-8").splitlines()) <= most, name
 
 
 def test_the_gallery_has_every_example():
