@@ -81,6 +81,7 @@ from service.settings import Settings
 SHARED_FORMAT, PERSONAL_FORMAT = b"FRK7", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
+PIECE = 256  # numbers that are compared at once
 WHOLE: Array = np.zeros(1, np.int64)  # the only row of an array that is copied as a whole
 EVENTS_TO_COMPILE = START_EVENTS + 2
 DATA = 2  # words of a user's block before the model
@@ -204,10 +205,10 @@ class KalmanShared:
         rows = np.flatnonzero(shared.block_used[:n] >= (learned if shared.means is means else 0))
         whole = (shared.numbers, shared.drift, shared.log_tau, shared.slope_squares, shared.scale_stats, shared.moment)
         by_block = (shared.means, shared.covariances, shared.mean_slopes, shared.block_log_tau)
-        tails = [array.sum(dtype=np.float64) for array in (shared.tail, shared.light)]  # NaN if a number is
-        arrays = [*whole, *tails, shared.bases, *(array[rows] for array in by_block)]
+        arrays = [*whole, shared.tail, shared.light, shared.bases, *(array[rows] for array in by_block)]
         self._finite = shared.means, int(shared.counts[LEARNED])
-        return all(bool(np.isfinite(array).all()) for array in arrays)
+        with np.errstate(all="ignore"):
+            return all(math.isfinite(array.sum()) or bool(np.isfinite(array).all()) for array in arrays)
 
     def publish(self, replaced_at: int) -> tuple[Array, Array]:
         publication = self._publication
@@ -297,13 +298,23 @@ class Publication:
 
 @kernel
 def copy_changed(source: Array, rows: Array, first: int, into: Array, changed: Array) -> None:
-    """Copy some rows of numbers of 32 bits, row 0 of which is at ``first``, and mark the chunks that change."""
+    """Copy some rows of numbers of 32 bits, row 0 of which is at ``first``, and mark the chunks that change.
+
+    Most numbers stay what they are, so pieces are compared first: that takes many numbers at once.
+    """
+    size = source.shape[1]
     for row in rows:
-        for k in range(source.shape[1]):
-            place = first + row * source.shape[1] + k
-            if into[place] != source[row, k]:
-                into[place] = source[row, k]
-                changed[place >> CHUNK_BITS] = 1
+        for begin in range(0, size, PIECE):
+            place = first + row * size + begin
+            piece = source[row, begin : begin + PIECE]
+            before, differ = into[place : place + piece.size], np.uint32(0)
+            for k in range(piece.size):
+                differ |= piece[k] ^ before[k]
+            if differ:
+                for k in range(piece.size):
+                    if before[k] != piece[k]:
+                        before[k] = piece[k]
+                        changed[(place + k) >> CHUNK_BITS] = 1
 
 
 @lru_cache(maxsize=1)
