@@ -85,6 +85,7 @@ class PendingEvent(msgspec.Struct, gc=False):
     first_reward: int = 0  # its time
     decided_at: int = 0  # time of the decision of a deferred event
     deferred: bool = False  # and not activated yet
+    n_bytes: int = 0  # of memory that it takes, about
 
     @property
     def status(self) -> str:
@@ -102,7 +103,7 @@ class FinishedEvent(msgspec.Struct, gc=False):
     n_late: int = 0  # of these
 
 
-class Settled(NamedTuple):
+class Settled(msgspec.Struct, gc=False):
     """An event whose reward is final; None where none came and nothing is to be learned."""
 
     event: str
@@ -151,18 +152,9 @@ def _by_formula(rewards: Mapping[str, float], rules: Rules) -> tuple[dict[str, f
     return sums, min(max(formula_of(rules.formula)(sums), low), high)
 
 
-def _event_bytes(event: str, decided: Decided) -> int:
-    """Return about how many bytes of memory an event takes that waits."""
-    return EVENT_BYTES + len(event) + feature_bytes(decided)
-
-
 def feature_bytes(decided: Decided) -> int:
     features = decided.features
     return len(features.hashes) + len(features.values) + len(features.fields)
-
-
-def _reward_bytes(rewards: Mapping[str, float] | None) -> int:
-    return sum(REWARD_BYTES + len(key) for key in rewards or ())
 
 
 def _hash(key: str) -> bytes:
@@ -187,14 +179,13 @@ class Join:
 
     def rank(self, event: str, order: int, time: int, rules: Rules, decided: Decided, deferred: bool) -> Settled | None:
         """Let an event wait for its reward; return it settled where that came before."""
-        self.n_waiting += 1
-        self.n_bytes += _event_bytes(event, decided)
         early = self.events.get(event)
         pending = PendingEvent(order, order, time + rules.wait, rules, decided, decided_at=time)
+        pending.n_bytes = EVENT_BYTES + len(event) + feature_bytes(decided)
         if isinstance(early, EarlyEvent):
             self._leave_early(early)
             self._drop_foreign(event, early, time, rules)
-            self.n_bytes += _reward_bytes(early.rewards)
+            pending.n_bytes += sum(REWARD_BYTES + len(key) for key in early.rewards)
             pending.first, pending.rewards, pending.first_reward = early.first, early.rewards, early.first_reward
             deferred = deferred and not early.activated
         if deferred:
@@ -202,6 +193,8 @@ class Join:
             if not rules.from_rank:
                 pending.deadline = time + LONGEST_DEFERRED
         self.events[event] = pending
+        self.n_waiting += 1
+        self.n_bytes += pending.n_bytes
         heapq.heappush(self._deadlines, (pending.deadline, order, event))
         return self._settle_if_final(event, pending) if pending.rewards else None
 
@@ -232,6 +225,7 @@ class Join:
             self.n_early_rewards += 1
             self._wait(event, about, max(about.deadline or 0, time + min(rules.wait, LONGEST_EARLY)))
             return None
+        about.n_bytes += REWARD_BYTES + len(key)
         self.n_bytes += REWARD_BYTES + len(key)
         return self._settle_if_final(event, about)
 
@@ -245,7 +239,8 @@ class Join:
         self.rank(event, order, time, rules, decided, False)
         settled = self.reward(event, order, time, reward, "", rules)
         assert settled is not None
-        return settled._replace(counts=False)
+        settled.counts = False
+        return settled
 
     def activate(self, event: str, order: int, time: int, rules: Rules) -> Settled | None:
         """Let a deferred event wait for its reward; return it if it had that already."""
@@ -322,7 +317,7 @@ class Join:
             if isinstance(about, EarlyEvent):
                 self._leave_early(about)
             elif isinstance(about, PendingEvent):
-                self._leave_waiting(event, about)
+                self._leave_waiting(about)
             else:
                 self._n_hashes -= len(about.reward_hashes) // HASH_BYTES
         self._finished = deque(event for event in self._finished if event not in events)
@@ -377,7 +372,7 @@ class Join:
         outcomes: Mapping[str, float] = {}
         if status == REWARDED and pending.rules.formula is not None:
             outcomes, reward = _by_formula(pending.rewards or {}, pending.rules)
-        self._leave_waiting(event, pending)
+        self._leave_waiting(pending)
         hashes, user = b"".join([_hash(key) for key in pending.rewards or ()]), pending.decided.user
         self.events[event] = FinishedEvent(pending.order, pending.deadline, status, user, hashes)
         self._n_hashes += len(hashes) // HASH_BYTES
@@ -405,10 +400,10 @@ class Join:
         self.n_early -= 1
         self.n_early_rewards -= len(early.rewards)
 
-    def _leave_waiting(self, event: str, pending: PendingEvent) -> None:
+    def _leave_waiting(self, pending: PendingEvent) -> None:
         """Count an event no more among those that wait."""
         self.n_waiting -= 1
-        self.n_bytes -= _event_bytes(event, pending.decided) + _reward_bytes(pending.rewards)
+        self.n_bytes -= pending.n_bytes
 
     def _drop_foreign(self, event: str, early: EarlyEvent, time: int, rules: Rules) -> None:
         """List early rewards that do not count for the event: no outcomes of its formula, or outcomes without one."""
@@ -479,8 +474,11 @@ class DelayedExamples:
         self.n_bytes += feature_bytes(example.decided)
         return True
 
-    def due(self, time: int) -> Iterator[DelayedExample]:
-        """Yield what is to be learned from by then."""
+    def due(self, time: int) -> Iterable[DelayedExample]:
+        """Return what is to be learned from by then."""
+        return self._due(time) if self._times and self._times[0][0] <= time else ()
+
+    def _due(self, time: int) -> Iterator[DelayedExample]:
         while self._times and self._times[0][0] <= time:
             example = self._waiting.pop(heapq.heappop(self._times)[2], None)
             if example is not None:

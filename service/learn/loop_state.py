@@ -195,7 +195,8 @@ class LoopState:
     def _settle(self, settled: Settled, position: int) -> None:
         learns = not self.delayed.settle(settled.event, settled.reward)
         if position >= self.learn_from:
-            self._settled.append(settled._replace(position=position, learns=learns))
+            settled.position, settled.learns = position, learns
+            self._settled.append(settled)
 
     def _learn_run(self, events: Sequence[Settled], settings: Settings) -> None:
         learned: list[LearnedEvent] = []

@@ -118,7 +118,7 @@ class Example(msgspec.Struct, frozen=True, gc=False):
     fields: bytes = b""  # uint32, hashes of the JSON keys of the action's features; nothing where not logged
 
 
-class DecisionExample(NamedTuple):
+class DecisionExample(msgspec.Struct, frozen=True, gc=False):
     """What the learner needs of a decision, or of feedback on an action that nobody decided on here."""
 
     features: Example

@@ -221,8 +221,8 @@ class DenseShared(AdagradShared):
     ) -> None:
         loop, model = metadata.id, self.model
         model.learning_rate = settings.learning_rate
-        for user, features, reward, position in events:
-            example = expanded_example(features, settings.crosses)
+        for event in events:
+            user, reward, example = event.user, event.reward, expanded_example(event.features, settings.crosses)
             if user is None or not settings.personal:
                 model.learn(example, reward, 0.0)
                 continue
@@ -231,7 +231,7 @@ class DenseShared(AdagradShared):
             own.learning_rate = settings.learning_rate
             model.learn(example, reward, own.score(example))
             own.learn(example, reward, offset, model.reward_range)
-            personal.put(loop, user, written(position, own))
+            personal.put(loop, user, written(event.position, own))
         self._changed[:] = 1
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:

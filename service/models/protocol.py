@@ -26,7 +26,7 @@ from service.settings import Settings
 Policy = tuple[Array, int]  # how a loop explores: a rule, and the number of rewards learned
 
 
-class LearnedEvent(NamedTuple):
+class LearnedEvent(Struct, frozen=True, gc=False):
     """An event to learn from."""
 
     user: str | None
@@ -40,12 +40,12 @@ def users_of(events: Sequence[LearnedEvent], settings: Settings) -> tuple[list[s
     users: dict[str, int] = {}
     changed: list[int] = []
     places = np.full(len(events), -1, np.int64)
-    for k, (user, _, _, position) in enumerate(events):
-        if user is not None and settings.personal:
-            place = users.setdefault(user, len(users))
+    for k, event in enumerate(events if settings.personal else ()):
+        if event.user is not None:
+            place = users.setdefault(event.user, len(users))
             if place == len(changed):
-                changed.append(position)
-            changed[place], places[k] = position, place
+                changed.append(event.position)
+            changed[place], places[k] = event.position, place
     return [*users], np.array(changed, np.int64), places
 
 

@@ -167,9 +167,9 @@ class KalmanShared:
             personal.memory, keys, changed, batch, self.model, metadata.model_replaced_at
         )
         personal.note_learned(metadata.id, [users[u] for u in has_model.tolist()], n_new)
-        for (user, _, _, _), (error, length) in zip(events, left.tolist(), strict=True):
+        for event, (error, length) in zip(events, left.tolist(), strict=True):
             if length > 0:  # not of the start
-                metadata.guard.count(user, length, error)
+                metadata.guard.count(event.user, length, error)
 
     def learn_upload(self, entry: Entry, metadata: LoopMetadata) -> bool:
         """Learn what a device's own part leaves over; return False where the defences say no.

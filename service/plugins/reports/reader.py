@@ -174,12 +174,12 @@ class LoopReader:
         self._pending[entry.event] = decided, body
 
     def _settle(self, settled: Settled) -> None:
-        event, decided, reward, delay, outcomes = settled[:5]
-        if delay is None:
+        event, decided, reward = settled.event, settled.decided, settled.reward
+        if settled.delay is None:
             self.funnel.expired += 1
         else:
             self.funnel.rewarded += 1
-            self.delays[bisect_left(DELAYS, delay / 1e6)] += 1
+            self.delays[bisect_left(DELAYS, settled.delay / 1e6)] += 1
         settings = self._settings.get(decided.settings) or self._settings[self._newest]
         self._n_learned += reward is not None and (not decided.control or settings.control.learns)
         pending = self._pending.pop(event, None)
@@ -192,7 +192,7 @@ class LoopReader:
             self._apprentice.remove(event)
         elif reward is not None:
             user = f"event {event}" if decided.user is None else f"user {decided.user}"
-            values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **outcomes}
+            values = {"": reward, **dict.fromkeys(settings.outcomes, 0.0), **settled.outcomes}
             self.experiment.add(user, values, settings.default_reward, decided.settings, decided.control)
 
     @property

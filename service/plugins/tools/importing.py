@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from bandits.evaluation.logs import read_lines
 from fedres.scoring.features import Preparer
@@ -211,7 +212,7 @@ class _Importer:
 def _on_page(rank: Record, page: Place) -> Record:
     """Return a decision as that on a place of a page, of whose candidates it has one; no baseline is known."""
     body = {**msgspec.json.decode(rank.body), "page": msgspec.to_builtins(page)}
-    example = read_decision(rank.example or b"")._replace(baseline_weight=0.0)
+    example = replace(read_decision(rank.example or b""), baseline_weight=0.0)
     return rank._replace(example=example.encode(), body=encode(body))
 
 
@@ -229,7 +230,7 @@ def _as_feedback(rank: Record, logged: Logged) -> Record:
         reward=logged.reward,
         happened=None if happened is None else round(1e6 * float(happened)),
     )
-    example = read_decision(rank.example or b"")._replace(baseline_weight=0.0, feedback=logged.reward)
+    example = replace(read_decision(rank.example or b""), baseline_weight=0.0, feedback=logged.reward)
     return rank._replace(example=example.encode(), body=encode(sent))
 
 
