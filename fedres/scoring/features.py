@@ -52,7 +52,7 @@ class Hashed(msgspec.Struct, frozen=True, gc=False):
     fields: bytes  # native uint32, hashes of the JSON keys
 
 
-class Named(NamedTuple):
+class Named(msgspec.Struct, frozen=True, gc=False):
     """Features to be hashed, as JSON: those of an action have its id, and errors name the place."""
 
     place: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
+
+from msgspec import Struct
 
 from service import metrics
 from service.errors import ApiError
@@ -159,7 +161,7 @@ def _no_path(raw_path: bytes) -> ApiError:
     return ApiError(404, "unknown_path", f"no such path: {shown}; see /docs", "path")
 
 
-class RequestHeaders(NamedTuple):
+class RequestHeaders(Struct, frozen=True, gc=False):
     """The headers that the service looks at."""
 
     authorization: bytes | None = None

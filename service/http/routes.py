@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ PREFIXES = ("/v1", "/v1/loops/{loop}")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """A request that was let in."""
 
     loop: str

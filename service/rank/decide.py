@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from fedres.checks import Array
 from fedres.draws import event_draws
@@ -76,7 +77,7 @@ def decide(
         for each, (action, probabilities, scores) in zip(good, choices, strict=True)
     ]
     if settings.apprentice:
-        decisions = [first_action(each)._replace(policy_action=each.action) for each in decisions]
+        decisions = [replace(first_action(each), policy_action=each.action) for each in decisions]
     elif settings.control.share or settings.control.hold:
         decisions = in_arms(decisions, loop, memory)
     if len(good) == len(prepared):
@@ -96,7 +97,7 @@ def prepare(
 
     ``hashed`` and ``most_explained`` are as in ``decide``.
     """
-    accepted: list[tuple[RankRequest, list[Hashed | None]] | ApiError] = []
+    accepted: list[tuple[RankRequest, list[Any], list[int]] | ApiError] = []
     event_ids: list[str] = []
     to_hash: list[Named] = []
     for request in requests:
@@ -105,15 +106,15 @@ def prepare(
         except ApiError as error:
             accepted.append(error)
             continue
-        rows = [None, *[(hashed if action.features else loop.prepared).get(action.id) for action in request.actions]]
-        accepted.append((request, rows))
+        actions = request.actions
+        rows = [None, *[(hashed if action.features else loop.prepared).get(action.id) for action in actions]]
+        missing = [place for place, row in enumerate(rows) if row is None]
+        accepted.append((request, rows, missing))
         event_ids.append(request.event_id or new_event_id())
         to_hash.append(Named("context", None, bytes(request.context) or EMPTY))
-        to_hash += [
-            Named(f"actions[{k}]", action.id, features_of(action, loop.catalogue))
-            for k, action in enumerate(request.actions)
-            if rows[k + 1] is None
-        ]
+        for place in missing[1:]:
+            action = actions[place - 1]
+            to_hash.append(Named(f"actions[{place - 1}]", action.id, features_of(action, loop.catalogue)))
     new_rows = iter(preparer.hash_all(to_hash))
     events = zip(event_ids, event_draws(event_ids), strict=True)
     return [
@@ -124,7 +125,8 @@ def prepare(
 
 def complete(
     request: RankRequest,
-    rows: list[Hashed | None],
+    rows: list[Any],
+    missing: list[int],
     new_rows: Iterator[Hashed | FeatureError],
     event_id: str,
     draw: float,
@@ -132,29 +134,23 @@ def complete(
     preparer: Preparer,
     most_explained: int,
 ) -> Prepared | ApiError:
-    """Put in the rows that were just hashed; keep those of the catalogue for the next request."""
-    filled: list[Hashed] = []
+    """Put in the rows that were missing and are hashed now; keep those of the catalogue for the next request."""
     error: FeatureError | None = None
-    for place, row in enumerate(rows):
-        if row is not None:
-            filled.append(row)
-            continue
-        new_row = next(new_rows)
-        if isinstance(new_row, FeatureError):
-            error = error or new_row
-            continue
-        filled.append(new_row)
-        if place and not (action := request.actions[place - 1]).features and action.id in loop.catalogue:
-            loop.prepared[action.id] = new_row
+    for place in missing:
+        row = rows[place] = next(new_rows)
+        if isinstance(row, FeatureError):
+            error = error or row
+        elif place and not (action := request.actions[place - 1]).features and action.id in loop.catalogue:
+            loop.prepared[action.id] = row
     if error is not None:
         return invalid_features(error)
     settings, user = loop.view.settings, request.user
     key = NO_KEY if user is None or not settings.personal else personal_key(loop.id, user)
     excluded = set(request.exclude)
     allowed = [action.id not in excluded for action in request.actions] if excluded else []
-    prepared = Prepared(request, event_id, filled, allowed, draw, key)
+    prepared = Prepared(request, event_id, rows, allowed, draw, key)
     if settings.crosses:
-        n_context, n_features = filled[0].size, sum([row.size for row in filled])
+        n_context, n_features = rows[0].size, sum([row.size for row in rows])
         if request.explain or n_context * (n_features - n_context) > preparer.limits.crosses:
             return limited(prepared, preparer, most_explained)
     return prepared
@@ -198,7 +194,7 @@ def all_allowed(n: int) -> Array:
     return np.ones(n, np.bool_)
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """What was decided, under which model and settings."""
 
     prepared: Prepared
@@ -260,15 +256,13 @@ class Decision(NamedTuple):
 
 def check_request(request: RankRequest) -> None:
     """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
-    ids = [action.id for action in request.actions]
-    if not ids or len({*ids}) < len(ids) or not all(map(is_plain_id, ids)):
-        check_actions(request.actions)
+    check_actions(request.actions)
     if request.user is not None and not is_plain_id(request.user):
         check_id("user", request.user)
     if request.event_id is not None and not is_plain_id(request.event_id):
         check_id("event_id", request.event_id)
-    if request.exclude and {*ids} <= {*request.exclude}:
-        raise invalid(f"exclude must leave at least one action, got all {len(ids)} of them", "exclude")
+    if request.exclude and {action.id for action in request.actions} <= {*request.exclude}:
+        raise invalid(f"exclude must leave at least one action, got all {len(request.actions)} of them", "exclude")
 
 
 def limited(prepared: Prepared, preparer: Preparer, most_explained: int) -> Prepared | ApiError:
@@ -320,7 +314,7 @@ def in_arms(decisions: Sequence[Decision], loop: Loop, memory: Array) -> list[De
         of_control = [*map(first_action if control.baseline == "first" else any_action, of_control)]
     arm, baseline = HELD if control.hold else CONTROL, iter(of_control)
     return [
-        next(baseline)._replace(arm=arm) if is_in else each._replace(arm=TREATMENT)
+        replace(next(baseline), arm=arm) if is_in else replace(each, arm=TREATMENT)
         for each, is_in in zip(decisions, in_control, strict=True)
     ]
 
@@ -332,11 +326,11 @@ def by_pinned_model(decisions: Sequence[Decision], loop: Loop, memory: Array) ->
         return []
     if pinned is None:
         raise ApiError(503, "starting", "the pinned model is not read yet; try again")
-    nobodies = [each.prepared._replace(key=NO_KEY) for each in decisions]
+    nobodies = [replace(each.prepared, key=NO_KEY) for each in decisions]
     policy = loop_rule(settings), pinned.n_learned
     choices = choose(nobodies, pinned.model, memory, policy, crosses=settings.crosses)
     return [
-        each._replace(action=action, probabilities=probabilities, scores=scores, version=pinned.version)
+        replace(each, action=action, probabilities=probabilities, scores=scores, version=pinned.version)
         for each, (action, probabilities, scores) in zip(decisions, choices, strict=True)
     ]
 
@@ -345,7 +339,7 @@ def first_action(decision: Decision) -> Decision:
     """Return the decision for the first action that is not excluded."""
     allowed = decision.prepared.allowed
     action = allowed.index(True) if allowed else 0
-    return decision._replace(action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
+    return replace(decision, action=action, probabilities=[float(k == action) for k in range(len(decision.scores))])
 
 
 def any_action(decision: Decision) -> Decision:
@@ -353,7 +347,7 @@ def any_action(decision: Decision) -> Decision:
     allowed = decision.prepared.allowed or [True] * len(decision.scores)
     places = [k for k, is_allowed in enumerate(allowed) if is_allowed]
     action = places[int(decision.prepared.draw * len(places))]
-    return decision._replace(action=action, probabilities=[is_allowed / len(places) for is_allowed in allowed])
+    return replace(decision, action=action, probabilities=[is_allowed / len(places) for is_allowed in allowed])
 
 
 # A repeat of an event id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from msgspec import Meta, Raw, Struct, field
 
@@ -38,7 +38,7 @@ class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     explain: bool = False
 
 
-class Prepared(NamedTuple):
+class Prepared(Struct, frozen=True, gc=False):
     """A request that is checked, with its features hashed."""
 
     request: RankRequest

@@ -33,8 +33,7 @@ from service.roles.heartbeat import BEAT_SECONDS, Beat
 
 SWITCH_SECONDS = 0.0005  # after which a thread that reads the log lets the one that decides go on
 CONNECT_SECONDS = 1.0  # that a ranker waits for the log writer before it answers anyway
-
-
+GARBAGE_OBJECTS = 50_000  # between two looks for cycles, which requests leave none of
 OUT_OF_MEMORY = 71  # status of a process that ended because of it
 
 
@@ -100,6 +99,7 @@ async def _serve(config: Config, sock: socket.socket, parent: int, beat: Beat) -
     ]
     await asyncio.wait([connecting], timeout=CONNECT_SECONDS)  # meanwhile connections wait to be accepted
     gc.freeze()  # what is there now stays; to look through it again and again would be a pause of 0.1 s each time
+    gc.set_threshold(GARBAGE_OBJECTS)
     try:
         await server.serve()
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 import msgspec
+from msgspec.structs import replace
 
 from service.errors import invalid
 from service.http.replies import Reply, json_reply
@@ -56,7 +57,7 @@ class PersonalizerRoutes(Routes):
         async def answer(call: Call) -> Reply:
             try:
                 _check_version(call)
-                value = await handler(call if decoder is None else call._replace(body=decode(decoder, call.body)))
+                value = await handler(call if decoder is None else replace(call, body=decode(decoder, call.body)))
             except Exception as error:
                 return failed(error, code)
             if isinstance(value, Reply):

@@ -186,7 +186,7 @@ class _Importer:
 
     def _records(self, logged: Logged, prepared: Any) -> Group:
         scores = [0.0] * len(logged.probabilities)
-        prepared = prepared._replace(request=logged.request if logged.is_feedback else logged.dated())
+        prepared = replace(prepared, request=logged.request if logged.is_feedback else logged.dated())
         probabilities = [1.0] if logged.is_feedback else logged.probabilities
         decision = Decision(prepared, logged.action, probabilities, scores, None, self._position, self._position)
         rank = decision.record(self._loop)

@@ -166,7 +166,7 @@ def one_by_one(script):
             settled.append(join.rank(event, position, time, RULES, Decided(user, decision.features, 1, 0.0), False))
         elif kind == "reward":
             settled.append(join.reward(event, position, time, *read_reward(example), RULES))
-        for _, decided, reward, *_ in filter(None, settled):
+        for decided, reward in [(each.decided, each.reward) for each in filter(None, settled)]:
             hashes, values, n_context = decided.features.hashes, decided.features.values, decided.features.n_context
             starts = np.array([n_context, len(hashes) // 4], np.int64)
             prepared = Prepared(np.frombuffer(hashes, np.uint32), np.frombuffer(values, np.float32), starts, True)
