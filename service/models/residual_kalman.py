@@ -55,7 +55,7 @@ from fedres.decisions.kalman_state import (
     slot_words,
 )
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Owns, ResidualKalman, in_present_basis
-from fedres.local_learners.adagrad import kernel
+from fedres.local_learners.adagrad import bare_kernel, kernel
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
@@ -201,14 +201,9 @@ class KalmanShared:
         if shared is None:
             return True
         means, learned = self._finite
-        n = int(shared.counts[BLOCKS])
-        rows = np.flatnonzero(shared.block_used[:n] >= (learned if shared.means is means else 0))
-        whole = (shared.numbers, shared.drift, shared.log_tau, shared.slope_squares, shared.scale_stats, shared.moment)
-        by_block = (shared.means, shared.covariances, shared.mean_slopes, shared.block_log_tau)
-        arrays = [*whole, shared.tail, shared.light, shared.bases, *(array[rows] for array in by_block)]
+        since = learned if shared.means is means else 0
         self._finite = shared.means, int(shared.counts[LEARNED])
-        with np.errstate(all="ignore"):
-            return all(math.isfinite(array.sum()) or bool(np.isfinite(array).all()) for array in arrays)
+        return bool(_is_finite(shared, since))
 
     def publish(self, replaced_at: int) -> tuple[Array, Array]:
         publication = self._publication
@@ -243,6 +238,27 @@ def _batch(events: Sequence[LearnedEvent], places: Array) -> Events:
         np.array([event.reward for event in events], np.float32),
         places,
     )
+
+
+@kernel
+def _is_finite(shared: Any, since: int) -> bool:
+    ok = _all_finite(shared.numbers) & _all_finite(shared.drift) & _all_finite(shared.log_tau.ravel())
+    ok &= _all_finite(shared.slope_squares.ravel()) & _all_finite(shared.scale_stats.ravel())
+    ok &= _all_finite(shared.tail.ravel()) & _all_finite(shared.light.ravel())
+    ok &= _all_finite(shared.moment.ravel()) & _all_finite(shared.bases.ravel())
+    for block in range(shared.counts[BLOCKS]):
+        if shared.block_used[block] >= since:
+            ok &= _all_finite(shared.means[block]) & _all_finite(shared.covariances[block].ravel())
+            ok &= _all_finite(shared.mean_slopes[block]) & _all_finite(shared.block_log_tau[block])
+    return ok
+
+
+@bare_kernel
+def _all_finite(numbers: Array) -> bool:
+    ok = True
+    for k in range(numbers.size):
+        ok &= np.isfinite(numbers[k])
+    return ok
 
 
 class Publication:

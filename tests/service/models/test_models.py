@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedres.decisions.kalman_state import with_light_room
 from fedres.policies import loop_rule
 from fedres.scoring.features import Named, Preparer
 from service.log.records import Example
@@ -98,6 +99,17 @@ def test_a_model_is_the_same_after_its_bytes(model):
     assert model.choose(again, hashed(0))[1].tobytes() == model.choose(model.shared, hashed(0))[1].tobytes()
     assert again.is_finite()
     model.kind.check(model.settings, model.shared.exported(), [model.shared.reward_range])
+
+
+@pytest.mark.parametrize(
+    "name", ["numbers", "log_tau", "means", "covariances", "mean_slopes", "tail", "light", "moment"]
+)
+def test_a_number_that_is_not_finite_is_found(name, tmp_path):
+    shared = Learned("residual-kalman", tmp_path).shared
+    numbers = with_light_room(shared.model.shared, 2) if name == "light" else shared.model.shared
+    shared.model.shared = numbers
+    getattr(numbers, name)[-1 if name in ("tail", "light") else 0] = np.nan
+    assert not shared.is_finite()
 
 
 def test_users_models_are_the_same_after_their_bytes(model):
