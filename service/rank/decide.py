@@ -40,6 +40,7 @@ from service.rank.requests import (
     Ranked,
     RankRequest,
     RankResult,
+    are_plain_ids,
     check_actions,
     check_id,
     is_plain_id,
@@ -256,13 +257,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 def check_request(request: RankRequest) -> None:
     """Refuse ids that are too long or come twice, and a request that leaves nothing to choose from."""
-    check_actions(request.actions)
+    ids = [action.id for action in request.actions]
+    joined = "\0".join(ids)
+    if len({*ids}) < len(ids) or joined.count("\0") >= len(ids) or not are_plain_ids(joined):
+        check_actions(request.actions)
     if request.user is not None and not is_plain_id(request.user):
         check_id("user", request.user)
     if request.event_id is not None and not is_plain_id(request.event_id):
         check_id("event_id", request.event_id)
-    if request.exclude and {action.id for action in request.actions} <= {*request.exclude}:
-        raise invalid(f"exclude must leave at least one action, got all {len(request.actions)} of them", "exclude")
+    if request.exclude and {*ids} <= {*request.exclude}:
+        raise invalid(f"exclude must leave at least one action, got all {len(ids)} of them", "exclude")
 
 
 def limited(prepared: Prepared, preparer: Preparer, most_explained: int) -> Prepared | ApiError:

@@ -16,7 +16,9 @@ from service.models.protocol import Explained
 Id = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
 Features = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
-is_plain_id = re.compile(f"[\x01-\x7f]{{1,{LONGEST_ID}}}").fullmatch  # of ids that need no closer look
+_PLAIN = f"[\x01-\x7f]{{1,{LONGEST_ID}}}"
+is_plain_id = re.compile(_PLAIN).fullmatch  # of ids that need no closer look
+are_plain_ids = re.compile(f"{_PLAIN}(?:\0{_PLAIN})*").fullmatch  # the same of ids with a NUL between them
 
 
 class Action(Struct, forbid_unknown_fields=True, gc=False):

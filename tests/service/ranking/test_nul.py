@@ -39,9 +39,10 @@ def test_an_id_with_a_nul_is_refused(tmp_path, call, target):
 def test_an_action_whose_id_has_a_nul_is_refused(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            asked = request()
-            asked.actions[1] = Action(f"a{NUL}")
-            assert (await refused_for(engine.rank("default", asked)))[::2] == (422, "actions")
+            for name in (f"a{NUL}", f"a{NUL}b", f"{NUL}b", NUL):
+                asked = request()
+                asked.actions[1] = Action(name)
+                assert (await refused_for(engine.rank("default", asked)))[::2] == (422, "actions")
 
     asyncio.run(story())
 
