@@ -1,6 +1,7 @@
 """Streams and runs that several tests share."""
 
 import functools
+import gc
 import os
 import ssl
 import sys
@@ -32,6 +33,17 @@ def _usual_umask():
     os.umask(0o022)
     yield
     os.umask(0o022)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector from looking again and again at what is imported and collected: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
