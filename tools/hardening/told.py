@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from machine import Engine
+from msgspec.structs import replace
 from writers import SOON, running_writer
 
 from service.http.hot import hot_routes
@@ -49,7 +50,7 @@ class Desk:
         """Return whether a call was acknowledged; keep what is no answer."""
         try:
             route, call = self._routes[kind], self._calls[kind, k]
-            reply = await route.endpoint(call._replace(body=route.decoder.decode(call.body)))
+            reply = await route.endpoint(replace(call, body=route.decoder.decode(call.body)))
         except Exception as error:
             reply = failure(error)
         if reply.status < 300:

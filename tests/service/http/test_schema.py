@@ -188,7 +188,7 @@ def test_the_document_allows_exactly_what_is_read(client, kind, bodies):
     decoder = msgspec.json.Decoder(kind)
     seen = set()
 
-    @settings(max_examples=150)
+    @settings(max_examples=400)
     @given(bodies | ANYTHING)
     def agrees(body):
         allowed = validator.is_valid(body)
