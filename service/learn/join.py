@@ -474,11 +474,8 @@ class DelayedExamples:
         self.n_bytes += feature_bytes(example.decided)
         return True
 
-    def due(self, time: int) -> Iterable[DelayedExample]:
-        """Return what is to be learned from by then."""
-        return self._due(time) if self._times and self._times[0][0] <= time else ()
-
-    def _due(self, time: int) -> Iterator[DelayedExample]:
+    def due(self, time: int) -> Iterator[DelayedExample]:
+        """Yield what is to be learned from by then."""
         while self._times and self._times[0][0] <= time:
             example = self._waiting.pop(heapq.heappop(self._times)[2], None)
             if example is not None:
