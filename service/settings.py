@@ -70,34 +70,35 @@ class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a loop's owner may choose; a log record of them is in force from its position on."""
 
-    model: Model = DEFAULT_MODEL  # what predicts and learns
-    policy: Policy | None = None  # None: the model's own
-    gamma: float | None = None  # of both squarecb, times the root of the number of rewards learned; None: 300 or 10
-    floor: float = HOSTED["optimistic-squarecb"][
-        "floor"
-    ]  # of optimistic-squarecb: the share of probability that is spread evenly
-    epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]  # ε of epsilon-greedy
-    learning_rate: float = LEARNING_RATE  # η, of AdaGrad's shared and personal models
-    reward_range: tuple[float, float] = (0.0, 1.0)  # a single reward outside is refused
-    wait_time: float = 600.0  # seconds that an event waits for its reward
-    default_reward: float | None = 0.0  # learned where none came; None learns nothing then
-    wait_from: Literal["activation", "rank"] = "activation"  # when the wait time of a deferred event begins
-    aggregation: Literal["earliest", "sum", "average"] = "earliest"  # which rewards of an event count
-    outcomes: dict[str, float] = {}  # by name: seconds from the decision within which one counts
-    formula: str | None = None  # the reward as a function of outcomes; None: rewards come as values
-    guardrails: list[Guardrail] = []  # what outcomes may do at most
-    control: Control = Control()  # a group that shows what the loop is worth
-    apprentice: bool = False  # always answer with the first action, and learn
-    crosses: bool = True  # context × action features
-    personal: bool = True  # one model per user beside the shared one
-    update_interval: float = 0.025  # seconds, at most one publication in each
-    global_learner: Learner = "fedres-adagrad"  # the rule for the shared model
-    hyperparameters: dict[str, float | int | None] = {}  # of that rule; AdaGrad has the learning rate alone
-    bits: int = 18  # 2^bits shared weights, and a constant
-    timing: Literal["on-arrival", "aligned"] = "on-arrival"  # at which model the error of a residual is taken
-    defences: Defences = Defences()  # against hostile devices
-    retention: float | None = None  # seconds after which events are removed from the log; None keeps them for ever
-    annotations: dict[str, str] = {}  # what other tools keep with a loop
+    model: Model = DEFAULT_MODEL  #: The model; fixed when the loop is created.
+    policy: Policy | None = None  #: How scores become probabilities; null: the default of the model.
+    #: Both SquareCB policies: γ = gamma·√(rewards learned); larger explores less. null: 300 or 10.
+    gamma: float | None = None
+    #: optimistic-squarecb: share of the probability that is spread evenly.
+    floor: float = HOSTED["optimistic-squarecb"]["floor"]
+    epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]  #: epsilon-greedy: probability of a uniform draw.
+    learning_rate: float = LEARNING_RATE  #: adagrad: learning rate of the shared and the personal models.
+    reward_range: tuple[float, float] = (0.0, 1.0)  #: Smallest and largest reward; others are rejected.
+    wait_time: float = 600.0  #: Seconds that an event waits for its reward.
+    default_reward: float | None = 0.0  #: Learned if no reward arrives in time; null: nothing is learned.
+    wait_from: Literal["activation", "rank"] = "activation"  #: When the wait time of a deferred event begins.
+    aggregation: Literal["earliest", "sum", "average"] = "earliest"  #: Which rewards of an event count.
+    outcomes: dict[str, float] = {}  #: Named outcomes, each with the seconds from the decision within which it counts.
+    formula: str | None = None  #: The reward as a formula over outcomes.
+    guardrails: list[Guardrail] = []  #: How far outcomes may rise or fall against the control group.
+    control: Control = Control()  #: The control group.
+    apprentice: bool = False  #: Always return the first action, and learn from it.
+    crosses: bool = True  #: A weight for every pair of a context and an action feature; false for adagrad only.
+    personal: bool = True  #: One model per user beside the shared one.
+    update_interval: float = 0.025  #: Minimum seconds between two publications of the models.
+    global_learner: Learner = "fedres-adagrad"  #: adagrad: learner of the shared model; fixed.
+    hyperparameters: dict[str, float | int | None] = {}  #: adagrad: of that learner; fixed.
+    bits: int = 18  #: adagrad: 2^bits shared weights; fixed.
+    #: Which model the error of a device's residual is computed with.
+    timing: Literal["on-arrival", "aligned"] = "on-arrival"
+    defences: Defences = Defences()  #: Bounds on what one device can do to the shared model.
+    retention: float | None = None  #: Seconds after which events are removed from the log; null keeps them.
+    annotations: dict[str, str] = {}  #: Strings by name, for other tools.
 
     def __post_init__(self) -> None:
         if self.policy is None:

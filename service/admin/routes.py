@@ -58,7 +58,8 @@ class Unmatched(Struct):
 class NewLoop(Struct, forbid_unknown_fields=True):
     """A loop to be made; settings that are missing are at their defaults."""
 
-    name: Id
+    name: Id  #: Letters, digits, -, _ and .
+    #: Settings that differ from the defaults.
     settings: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Settings"})] = {}
 
 

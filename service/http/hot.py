@@ -21,12 +21,14 @@ _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{kind}"} for kind in ("Rank
 class Batch(Struct, forbid_unknown_fields=True):
     """Many requests at once, each decided or refused on its own."""
 
+    #: The rank requests; each is decided or rejected separately.
     requests: Annotated[list[RankRequest], Meta(min_length=1)]
 
 
 class Decisions(Struct):
     """What became of each request of a batch, in its order."""
 
+    #: A rank response or an error for each request, in order.
     results: list[Annotated[Any, Meta(extra_json_schema=_EITHER)]]
 
 
@@ -36,9 +38,9 @@ class Reward(Struct, forbid_unknown_fields=True):
     An id that comes twice, or without ids a value that comes twice, counts once.
     """
 
-    value: float | None = None
-    id: Id | None = None
-    outcomes: dict[str, float] | None = None
+    value: float | None = None  #: The reward, within the loop's reward_range.
+    id: Id | None = None  #: Rewards of an event with the same id count once.
+    outcomes: dict[str, float] | None = None  #: Named outcomes, if the loop has a formula over them.
 
 
 _encode = msgspec.json.Encoder().encode

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from msgspec import inspect
+from msgspec.structs import astuple
 
-from service.http.descriptions import FIELDS, TAGS, is_repeated, tag_of
+from service.http.descriptions import TAGS, field_descriptions, is_repeated, tag_of
 from service.http.replies import Error
 from service.http.request import Limits
 from service.http.routes import JSON, OPEN, Route
@@ -64,7 +66,7 @@ def document(app: FastAPI, routes: Sequence[Route], limits: Limits) -> Json:
                 kinds[kind.__name__] = kind
     _, schemas = msgspec.json.schema_components([*kinds.values()], ref_template=REF)
     _limit(schemas, limits)
-    _describe(schemas)
+    _describe(schemas, kinds.values())
     made["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     declared = {route.path: place for place, route in reversed([*enumerate(routes)])}
     order = [*TAGS]
@@ -93,12 +95,25 @@ def shortened(made: Json) -> Json:
     return {**made, "paths": {path: methods for path, methods in shown.items() if methods}, "tags": tags}
 
 
-def _describe(schemas: Json) -> None:
+def _describe(schemas: Json, kinds: Iterable[type]) -> None:
     """Add what fields mean."""
-    for kind, fields in FIELDS.items():
-        for name, text in fields.items():
-            if name in schemas.get(kind, {}).get("properties", {}):
-                schemas[kind]["properties"][name]["description"] = text
+    for kind in _structs_in(inspect.multi_type_info(kinds), set()):
+        for name, text in field_descriptions(kind).items():
+            schemas[kind.__name__]["properties"][name]["description"] = text
+
+
+def _structs_in(part: Any, seen: set[type]) -> set[type]:
+    """Return the structs that types are made of."""
+    if isinstance(part, inspect.StructType):
+        if part.cls in seen:
+            return seen
+        seen.add(part.cls)
+    if isinstance(part, (inspect.Type, inspect.Field)):
+        part = astuple(part)
+    if isinstance(part, tuple):
+        for inner in part:
+            _structs_in(inner, seen)
+    return seen
 
 
 def _limit(schemas: Json, limits: Limits) -> None:

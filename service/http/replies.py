@@ -42,7 +42,7 @@ class ErrorDetail(msgspec.Struct):
 class Error(msgspec.Struct):
     """What every failure looks like."""
 
-    error: ErrorDetail
+    error: ErrorDetail  #: What is wrong.
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

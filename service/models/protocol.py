@@ -134,11 +134,11 @@ class Strongest(Struct):
 class Explained(Struct, omit_defaults=True):
     """Why an action scores as it does."""
 
-    id: str
-    shared: float
-    personal: float
-    strongest: list[Strongest]
-    width: float | None = None  # the standard deviation of the score, where the model knows it
+    id: str  #: Id of the action.
+    shared: float  #: The shared part of the score.
+    personal: float  #: The personal part of the score.
+    strongest: list[Strongest]  #: The pairs of features that add most.
+    width: float | None = None  #: Standard deviation of the score, if the model knows it.
 
 
 def strongest(contributions: Sequence[Contribution], span: float = 1.0) -> list[Strongest]:

@@ -24,20 +24,23 @@ are_plain_ids = re.compile(f"{_PLAIN}(?:\0{_PLAIN})*").fullmatch  # the same of 
 class Action(Struct, forbid_unknown_fields=True, gc=False):
     """An action; one without features has those of the catalogue, or its id alone if it is not in there."""
 
-    id: Id
-    features: Features = field(default_factory=Raw)
+    id: Id  #: Id of the action; it is a feature, too.
+    features: Features = field(default_factory=Raw)  #: Features of the action. Without them, those of the catalogue.
 
 
 class RankRequest(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A request for a decision."""
 
+    #: The actions to choose from, in your own order of preference.
     actions: Annotated[list[Action], Meta(min_length=1)]
+    #: Features of the situation, known before the decision.
     context: Features = field(default_factory=lambda: Raw(b"{}"))
-    user: Id | None = None
-    exclude: list[Id] = field(default_factory=list)
+    user: Id | None = None  #: Id of the user: selects the personal model. Without it, only the shared model decides.
+    exclude: list[Id] = field(default_factory=list)  #: Ids of actions that must not be chosen; they get probability 0.
+    #: Id of this event, generated if missing. A repeat with the same id gets the same decision.
     event_id: Id | None = None
-    defer: bool = False
-    explain: bool = False
+    defer: bool = False  #: Do not start the wait for a reward until the event is activated.
+    explain: bool = False  #: Add explanations of the scores to the response.
 
 
 class Prepared(Struct, frozen=True, gc=False):
@@ -52,21 +55,21 @@ class Prepared(Struct, frozen=True, gc=False):
 
 
 class Ranked(Struct, gc=False):
-    id: str
-    probability: float
-    score: float
+    id: str  #: Id of the action.
+    probability: float  #: Probability of the action; 0 if it was excluded.
+    score: float  #: Expected reward.
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):
     """The answer; ``action_id`` is called ``action`` in JSON."""
 
-    event_id: str
-    action_id: str = field(name="action")
-    probability: float
-    ranking: list[Ranked]  # best score first
-    model_version: int
-    arm: str | None = None  # control, treatment or held, where the loop has a control group
-    explanations: list[Explained] | None = None
+    event_id: str  #: Id to send the reward to.
+    action_id: str = field(name="action")  #: The chosen action.
+    probability: float  #: Probability that the action was drawn with.
+    ranking: list[Ranked]  #: All actions, best score first.
+    model_version: int  #: Position in the loop's log up to which the models had learned.
+    arm: str | None = None  #: control, treatment or held, if the loop has a control group.
+    explanations: list[Explained] | None = None  #: With explain: the parts of each action's score.
 
 
 def check_actions(actions: Sequence[Action]) -> None:

@@ -20,39 +20,41 @@ LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events 
 class Slot(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A place for one action, its features, what it must not show, and what it would show without us."""
 
-    id: Id
-    features: Features = field(default_factory=Raw)
-    exclude: list[Id] = field(default_factory=list)
-    baseline: Id | None = None  # the first action of its decision: an apprentice's, and that of reports
+    id: Id  #: Id of the slot; a feature of its context.
+    features: Features = field(default_factory=Raw)  #: Features of the slot, added to its context.
+    exclude: list[Id] = field(default_factory=list)  #: Ids of actions that this slot must not show.
+    baseline: Id | None = None  #: The action that the slot would show without the service.
 
 
 class SlotsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request for a decision on each slot of a page, no action twice."""
 
-    actions: Annotated[list[Action], Meta(min_length=1)]
-    slots: Annotated[list[Slot], Meta(min_length=1)]
+    actions: Annotated[list[Action], Meta(min_length=1)]  #: The actions to choose from; none is shown twice.
+    slots: Annotated[list[Slot], Meta(min_length=1)]  #: The slots, in the order in which they are filled.
+    #: Features of the situation, known before the decision.
     context: Features = field(default_factory=lambda: Raw(b"{}"))
-    user: Id | None = None
+    user: Id | None = None  #: Id of the user: selects the personal model. Without it, only the shared model decides.
+    #: Id of this call, generated if missing; each slot is an event with this id, a ~ and its number.
     event_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_CALL_ID)] | None = None
-    defer: bool = False
+    defer: bool = False  #: Do not start the wait for a reward until the event is activated.
 
 
 class FilledSlot(Struct):
     """What one slot shows; ``action_id`` is called ``action`` in JSON."""
 
-    id: str
-    event_id: str
-    action_id: str = field(name="action")
-    probability: float  # given the slots before
-    ranking: list[Ranked]  # best score first
+    id: str  #: Id of the slot.
+    event_id: str  #: Id to send the slot's reward to.
+    action_id: str = field(name="action")  #: The chosen action.
+    probability: float  #: Its probability, given the slots before.
+    ranking: list[Ranked]  #: All actions, best score first.
 
 
 class SlotsResult(Struct):
     """The answer: the slots in the order they came and were filled in."""
 
-    event_id: str
-    model_version: int
-    slots: list[FilledSlot]
+    event_id: str  #: Id of the call.
+    model_version: int  #: Position in the loop's log up to which the models had learned.
+    slots: list[FilledSlot]  #: The filled slots, in the order of the request.
 
 
 def events_of(event_id: str, n_slots: int) -> list[str]:

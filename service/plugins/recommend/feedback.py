@@ -44,12 +44,12 @@ LAST_TIME = 100_000_000_000  # seconds since 1970: the year 5138
 class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     """What an action earned that was not chosen here."""
 
-    action: Id | Action  # its id, or with features that are not in the catalogue
-    reward: float
-    user: Id | None = None
-    context: Features = field(default_factory=lambda: Raw(EMPTY))
-    event_id: Id | None = None
-    time: float | str | None = None  # when it happened
+    action: Id | Action  #: Id of the action, or the action with features that differ from those in the catalogue.
+    reward: float  #: What it earned, within the loop's reward_range.
+    user: Id | None = None  #: Id of the user, whose personal model learns from it too.
+    context: Features = field(default_factory=lambda: Raw(EMPTY))  #: Features of the situation.
+    event_id: Id | None = None  #: Id of this event, generated if missing. An event with a known id is not stored again.
+    time: float | str | None = None  #: When it happened, in seconds since 1970 or as ISO 8601; for popular items.
 
     @property
     def acted_on(self) -> Action:
@@ -59,14 +59,15 @@ class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 class FeedbackRequest(Struct, forbid_unknown_fields=True):
     """Events with their rewards; one with an id that is known is not stored again."""
 
+    #: Actions that were not chosen here, with their rewards.
     events: Annotated[list[FeedbackEvent], Meta(min_length=1)]
 
 
 class FeedbackStored(Struct):
     """How many events are new, and how many were known."""
 
-    stored: int
-    repeated: int
+    stored: int  #: Events that are new.
+    repeated: int  #: Events whose id was known.
 
 
 class Feedback:
