@@ -17,7 +17,6 @@ from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.http.keys import Keys
-    from service.log import opening
 
 keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
@@ -93,6 +92,7 @@ def serve(
     from service.http.hosts import Hosts
     from service.http.keys import open_keys
     from service.http.server import Tls
+    from service.log.opening import store_at
     from service.log.protocol import StoreUnavailable
     from service.roles.config import Config
     from service.roles.exposure import check_exposure
@@ -100,24 +100,24 @@ def serve(
 
     logs.check(log_format, log_level)
     Hosts(allowed_host or (), origins=allowed_origin or ())
-    kept = store_at(store, folder, any_architecture=any_architecture)
+    opened = store_at(store, folder, any_architecture=any_architecture)
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be in [0, 65535], got {port}")
     if not 1 <= rankers <= 256:
         raise ValueError(f"rankers must be in [1, 256], got {rankers}")
     if tls_key is not None and tls_cert is None:
         raise ValueError("tls-key must come with --tls-cert")
-    if loops is not None and not is_postgresql(store):
+    if loops is not None and not opened.is_shared:
         raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {store!r}")
     with one_line_store_errors():
-        known = open_keys(kept)
-        has_keys = len(known) > 0
+        api_keys = open_keys(opened)
+        has_keys = len(api_keys) > 0
         if demo and (tls_cert is not None or has_keys):
             raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
-        check_exposure(host, known, insecure)
-        known.close()
+        check_exposure(host, api_keys, insecure)
+        api_keys.close()
     config = Config(
-        store=kept,
+        store=opened,
         host=host,
         port=port,
         rankers=rankers,
@@ -131,8 +131,7 @@ def serve(
     )
     logs.set_up(log_format, log_level)
     try:
-        where = shown_store(store, kept.path)
-        run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, where, has_keys, demo))
+        run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, str(opened), has_keys, demo))
     except (LeaseHeld, StoreUnavailable, ApiError) as error:
         raise ValueError(str(error)) from None
 
@@ -174,62 +173,6 @@ def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     if demo:
         lines.append(f"Simulated readers are running: watch them at {url}/, and read beside them at {url}/demo")
     return "\n".join(lines)
-
-
-def store_at(store: str, folder: Path, *, any_architecture: bool = False) -> opening.Store:
-    """Return the store at an address."""
-    from service.log.opening import Store
-
-    return Store(store_path(store, folder), store if is_postgresql(store) else None, any_architecture)
-
-
-def store_path(store: str, folder: Path) -> Path:
-    """Return the file of a store's address, or what files on this machine are named after."""
-    if is_postgresql(store):
-        return folder / f"{_database_name(store)}.postgresql"
-    if folder != DEFAULT_FOLDER:
-        raise ValueError(f"folder must come with a store in PostgreSQL, got {str(folder)!r} and {store!r}")
-    prefix, path = "sqlite:///", store.removeprefix("sqlite:///")
-    if not store.startswith(prefix) or not path:
-        without_password = re.sub(r":[^/:@]*@", ":***@", store)
-        raise ValueError(f"store must be sqlite:///PATH or postgresql://HOST/DATABASE, got {without_password!r}")
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"store must be in a folder that exists, got {store!r}: create {Path(path).parent}")
-    return Path(path)
-
-
-def shown_store(store: str, path: Path) -> str:
-    """Return where a store is, as people are told: no password, and with PostgreSQL this machine's own folder."""
-    if not is_postgresql(store):
-        return str(path)
-    from psycopg.conninfo import conninfo_to_dict
-
-    found = {name: str(value) for name, value in conninfo_to_dict(store).items()}
-    user = f"{found['user']}@" if "user" in found else ""
-    port = f":{found['port']}" if "port" in found else ""
-    address = f"postgresql://{user}{found.get('host', '')}{port}/{found['dbname']}"
-    return f"{address}, snapshots of this machine in {path.parent.resolve()}"
-
-
-def is_postgresql(store: str) -> bool:
-    """Return whether the address is one of PostgreSQL."""
-    return store.startswith(("postgresql://", "postgres://"))
-
-
-def _database_name(store: str) -> str:
-    """Return the database's name as part of a file's; what an address has else, a password too, is not shown."""
-    try:
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError:
-        raise ValueError("store must be sqlite:///PATH without psycopg: pip install 'fedres[postgres]'") from None
-    try:
-        name = conninfo_to_dict(store).get("dbname")
-    except ProgrammingError as error:
-        raise ValueError(f"store must be an address of PostgreSQL: {str(error).strip()}") from None
-    if not name:
-        raise ValueError("store must name a database: postgresql://HOST/DATABASE")
-    return re.sub(r"[^\w.-]", "_", str(name))
 
 
 def example(url: str, has_keys: bool) -> str:
@@ -335,6 +278,7 @@ def revoke_key(
 
 def _keys(store: str, folder: Path) -> Keys:
     from service.http.keys import open_keys
+    from service.log.opening import store_at
 
     return open_keys(store_at(store, folder))
 
@@ -343,12 +287,12 @@ def _note_keys(store: str, folder: Path, command: str, loop: str | None = None) 
     """Note in the audit log what was done, and in a store that is there already that it has keys."""
     from service.http.audit import audit_of
     from service.http.keys import NOTE
-    from service.log.opening import open_log
+    from service.log.opening import open_log, store_at
 
-    kept = store_at(store, folder, any_architecture=True)
-    audit_of(kept.path).note("", command, loop)
-    if kept.database or kept.path.exists():
-        with closing(open_log(kept)) as log:
+    opened = store_at(store, folder, any_architecture=True)
+    audit_of(opened.path).note("", command, loop)
+    if opened.is_shared or opened.path.exists():
+        with closing(open_log(opened)) as log:
             log.set_note(NOTE, "made")
 
 

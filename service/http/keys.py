@@ -294,11 +294,11 @@ class Buckets:
 
 def open_keys(store: Store) -> Keys:
     """Return the keys of a store, known already if its database can be reached, and else as soon as it can."""
-    if store.database is None:
+    if store.address is None or not store.is_shared:
         return Keys(store.path)
     from service.http.key_table import KeyTable  # its driver need not be there
 
-    keys = Keys(KeyTable(store.database))
+    keys = Keys(KeyTable(store.address))
     try:
         keys.list()
     except StoreUnavailable:

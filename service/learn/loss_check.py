@@ -30,7 +30,7 @@ ADVICE = "restore a newer backup (fedres log restore, pg_restore), or start with
 
 def check_losses(store: Store, *, accept: bool = False) -> list[str]:
     """Refuse to start where records are missing; with ``accept``, return what is lost, and keep a copy of the rest."""
-    losses = lost_records(store) if store.database is None else _lost_in_database(store)
+    losses = lost_records(store) if store.is_sqlite else _lost_in_log(store)
     if losses and not accept:
         raise StoreUnavailable("damaged", f"{'; '.join(losses)}: {ADVICE}")
     if losses:
@@ -39,7 +39,7 @@ def check_losses(store: Store, *, accept: bool = False) -> list[str]:
 
 
 def lost_records(store: Store) -> list[str]:
-    """Return what shows that records are missing."""
+    """Return what shows that records are missing in a SQLite file, before it is opened."""
     damage = wal_damage(store.path)
     losses = [f"{store.path}-wal is damaged: {damage}"] if damage is not None and damage.certain else []
     saved = {name: loop.position for name, loop in _saved_loops(store.beside("-models")).items()}
@@ -56,8 +56,8 @@ def lost_records(store: Store) -> list[str]:
     return losses
 
 
-def _lost_in_database(store: Store) -> list[str]:
-    """Return what shows that the database lost records, whether or not others have taken their positions since."""
+def _lost_in_log(store: Store) -> list[str]:
+    """Return what shows that a log lost records, whether or not others have taken their positions since."""
     saved, losses = _saved_loops(store.beside("-models")), []
     if not saved:
         return []

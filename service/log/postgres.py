@@ -19,8 +19,10 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from fedres.checks import whole
 from service.log.postgres_rows import Key, LockedHead, NumberedRecords, keys_of, refusal_of, texts
@@ -29,6 +31,9 @@ from service.log.postgres_session import DatabaseClock, SharedSession
 from service.log.protocol import NO_EPOCHS, Group, Head, Outcome, Pruning, Refused, StoreUnavailable
 from service.log.records import ABOUT, BASE, ERASE, ERASED, OLD, RANK, Entry, Record
 from service.log.sqlite import entry_of
+
+if TYPE_CHECKING:
+    from service.log.opening import Store
 
 NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
 HOLD_SECONDS = 0.5  # between two attempts to become the holder of a loop
@@ -96,6 +101,31 @@ SET_NOTE = """INSERT INTO fedres.meta VALUES (%s, %s)
     ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 HOLD = "SELECT pg_try_advisory_lock(%s)"
 NEW_EPOCH = "UPDATE fedres.head SET epoch = epoch + 1 WHERE loop = %s RETURNING epoch"
+
+
+def open_store(store: Store, *, verify: bool, listen: bool, accept_loss: bool) -> PostgresLog:
+    """Return the log in a store's database; the server itself verifies its files and refuses what is damaged."""
+    assert store.address is not None
+    return PostgresLog(store.address, any_architecture=store.any_architecture, listen=listen)
+
+
+def database_name(address: str) -> str:
+    """Return the database that an address names."""
+    try:
+        name = conninfo_to_dict(address).get("dbname")
+    except psycopg.ProgrammingError as error:
+        raise ValueError(f"store must be an address of PostgreSQL: {str(error).strip()}") from None
+    if not name:
+        raise ValueError("store must name a database: postgresql://HOST/DATABASE")
+    return str(name)
+
+
+def shown_address(address: str) -> str:
+    """Return an address without its password."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(address).items()}
+    user = f"{parts['user']}@" if "user" in parts else ""
+    port = f":{parts['port']}" if "port" in parts else ""
+    return f"postgresql://{user}{parts.get('host', '')}{port}/{parts['dbname']}"
 
 
 class PostgresLog:

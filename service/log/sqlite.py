@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedres.checks import whole
 from service.log.checking import check_group, checked, duplicate, readable
@@ -38,7 +38,11 @@ from service.log.records import (
     checksum,
 )
 from service.log.sqlite_gaps import dirty_pages, overwrite, page_size, pages_in_wal
-from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, name_of, opened, quick_check
+from service.log.sqlite_schema import INCREMENTAL, Connect, Connection, close, name_of, opened, quick_check, sqlite_file
+from service.log.sqlite_wal import wal_damage
+
+if TYPE_CHECKING:
+    from service.log.opening import Store
 
 COLUMNS = "loop, position, time, kind, event, user, checksum, example, body"
 INSERT = f"INSERT INTO log ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -103,6 +107,13 @@ CODES = {
 def system_clock() -> int:
     """Return microseconds since 1970."""
     return time.time_ns() // 1_000
+
+
+def open_store(store: Store, *, verify: bool, listen: bool, accept_loss: bool) -> SqliteLog:
+    """Return the log in a store's file; nobody needs to ``listen``, as all who append are on this machine."""
+    if verify and not accept_loss and (damage := wal_damage(store.path)) is not None and damage.certain:
+        raise StoreUnavailable("damaged", f"{store.path}-wal is damaged: {damage} (fedres log verify)")
+    return SqliteLog(sqlite_file(store.path), verify=verify)
 
 
 class SqliteLog:

@@ -290,7 +290,7 @@ def _end_start(undo: contextlib.ExitStack) -> NoReturn:
 
 def _remove_without_store(lease: Lease, config: Config) -> None:
     """Leave nothing behind of a start that failed before there was a store."""
-    if config.store.database is None and not config.store.path.exists():
+    if not config.store.is_shared and not config.store.path.exists():
         lease.remove()
 
 

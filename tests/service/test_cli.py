@@ -15,7 +15,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from service.cli import app
-from service.cli.serve import shown_store, welcome
+from service.cli.serve import welcome
+from service.log.opening import Store
 
 SMALL = ["--rollouts", "3", "--rounds", "60", "--clients", "6"]
 
@@ -255,10 +256,10 @@ def test_a_key_without_a_role_is_refused_with_the_roles(tmp_path):
 
 
 def test_the_start_names_the_database_and_no_password():
-    where = shown_store("postgresql://anna:secret@db.example:5433/shop?sslmode=require", Path("a/shop.postgresql"))
+    where = str(Store(Path("a/shop.postgresql"), "postgresql://anna:secret@db.example:5433/shop?sslmode=require"))
     assert where == f"postgresql://anna@db.example:5433/shop, snapshots of this machine in {Path('a').resolve()}"
-    assert shown_store("postgresql:///shop", Path("shop.postgresql")).startswith("postgresql:///shop, ")
-    assert shown_store("sqlite:///a.db", Path("a.db")) == "a.db"
+    assert str(Store(Path("shop.postgresql"), "postgresql:///shop")).startswith("postgresql:///shop, ")
+    assert str(Store(Path("a.db"))) == "a.db"
     said = welcome("http://127.0.0.1:8000", where, has_keys=False, demo=True)
     assert where in said
     assert "http://127.0.0.1:8000/demo" in said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, store_path
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store
 from service.console import JsonFile, check_writable, console, one_line_errors, write_json
 from service.plugins.tools.commands import opened_log
 
@@ -26,6 +26,7 @@ def report(
     """Summarize a loop: lift, policy estimates, alarms. Works while the service runs."""
     import msgspec
 
+    from service.log.opening import store_at
     from service.log.records import DELETED, LOOP
     from service.plugins.reports.page import report_page
     from service.plugins.reports.reader import LoopReaders
@@ -35,7 +36,7 @@ def report(
     with opened_log(store, folder) as opened:
         made = [entry.position for entry in opened.of_kind(loop, LOOP)]
         if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
-            raise ValueError(f"loop {loop!r} does not exist in {store_path(store, folder)}")
+            raise ValueError(f"loop {loop!r} does not exist in {store_at(store, folder).path}")
         shown = LoopReaders().loop(opened, loop, made[-1]).report()
     _print(shown)
     if html is not None:

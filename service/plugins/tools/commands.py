@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.evaluate import read_as, with_columns
-from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store, is_postgresql, store_at, store_path
+from service.cli.serve import DEFAULT_FOLDER, DEFAULT_STORE, Folder, Store
 from service.console import JsonFile, console, one_line_errors, private_files, progress_bar, write_json
 from service.times import iso_time
 
@@ -51,12 +51,12 @@ def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
 @contextlib.contextmanager
 def opened_log(store: str, folder: Path, interrupted: str = "nothing was changed") -> Iterator[Log]:
     """Lend the log of a store that is there."""
-    from service.log.opening import open_log
+    from service.log.opening import open_log, store_at
 
-    kept = store_at(store, folder)
-    if not kept.database and not kept.path.exists():
-        raise ValueError(f"no store at {kept.path}; run this where the service was started, or pass --store")
-    with store_errors(interrupted), contextlib.closing(open_log(kept)) as opened:
+    at = store_at(store, folder)
+    if not at.is_shared and not at.path.exists():
+        raise ValueError(f"no store at {at.path}; run this where the service was started, or pass --store")
+    with store_errors(interrupted), contextlib.closing(open_log(at)) as opened:
         yield opened
 
 
@@ -67,16 +67,18 @@ def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_f
 
     Works while the service runs. What is damaged is named, with what to do about it; nothing is changed.
     """
+    from service.log.opening import store_at
     from service.plugins.tools.verifying import verify_log, verify_sqlite
 
-    path = store_path(store, folder)
+    at = store_at(store, folder)
+    path = at.path
     with progress_bar(f"verifying {path}") as progress:
-        if is_postgresql(store):
-            with opened_log(store, folder) as opened:
-                found = verify_log(opened, str(path), progress)
-        else:
+        if at.is_sqlite:
             with store_errors():
                 found = verify_sqlite(path, progress)
+        else:
+            with opened_log(store, folder) as opened:
+                found = verify_log(opened, str(path), progress)
     _check_files_beside(path, found)
     _print_findings(path, found)
     rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found.findings]
@@ -170,9 +172,10 @@ def export(
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Write all records to a file for other tools, or to import on another machine. Works while the service runs."""
+    from service.log.opening import store_at
     from service.plugins.tools import transfer
 
-    with opened_log(store, folder) as opened, progress_bar(f"exporting {store_path(store, folder)}") as progress:
+    with opened_log(store, folder) as opened, progress_bar(f"exporting {store_at(store, folder).path}") as progress:
         n_records = transfer.export_log(opened, file, form, loop=loop, progress=progress)
     typer.echo(f"{file} has {n_records} records")
 
@@ -230,7 +233,7 @@ def _import_decisions(
     kinds: Mapping[Path, str], columns: Columns, loop: str, store: str, folder: Path, *, skip_wrong: bool
 ) -> None:
     from fedres.lease import Lease
-    from service.log.opening import open_log
+    from service.log.opening import open_log, store_at
     from service.plugins.tools.decision_files import DSJSON, TABLE, JsonLines, TableRows
     from service.plugins.tools.importing import DecisionFile, Dsjson, import_decisions
 
@@ -238,13 +241,13 @@ def _import_decisions(
     for file, kind in kinds.items():
         read_as(file, columns)
         files[file] = TableRows(file, columns) if kind == TABLE else (Dsjson if kind == DSJSON else JsonLines)(file)
-    kept = store_at(store, folder)
-    lease = contextlib.nullcontext() if kept.database else Lease(kept.path)  # a database has its own order
+    at = store_at(store, folder)
+    lease = contextlib.nullcontext() if at.is_shared else Lease(at.path)  # a database has its own order
     report = (lambda message: typer.echo(f"passed over: {message}", err=True)) if skip_wrong else None
     with (
         store_errors("run the command again to go on where it stopped"),
         lease,
-        contextlib.closing(open_log(kept)) as opened,
+        contextlib.closing(open_log(at)) as opened,
         progress_bar(f"importing {len(files)} files") as progress,
     ):
         found = import_decisions(opened, loop, files, progress=progress, wrong=report)
@@ -292,9 +295,10 @@ def prune(
     Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
     a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
     """
+    from service.log.opening import store_at
     from service.plugins.tools import prune_store
 
-    seconds, kept = _seconds("--older-than", older_than), store_at(store, folder)
+    seconds, at = _seconds("--older-than", older_than), store_at(store, folder)
     with opened_log(
         store, folder, "what was removed stays removed; the service, or the same command, goes on"
     ) as opened:
@@ -307,8 +311,8 @@ def prune(
                 typer.echo(f"loop {name!r}: {old.events} events ({old.records} records) from before {moment}")
             return
         n_before = opened.size()
-        with progress_bar(f"pruning {kept.path}") as progress:
-            removed = prune_store.prune_store(kept, opened, loops, before, lambda n: progress(n, n))
+        with progress_bar(f"pruning {at.path}") as progress:
+            removed = prune_store.prune_store(at, opened, loops, before, lambda n: progress(n, n))
         for name, n_records in removed.items():
             typer.echo(f"loop {name!r}: {n_records} records from before {moment} are removed")
         typer.echo(f"the log takes {opened.size() / 1e6:.1f} MB; it took {n_before / 1e6:.1f} MB")
@@ -330,6 +334,9 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _sqlite_path(command: str, store: str, folder: Path) -> Path:
-    if is_postgresql(store):
+    from service.log.opening import store_at
+
+    at = store_at(store, folder)
+    if not at.is_sqlite:
         raise ValueError(f"{command} must have a store in SQLite: for PostgreSQL, use pg_dump and pg_restore")
-    return store_path(store, folder)
+    return at.path

@@ -79,7 +79,7 @@ def prune_store(store: Store, log: Log, loops: list[str], before: int, show: Cal
 @contextlib.contextmanager
 def _learner_of(store: Store, log: Log, loops: list[str]) -> Iterator[Learner | None]:
     """Lend a learner of our own, None where a service has one."""
-    if store.database is None:
+    if not store.is_shared:
         if is_in_use(store.path):
             yield None
             return
@@ -93,7 +93,7 @@ def _learner_of(store: Store, log: Log, loops: list[str]) -> Iterator[Learner | 
     with lease, tempfile.TemporaryDirectory(prefix="fedres-", dir=memory) as folder:
         run = Path(folder)
         make_current(run)
-        models = run / "models-of-prune" if store.database else store.beside("-models")
+        models = run / "models-of-prune" if store.is_shared else store.beside("-models")
         learner = Learner(log, DirectWriter(log), Snapshots(models), Publisher(run, 1), only=loops)
         learner.open()
         try:

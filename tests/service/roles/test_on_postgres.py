@@ -130,7 +130,7 @@ def older_backup(postgres, tmp_path, database):
 
 async def test_a_database_restored_from_an_older_backup_is_refused_by_a_machine_that_knew_more(tmp_path, older_backup):
     store, restore = older_backup
-    on_postgres = {"open_log": functools.partial(PostgresLog, store.database)}
+    on_postgres = {"open_log": functools.partial(PostgresLog, store.address)}
     async with running(tmp_path, **on_postgres) as engine:
         await play(engine, seed=1)
         last = engine.log.heads()["default"].last
@@ -156,7 +156,7 @@ async def test_a_database_restored_from_an_older_backup_is_refused_by_a_machine_
 
 async def test_a_learner_learns_no_more_from_a_database_that_lost_what_it_had_learned(tmp_path, older_backup):
     store, restore = older_backup
-    async with running(tmp_path, open_log=functools.partial(PostgresLog, store.database)) as engine:
+    async with running(tmp_path, open_log=functools.partial(PostgresLog, store.address)) as engine:
         await play(engine, seed=1)
         position = engine.learner.positions["default"]
         restore(position - 3)
