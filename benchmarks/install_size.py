@@ -1,6 +1,6 @@
 """What every extra adds to an install, and how long its main entry takes to start.
 
-    python benchmarks/install_size.py            # the table of docs/start/install.md, as Markdown
+    python benchmarks/install_size.py            # sizes and times, as Markdown
     python benchmarks/install_size.py vw serve   # some extras only; "" is the base
 
 Makes a fresh virtual environment for each extra in a temporary folder and installs the pinned versions of

@@ -1,6 +1,6 @@
 """How often the intervals of ``fedres evaluate`` hold the truth, and how wide they are: before, and now.
 
-``python benchmarks/interval_coverage.py`` prints the tables of docs/how-it-works/intervals.md, in an hour. It
+``python benchmarks/interval_coverage.py`` prints the tables of docs/benchmarks/intervals.md, in an hour. It
 simulates logs of two actions and values ``constant:a``, whose mean reward is the click rate; the other action is
 clicked half as often. Action a is taken with probability 1/W or 1/2, as chance has it, so that weights are at most W;
 ``heavy`` draws the probability as U^.75, so that weights have no third moment. Clicks depend on one feature, which the

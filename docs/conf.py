@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
 
-from reference_pages import cli_page, http_page, typescript_page  # noqa: E402
+from reference_pages import PAGES  # noqa: E402
 
 project = "fedres"
 version = release = importlib.metadata.version("fedres")
@@ -27,8 +27,8 @@ html_copy_source = False
 
 def write_reference(app):
     """Write the pages that are made from the code; they are not checked in."""
-    for name, page in {"http.md": http_page(), "cli.md": cli_page(), "typescript.md": typescript_page()}.items():
-        path = HERE / "reference" / name
+    for name, made in PAGES.items():
+        path, page = HERE / "reference" / name, made()
         if not path.exists() or path.read_text(encoding="utf-8") != page:
             path.write_text(page, encoding="utf-8")
 

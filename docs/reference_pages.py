@@ -1,16 +1,24 @@
-"""Reference pages made from the code: HTTP from the OpenAPI document, the command line from its Typer app, and the
-TypeScript client from its README."""
+"""Reference pages made from the code: HTTP from the OpenAPI document, the command line from its Typer app, metrics from
+their help, error codes, limits and quotas, and the TypeScript client from its README."""
 
 import json
 import re
+from importlib import import_module
+from inspect import isclass, isfunction
 from pathlib import Path
 
 import typer
+from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
 
+from fedres.event_ids import LONGEST_ID
+from fedres.scoring.flattening import Limits as FeatureLimits
+from service import metrics
 from service.app import create_app
 from service.cli import app
 from service.http.descriptions import TAGS
 from service.http.openapi import shortened
+from service.http.request import Limits
+from service.rank.quotas import Quotas
 
 
 def http_page():
@@ -129,7 +137,96 @@ def _text(help_text):
     )
 
 
+def metrics_page():
+    """Return every metric with its help."""
+    shown = metrics.text({}, log=dict.fromkeys(metrics.LOG_FIGURES, 0.0)).decode()
+    lines = ["# Metrics", "", "`/metrics` has these figures for Prometheus; those of a loop have the label `loop`."]
+    lines += ["[Monitor](../operate/monitor.md) says which to watch.", "", "| metric | meaning |", "|---|---|"]
+    figures = re.findall(r"# HELP (fedres_\w+(?<!_created)) (.*)", shown)
+    lines += [f"| `{name}` | {text} |" for name, text in figures]
+    return "\n".join([*lines, ""])
+
+
+def errors_page():
+    """Return every error code with its status and meaning."""
+    lines = [
+        "# Errors",
+        "",
+        "Every error has the same shape: a code for programs, a message for people, and the field or object",
+    ]
+    lines += ["it is about (or `null`):", "", "```json"]
+    lines += [
+        '{"error": {"code": "invalid_settings", "message": "epsilon must be in [0, 1], got 2.0", "target": "epsilon"}}'
+    ]
+    lines += [
+        "```",
+        "",
+        "A request that gets 400 or 422 never succeeds as it is; one that gets 503, or 429 with a code of this table,",
+    ]
+    lines += [
+        "does later. [Quotas](limits.md#quotas) have codes of their own with 429, which waiting does not change.",
+        "",
+    ]
+    lines += ["| status | code | meaning, and what to do |", "|---|---|---|"]
+    lines += [f"| {status} | `{code}` | {text} |" for status, codes in ERRORS.items() for code, text in codes.items()]
+    return "\n".join([*lines, ""])
+
+
+def limits_page():
+    """Return every limit of a request, and every quota of a loop."""
+    lines = ["# Limits", "", "A request beyond one of these gets 413, 422, 429 or 408 ([errors](errors.md)).", ""]
+    lines += ["| at most | what |", "|---:|---|"]
+    figures = [(getattr(Limits(), name), text) for name, text in LIMITS.items()]
+    figures += [(getattr(FeatureLimits(), name), text) for name, text in FEATURE_LIMITS.items()]
+    lines += [f"| {number:,.0f} | {text} |" for number, text in [*figures, (LONGEST_ID, "characters in an id")]]
+    lines += [
+        "",
+        "## Quotas",
+        "",
+        "Of each loop, but for the last three, which are of the service. Requests that would need more",
+    ]
+    lines += [
+        "get 429 with the code; `/v1/status` shows the quotas.",
+        "",
+        "| at most | what | code |",
+        "|---:|---|---|",
+    ]
+    lines += [f"| {getattr(Quotas(), name):,} | {text} | `too_many_{name}` |" for name, text in QUOTAS.items()]
+    return "\n".join([*lines, ""])
+
+
+def python_page():
+    """Return the public classes and functions, for autodoc."""
+    lines = [
+        "# Python",
+        "",
+        "`fedres.client.Client` and `AsyncClient` need `pip install fedres`, the rest of `fedres` and `bandits`",
+    ]
+    lines += ["the extra `learn`, and `libsvm_tasks` the extra `bench` ([install](../start/install.md)).", ""]
+    for name in ("fedres.client", "fedres", "bandits", "libsvm_tasks"):
+        module = import_module(name)
+        public = [(word, getattr(module, word)) for word in module.__all__]
+        lines += [f"## {name}", "", "```{eval-rst}"]
+        lines += [f".. autofunction:: {name}.{word}" for word, thing in public if isfunction(thing)]
+        for word in (word for word, thing in public if isclass(thing)):
+            lines += [f".. autoclass:: {name}.{word}", "   :members:"]
+            lines += ["   :inherited-members:"] * (word.endswith(("Client", "Learner")))
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
 def typescript_page():
     """Return the README of the TypeScript client, with links as seen from docs/reference."""
     text = (Path(__file__).parents[1] / "clients" / "typescript" / "README.md").read_text(encoding="utf-8")
     return text.replace("](../../docs/reference/", "](").replace("](../../docs/", "](../")
+
+
+PAGES = {
+    "http.md": http_page,
+    "errors.md": errors_page,
+    "limits.md": limits_page,
+    "metrics.md": metrics_page,
+    "cli.md": cli_page,
+    "python.md": python_page,
+    "typescript.md": typescript_page,
+}

@@ -18,12 +18,16 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
-_requests = Counter("fedres_requests", "Requests answered.", ["path", "method", "status"])
-_seconds = Histogram("fedres_request_seconds", "Time from a request's head to its answer.", ["path"], buckets=BUCKETS)
+_requests = Counter("fedres_requests", "Requests, by path, method and status.", ["path", "method", "status"])
+_seconds = Histogram(
+    "fedres_request_seconds", "Time from the head of a request to its response.", ["path"], buckets=BUCKETS
+)
 _commit_records = Histogram("fedres_log_commit_records", "Records in a commit of the log writer.", buckets=SIZES)
-_commit_seconds = Histogram("fedres_log_commit_seconds", "Time that a commit takes, synced.", buckets=BUCKETS)
-batches = Histogram("fedres_learner_batch_records", "Records that the learner took at once.", buckets=SIZES)
-refusals = Counter("fedres_refused_requests", "Requests refused because the key made too many.", ["key"])
+_commit_seconds = Histogram(
+    "fedres_log_commit_seconds", "Time of a commit with its sync; every caller waits for one.", buckets=BUCKETS
+)
+batches = Histogram("fedres_learner_batch_records", "Records in a batch of the learner.", buckets=SIZES)
+refusals = Counter("fedres_refused_requests", "Requests rejected because the key sent too many.", ["key"])
 snapshots = Counter("fedres_snapshots", "Snapshots written.")
 
 
@@ -71,47 +75,59 @@ def flush_requests() -> None:
 
 
 LOOP_FIGURES = {  # name of the gauge: (name of the metric, whether it only grows, help)
-    "model_version": ("fedres_model_version", False, "Position in the log up to which the model has learned."),
+    "model_version": ("fedres_model_version", False, "Position in the log up to which the models have learned."),
     "ranks": ("fedres_decisions", True, "Decisions made."),
-    "waiting_events": ("fedres_waiting_events", False, "Events that wait for their reward."),
-    "waiting_bytes": ("fedres_waiting_bytes", False, "Bytes of memory that events take which wait for their reward."),
+    "waiting_events": ("fedres_waiting_events", False, "Pending events."),
+    "waiting_bytes": ("fedres_waiting_bytes", False, "Bytes of memory that pending events take."),
     "early_events": ("fedres_early_events", False, "Events with a reward that are not decided yet."),
     "users": ("fedres_users", False, "Users with a personal model."),
-    "learned_events": ("fedres_learned_events", True, "Events learned from, default rewards included."),
-    "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that came."),
+    "learned_events": ("fedres_learned_events", True, "Events learned from, including default rewards."),
+    "rewarded_events": ("fedres_rewarded_events", True, "Events learned from with a reward that arrived."),
     "reward_sum": ("fedres_reward_sum", False, "Sum of all rewards learned from."),
     "policy_reward": ("fedres_policy_reward", False, "Mean reward of the events learned from."),
     "provisional_reward": (
         "fedres_provisional_reward",
         False,
-        "The same if no event that waits is rewarded: each counts with the default reward.",
+        "Mean reward if every pending event ends with the default reward.",
     ),
-    "baseline_reward": ("fedres_baseline_reward", False, "Mean reward, estimated, had the first action been taken."),
+    "baseline_reward": (
+        "fedres_baseline_reward",
+        False,
+        "Estimated mean reward, had the first action been taken each time.",
+    ),
     "reward_lag_seconds": ("fedres_reward_lag_seconds", False, "Mean time from a decision to its reward."),
     "learner_lag_records": ("fedres_learner_lag_records", False, "Records in the log that are not learned yet."),
     "learner_lag_seconds": ("fedres_learner_lag_seconds", False, "Age of the oldest record not learned yet."),
     "apprentice_events": ("fedres_apprentice_events", True, "Decisions made as an apprentice."),
-    "apprentice_agreement": ("fedres_apprentice_agreement", False, "Share of those where the policy agreed."),
-    "learned_uploads": ("fedres_learned_uploads", True, "Uploads of devices learned from."),
+    "apprentice_agreement": (
+        "fedres_apprentice_agreement",
+        False,
+        "Share of an apprentice's decisions in which the policy agreed.",
+    ),
+    "learned_uploads": ("fedres_learned_uploads", True, "Device uploads learned from."),
     "control_events": ("fedres_control_events", True, "Events of control groups with a reward, default or not."),
     "control_reward": ("fedres_control_reward", False, "Mean reward of control groups."),
-    "passed_over_uploads": ("fedres_passed_over_uploads", True, "Uploads stored, but not learned from."),
-    "feedback": ("fedres_feedback", True, "Feedback on actions that the service did not choose."),
-    "late_rewards": ("fedres_late_rewards", True, "Rewards that came after their event's wait time."),
-    "unmatched_rewards": ("fedres_unmatched_rewards", True, "Rewards without an event, or too many for one."),
+    "passed_over_uploads": ("fedres_passed_over_uploads", True, "Device uploads stored but ignored by the learner."),
+    "feedback": ("fedres_feedback", True, "Feedback on actions that the service did not choose; in no other figure."),
+    "late_rewards": ("fedres_late_rewards", True, "Rewards that arrived after the wait time; they do not count."),
+    "unmatched_rewards": (
+        "fedres_unmatched_rewards",
+        True,
+        "Rewards without an event, or beyond 1,000 for one; they do not count.",
+    ),
     "catalogue_actions": ("fedres_catalogue_actions", False, "Actions in the catalogue."),
-    "catalogue_bytes": ("fedres_catalogue_bytes", False, "Bytes of their ids and features."),
-    "shared_model_bytes": ("fedres_shared_model_bytes", False, "Bytes of the shared model, in each ranker."),
+    "catalogue_bytes": ("fedres_catalogue_bytes", False, "Bytes of ids and features in the catalogue."),
+    "shared_model_bytes": ("fedres_shared_model_bytes", False, "Bytes of the shared model in each ranker."),
     "events_since": (
         "fedres_events_since_seconds",
         False,
-        "Older events were removed from the log; seconds since 1970, 0 if none were.",
+        "Time of the oldest event if older ones were removed, in seconds since 1970; else 0.",
     ),
 }
 LOG_FIGURES = {  # name in the status: (name of the metric, help)
     "bytes": ("fedres_log_bytes", "Size of the log on its disk."),
     "records": ("fedres_log_records", "Records in the log."),
-    "bytes_per_event": ("fedres_log_bytes_per_event", "Size of the log by decision in it, with its rewards."),
+    "bytes_per_event": ("fedres_log_bytes_per_event", "Estimated size of a decision with its rewards in the log."),
     "disk_free_bytes": ("fedres_disk_free_bytes", "Free space on the disk with this machine's files."),
     "disk_bytes": ("fedres_disk_bytes", "Size of the disk with this machine's files."),
 }

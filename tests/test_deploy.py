@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from service import metrics
+
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 needs_promtool = pytest.mark.skipif(
@@ -19,9 +21,9 @@ needs_promtool = pytest.mark.skipif(
 
 
 def documented():
-    """Return the metrics that the table of docs/operate/monitor.md names; a test compares it with the service."""
-    table = (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8").partition("## Metrics")[2]
-    return set(re.findall(r"`(fedres_\w+)`", table))
+    """Return the metrics of the service."""
+    shown = metrics.text({}, log=dict.fromkeys(metrics.LOG_FIGURES, 0.0)).decode()
+    return set(re.findall(r"# HELP (fedres_\w+)", shown))
 
 
 def named(text):

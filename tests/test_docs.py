@@ -2,21 +2,19 @@
 
 import ast
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 import typer
 
 from service.app import create_app
 from service.cli import app
-from service.metrics import LOOP_FIGURES
 from service.rank.quotas import Quotas
-from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-MADE = {ROOT / "docs" / "reference" / name for name in ("http.md", "cli.md", "typescript.md")}  # by `make docs`
+MADE = {ROOT / line for line in (ROOT / ".gitignore").read_text().split() if line.endswith(".md")}  # by `make docs`
 RESULTS = ("decisions", "recommend")  # benchmarks too
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "clients/typescript/README.md"} - MADE)
 
@@ -44,12 +42,6 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_page_on_monitoring_names_every_metric_of_a_loop():
-    text = (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8")
-    for metric, grows, _ in LOOP_FIGURES.values():
-        assert f"`{metric}{'_total' if grows else ''}`" in text, metric
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_of_ours_that_a_page_names_exists(page):
     text, folders = (
@@ -68,8 +60,8 @@ def test_the_changelog_of_the_first_version_stays_short():
 
 
 def test_pages_stay_short():
-    """A page that outgrows its limit tells something twice, or is two pages; reference/api.md has two long tables."""
-    limits = {"README.md": 120, "docs/reference/api.md": 260, **{f"docs/results/{name}.md": 80 for name in RESULTS}}
+    """A page that outgrows its limit tells something twice, or is two pages."""
+    limits = {"README.md": 120, **{f"docs/results/{name}.md": 80 for name in RESULTS}}
     for page in PAGES:
         name = str(page.relative_to(ROOT))
         most = limits.get(name, 80 if name.startswith("docs/benchmarks/") else 200)
@@ -78,57 +70,56 @@ def test_pages_stay_short():
 
 
 def test_the_gallery_has_every_example():
-    text = (ROOT / "docs" / "guides" / "examples.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "integrate.md").read_text(encoding="utf-8")
     there = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
     assert there == set(re.findall(r"^\| `(examples/[\w.]+)` \|", text, re.MULTILINE))
 
 
-def words_of(page):
-    """Return what a page sets as code."""
-    return set(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+@pytest.fixture
+def made(monkeypatch):
+    """Return the functions that write the pages of the reference."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("reference_pages")
 
 
 def codes():
-    """Return the codes that are written out where the service refuses a request."""
+    """Return the codes that are written out where the service refuses a request, with their status where it is too."""
     found = set()
     for file in (ROOT / "service").rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             name = ast.unparse(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
             if name in ("ApiError", "at_most") and isinstance(call.args[1], ast.Constant):
-                found.add(call.args[1].value)
+                status = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+                found.add((status if isinstance(status, int) else None, call.args[1].value))
     return found
 
 
-def test_the_page_on_the_api_has_every_error_code():
+def test_the_page_of_errors_has_every_code_with_its_status(made):
+    listed = {(status, code) for status, texts in made.ERRORS.items() for code in texts}
     assert len(codes()) > 50
-    assert codes() - words_of("reference/api.md") == set()
+    assert {pair for pair in codes() if pair[0]} - listed == set()
+    assert {code for _, code in codes()} - {code for _, code in listed} == set()
+    assert all(f"| {status} | `{code}` |" in made.errors_page() for status, code in listed)
 
 
-def test_the_tables_of_error_codes_have_no_code_that_does_not_exist():
-    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    section = text[text.index("## Errors") :].partition("\n## ")[0]
-    listed = {word for row in re.findall(r"^\|.*$", section, re.MULTILINE) for word in re.findall(r"`([a-z_]+)`", row)}
+def test_the_page_of_errors_has_no_code_that_does_not_exist(made):
     source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "service").rglob("*.py"))
-    unknown = {word for word in listed - {"default", "event_id"} if f'"{word.removeprefix("store_")}"' not in source}
-    assert unknown == set()
+    for texts in made.ERRORS.values():
+        assert [code for code in texts if f'"{code.removeprefix("store_")}"' not in source] == []
 
 
-def test_the_page_on_the_api_has_every_setting():
-    assert {field.name for field in msgspec.structs.fields(Settings)} - words_of("reference/api.md") == set()
-
-
-def test_the_page_on_monitoring_has_every_metric():
+def test_the_page_of_metrics_has_every_metric(made):
     named = set(re.findall(r'"(fedres_\w+)"', (ROOT / "service" / "metrics.py").read_text(encoding="utf-8")))
-    words = {word.partition("{")[0].removesuffix("_total") for word in words_of("operate/monitor.md")}
-    assert named - words == set()
+    shown = re.findall(r"^\| `(fedres_\w+)` \| \S", made.metrics_page(), flags=re.MULTILINE)
+    assert {name.removesuffix("_total") for name in shown} == named
 
 
-def test_the_page_on_operations_has_every_quota_with_its_number():
-    text = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
-    for name, most in dataclasses.asdict(Quotas()).items():
-        [row] = re.findall(rf"^\|.*`too_many_{name}` \|$", text, re.MULTILINE)
-        shown = {f"{most:,}", f"{most // 10**6} MB", f"{most // 10**9} GB", f"2^{most.bit_length() - 1}"}
-        assert any(number in row for number in shown), row
+def test_the_page_of_limits_has_every_limit_and_quota(made):
+    assert set(made.LIMITS) == {field.name for field in dataclasses.fields(made.Limits)}
+    assert set(made.FEATURE_LIMITS) == {"features", "depth", "name", "crosses"} < {field.name for field in dataclasses.fields(made.FeatureLimits)}
+    assert set(made.QUOTAS) == {field.name for field in dataclasses.fields(Quotas)}
+    assert "| 1,000,000 | bytes of a request body" in made.limits_page()
+    assert "| 2,000,000 | users with a personal model | `too_many_users` |" in made.limits_page()
 
 
 def options(name, command):

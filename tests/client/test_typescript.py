@@ -119,7 +119,7 @@ def tsc():
 @needs_node
 def test_what_callers_write_compiles_with_all_strict_checks(tsc, tmp_path):
     """The programs of usage.ts, and the handler of the guide for Next.js as a route.ts."""
-    guide = (FOLDER.parents[1] / "docs" / "guides" / "nextjs.md").read_text(encoding="utf-8")
+    guide = (FOLDER.parents[1] / "docs" / "guides" / "integrate.md").read_text(encoding="utf-8")
     [handler] = re.findall(r"```js\n(.*?)```", guide, flags=re.DOTALL)
     declared = "declare const process: { env: { [name: string]: string | undefined } };\n"
     (tmp_path / "route.ts").write_text(declared + handler.replace("(request)", "(request: Request)"))

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from research.reproduce.figure import Claim, Figure, Run, verdict
-from research.reproduce.registry import FIGURES, HEAD, reproduce, summary
+from research.reproduce.registry import FIGURES, reproduce, summary
 from research.reproduce.statements import OURS, STATEMENTS, Statement
 from service.cli import app
 
@@ -59,8 +59,8 @@ def test_the_table_of_claims_lists_them_all(quick):
     run, _, claims = quick
     lines = (run.out / "claims.md").read_text().splitlines()
     assert len(lines) == 4 + len(claims)
-    assert lines[0] == summary(claims)
-    assert lines[2] == "| figure | source | claim | rule | refuted_if | measured | verdict | machine |"
+    assert lines[0].startswith(summary(claims))
+    assert lines[2] == "| figure | source | claim | measured | verdict |"
     with (run.out / "claims.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(claims)
 
@@ -113,8 +113,8 @@ def test_the_published_table_has_every_statement_once_and_counts_itself():
     assert found == {(key.split("/")[0], *statement) for key, statement in STATEMENTS.items()}
     assert len(claims) == len(STATEMENTS)
     lines = (RESULTS / "claims.md").read_text().splitlines()
-    assert lines[0] == summary(claims)
-    assert lines[2] == f"| {' | '.join(HEAD)} |"
+    assert lines[0].startswith(summary(claims))
+    assert [line.count(" | ") for line in lines[4:]] == [4] * len(claims)
     assert {claim.machine for claim in claims} <= {"aarch64", "x86_64"}
 
 

@@ -39,8 +39,8 @@ class Client(Base):
     ``timeout``, is how many seconds a decision may take with all its tries (1 by default). After that, ``fallback``
     decides: "first", or a function from the request to the id of an action. With None, a ``ServiceError`` is raised.
     Rewards wait in a queue of ``queue_limit``, and on disk in the folder ``spool`` if there is one.
-    ``observe`` is told of every call. Other arguments: the ``loop``, the ``key``, ``admin_deadline`` for all that is no
-    decision, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
+    ``observe`` is called after every call. Other arguments: the ``loop``, the ``key``, ``admin_deadline`` for calls
+    other than decisions, and ``verify``, an ``ssl.SSLContext`` for a certificate authority of your own.
     A client may be shared by threads, and used after a fork.
     """
 
