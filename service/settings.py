@@ -71,33 +71,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a loop's owner may choose; a log record of them is in force from its position on."""
 
     model: Model = DEFAULT_MODEL  #: The model; fixed when the loop is created.
-    policy: Policy | None = None  #: How scores become probabilities; null: the default of the model.
+    #: How scores become probabilities. null: optimistic-squarecb; for adagrad epsilon-greedy.
+    policy: Policy | None = None
     #: Both SquareCB policies: γ = gamma·√(rewards learned); larger explores less. null: 300 or 10.
     gamma: float | None = None
-    #: optimistic-squarecb: share of the probability that is spread evenly.
+    #: optimistic-squarecb: share of the probability that is spread evenly, for off-policy evaluation.
     floor: float = HOSTED["optimistic-squarecb"]["floor"]
     epsilon: float = HOSTED["epsilon-greedy"]["epsilon"]  #: epsilon-greedy: probability of a uniform draw.
     learning_rate: float = LEARNING_RATE  #: adagrad: learning rate of the shared and the personal models.
     reward_range: tuple[float, float] = (0.0, 1.0)  #: Smallest and largest reward; others are rejected.
-    wait_time: float = 600.0  #: Seconds that an event waits for its reward.
+    wait_time: float = 600.0  #: Seconds that an event waits for its reward; make it short if only clicks are sent.
     default_reward: float | None = 0.0  #: Learned if no reward arrives in time; null: nothing is learned.
-    wait_from: Literal["activation", "rank"] = "activation"  #: When the wait time of a deferred event begins.
-    aggregation: Literal["earliest", "sum", "average"] = "earliest"  #: Which rewards of an event count.
+    #: When the wait time of a deferred event begins: when it is activated, or with its decision.
+    wait_from: Literal["activation", "rank"] = "activation"
+    #: The first reward counts, or the sum or the average of all within the wait time.
+    aggregation: Literal["earliest", "sum", "average"] = "earliest"
     outcomes: dict[str, float] = {}  #: Named outcomes, each with the seconds from the decision within which it counts.
     formula: str | None = None  #: The reward as a formula over outcomes.
     guardrails: list[Guardrail] = []  #: How far outcomes may rise or fall against the control group.
     control: Control = Control()  #: The control group.
-    apprentice: bool = False  #: Always return the first action, and learn from it.
+    #: Always return the first action and learn from it; the status shows how often the policy agreed.
+    apprentice: bool = False
     crosses: bool = True  #: A weight for every pair of a context and an action feature; false for adagrad only.
     personal: bool = True  #: One model per user beside the shared one.
     update_interval: float = 0.025  #: Minimum seconds between two publications of the models.
     global_learner: Learner = "fedres-adagrad"  #: adagrad: learner of the shared model; fixed.
     hyperparameters: dict[str, float | int | None] = {}  #: adagrad: of that learner; fixed.
     bits: int = 18  #: adagrad: 2^bits shared weights; fixed.
-    #: Which model the error of a device's residual is computed with.
+    #: Which model the error of a device's residual is computed with: the newest, or the one that it was made with.
     timing: Literal["on-arrival", "aligned"] = "on-arrival"
-    defences: Defences = Defences()  #: Bounds on what one device can do to the shared model.
-    retention: float | None = None  #: Seconds after which events are removed from the log; null keeps them.
+    defences: Defences = Defences()  #: Bounds on what one device can do to the shared model; null turns one off.
+    #: Seconds after which events are removed from the log, at least wait_time; null keeps them.
+    retention: float | None = None
     annotations: dict[str, str] = {}  #: Strings by name, for other tools.
 
     def __post_init__(self) -> None:

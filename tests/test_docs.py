@@ -116,7 +116,11 @@ def test_the_page_of_metrics_has_every_metric(made):
 
 def test_the_page_of_limits_has_every_limit_and_quota(made):
     assert set(made.LIMITS) == {field.name for field in dataclasses.fields(made.Limits)}
-    assert set(made.FEATURE_LIMITS) == {"features", "depth", "name", "crosses"} < {field.name for field in dataclasses.fields(made.FeatureLimits)}
+    assert (
+        set(made.FEATURE_LIMITS)
+        == {"features", "depth", "name", "crosses"}
+        < {field.name for field in dataclasses.fields(made.FeatureLimits)}
+    )
     assert set(made.QUOTAS) == {field.name for field in dataclasses.fields(Quotas)}
     assert "| 1,000,000 | bytes of a request body" in made.limits_page()
     assert "| 2,000,000 | users with a personal model | `too_many_users` |" in made.limits_page()

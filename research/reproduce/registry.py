@@ -70,7 +70,12 @@ def write_claims(run: Run) -> None:
         record = run.out / f"{name}.json"
         if record.exists():
             claims += [Claim(**claim) for claim in json.loads(record.read_text(encoding="utf-8"))["claims"]]
-    lines = [f"{summary(claims)} The rules are in claims.csv.", "", f"| {' | '.join(SHOWN)} |", "|" + "---|" * len(SHOWN)]
+    lines = [
+        f"{summary(claims)} The rules are in claims.csv.",
+        "",
+        f"| {' | '.join(SHOWN)} |",
+        "|" + "---|" * len(SHOWN),
+    ]
     lines += [f"| {' | '.join(getattr(claim, name) for name in SHOWN)} |" for claim in claims]
     (run.out / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with (run.out / "claims.csv").open("w", newline="", encoding="utf-8") as file:
