@@ -86,14 +86,19 @@ from fedres.local_learners.adagrad import bare_kernel, kernel
 
 @bare_kernel
 def core_part(shared: Any, block: int, field: int, z: Array, places: Array, gain: Array) -> Any:
-    """Fill in P z; return mean, variance and slopes by log τ, of the constant and the context, of core weights at z."""
-    mean, variance, slope = 0.0, 0.0, 0.0
-    if block < 0:
-        constant, context = tau_of(shared, field, CONSTANT), tau_of(shared, field, CORE)
-        for j in range(places.size):
-            variance += (context if places[j] else constant) * z[places[j]] * z[places[j]]
-        return mean, variance, slope, slope
-    means, covariance = shared.means[block], shared.covariances[block]
+    """Return mean and variance of core weights at z, of a block or of none: −1. Fill in P z of a block."""
+    if block >= 0:
+        return dense_part(shared.means[block], shared.covariances[block], z, places, gain)
+    constant, context, variance = tau_of(shared, field, CONSTANT), tau_of(shared, field, CORE), 0.0
+    for j in range(places.size):
+        variance += (context if places[j] else constant) * z[places[j]] * z[places[j]]
+    return 0.0, variance
+
+
+@bare_kernel
+def dense_part(means: Array, covariance: Array, z: Array, places: Array, gain: Array) -> Any:
+    """Fill in P z; return mean W z and variance z'P z."""
+    mean, variance = 0.0, 0.0
     gain[:] = 0.0
     for j in range(places.size):
         factor, row = z[places[j]], covariance[places[j]]
@@ -102,9 +107,16 @@ def core_part(shared: Any, block: int, field: int, z: Array, places: Array, gain
             gain[i] += row[i] * factor
     for j in range(places.size):
         variance += gain[places[j]] * z[places[j]]
+    return mean, variance
+
+
+@bare_kernel
+def core_slopes(shared: Any, block: int, gain: Array) -> Any:
+    """Return the slopes of a block's mean by log τ, of the constant and of the context; ``core_part`` fills in P z."""
+    means, slope = shared.means[block], 0.0
     for i in range(1, gain.size):
         slope += gain[i] * means[i]
-    return mean, variance, gain[0] * means[0] / prior_of(shared, block, 0), slope / prior_of(shared, block, 1)
+    return gain[0] * means[0] / prior_of(shared, block, 0), slope / prior_of(shared, block, 1)
 
 
 @bare_kernel
@@ -117,13 +129,24 @@ def diagonal_part(weight: Array, value: float, tau: float) -> Any:
 
 @bare_kernel
 def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain: Array) -> Any:
-    """Return mean, variance and slope by log τ of a feature's block, or of its light entry."""
+    """Return mean and variance of a feature's block, or of its light entry."""
     block = find_block(shared, key)
     row = find_light(shared, key) if block < 0 else -1
     if row >= 0:
-        return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))
-    mean, variance, of_constant, of_context = core_part(shared, block, field, z, places, gain)
-    return mean, variance, of_constant + of_context
+        mean, variance, _ = diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))
+        return mean, variance
+    return core_part(shared, block, field, z, places, gain)
+
+
+@bare_kernel
+def shared_slope(shared: Any, key: Key, field: int, gain: Array) -> Any:
+    """Return the slope by log τ of the mean that ``shared_part`` returned, which fills in ``gain``."""
+    block = find_block(shared, key)
+    if block >= 0:
+        of_constant, of_context = core_slopes(shared, block, gain)
+        return of_constant + of_context
+    row = find_light(shared, key)
+    return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))[2] if row >= 0 else 0.0
 
 
 @bare_kernel
@@ -198,7 +221,7 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     """Return shared mean, personal mean and variance of a block: what will hardly come again is not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
     field = field_place(shared, name, False)
-    mean, variance, _ = shared_part(shared, key, field, z, places, gain)
+    mean, variance = shared_part(shared, key, field, z, places, gain)
     if t.size:
         tail_mean, tail_variance, _ = tail_part(shared, key, t_keys, t, tau_of(shared, field, TAIL))
         mean += tail_mean
@@ -457,9 +480,8 @@ def learn_in(
             for side in range(slopes.shape[1]):
                 slopes[m, side] = 0.0
             if block >= 0:
-                part_mean, part_variance, slopes[m, CONSTANT], slopes[m, CORE] = core_part(
-                    shared, block, field, z, places, gains[m]
-                )
+                part_mean, part_variance = core_part(shared, block, field, z, places, gains[m])
+                slopes[m, CONSTANT], slopes[m, CORE] = core_slopes(shared, block, gains[m])
             else:
                 tau = tau_of(shared, field, LIGHT)
                 part_mean, part_variance, slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, tau)

@@ -21,7 +21,15 @@ from fedres.decisions.kalman_inputs import (
     key_of,
     scale_of,
 )
-from fedres.decisions.kalman_kernels import inputs_in, learn_in, length_of, shared_part, step_prior, tail_part
+from fedres.decisions.kalman_kernels import (
+    inputs_in,
+    learn_in,
+    length_of,
+    shared_part,
+    shared_slope,
+    step_prior,
+    tail_part,
+)
 from fedres.decisions.kalman_own import tau_of
 from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, scratch_for
 from fedres.local_learners.adagrad import bare_kernel, kernel
@@ -62,7 +70,8 @@ def example_part(
     mean, variance = 0.0, 0.0
     for f in range(n_blocks):
         field = field_place(shared, names[f], False)
-        part_mean, part_variance, slope = shared_part(shared, keys[f], field, z, places, scratch.gains[0])
+        part_mean, part_variance = shared_part(shared, keys[f], field, z, places, scratch.gains[0])
+        slope = shared_slope(shared, keys[f], field, scratch.gains[0])
         if n_tail:
             tail_mean, tail_variance, tail_slope = tail_part(shared, keys[f], t_keys, t, tau_of(shared, field, TAIL))
             part_mean += tail_mean
