@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from functools import lru_cache
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import ApiError
 from service.http.replies import NO_FRAMES, NO_SNIFFING, Headers, Reply, Send, refusal, safe
@@ -46,6 +47,10 @@ class JoinedTransport:
             self.held = data
             return
         data, self.held = self.held + data, b""
+        self.write_whole(data)
+
+    def write_whole(self, data: bytes) -> None:
+        """Write what nothing follows."""
         if not self.is_closing():  # else the client has gone; a closed transport would raise
             self._written += len(data)
             self._transport.write(data)
@@ -224,10 +229,41 @@ def _raw(error: ApiError) -> bytes:
     return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body
 
 
+@lru_cache(maxsize=1_000)
+def head_of(status: int, headers: Headers) -> bytes:
+    """Return the beginning of a reply that sets no policy for frames of its own."""
+    lines = [b"%b: %b\r\n" % header for header in (*headers, NO_FRAMES, NO_SNIFFING)]
+    return STATUS_LINE[status] + b"".join(lines)
+
+
 async def send_reply(send: Send, reply: Reply, more: Headers = ()) -> None:
-    """Send a reply, which sets no policy for frames of its own, with ``more`` headers."""
-    headers = (*reply.headers, NO_FRAMES, NO_SNIFFING, *more)
+    """Send a reply, which sets no policy for frames of its own, with ``more`` headers.
+
+    On our own server it is written at once, unless the client is slow or gone.
+    """
+    cycle = getattr(send, "__self__", None)
+    if (
+        not isinstance(cycle, RequestResponseCycle)
+        or not isinstance(cycle.transport, JoinedTransport)
+        or cycle.disconnected
+        or cycle.flow.write_paused
+        or cycle.scope["method"] == "HEAD"
+    ):
+        length = () if reply.status == 204 else ((b"content-length", b"%d" % len(reply.body)),)
+        headers = (*reply.headers, NO_FRAMES, NO_SNIFFING, *more, *length)
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    parts = [head_of(reply.status, reply.headers)]
+    for name, value in (*cycle.default_headers, *more):
+        parts += (name, b": ", value, b"\r\n")
     if reply.status != 204:
-        headers = (*headers, (b"content-length", b"%d" % len(reply.body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+        parts.append(b"content-length: %d\r\n" % len(reply.body))
+    if not cycle.keep_alive:
+        parts.append(b"connection: close\r\n")
+    cycle.transport.write_whole(b"".join((*parts, b"\r\n", reply.body)))
+    cycle.response_started = cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()

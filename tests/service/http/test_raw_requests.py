@@ -166,6 +166,29 @@ def test_a_refusal_is_the_same_however_often_the_actions_were_seen(live):
         assert [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)] == wanted
 
 
+@pytest.mark.parametrize(("headers", "closes"), [((), False), ((b"connection: close",), True)])
+def test_a_reply_that_is_written_at_once_has_all_headers(live, headers, closes):
+    with socket.create_connection(live.address) as connection:
+        connection.settimeout(30)
+        connection.sendall(rank(b"x-request-id: mine", *headers))
+        head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        found = dict(line.split(b": ", 1) for line in lines)
+        assert first == b"HTTP/1.1 200 OK"
+        assert len(found) == len(lines)
+        assert found.pop(b"date").endswith(b" GMT")
+        assert found.pop(b"connection", None) == (b"close" if closes else None)
+        assert found == {
+            b"content-type": b"application/json",
+            b"content-security-policy": b"frame-ancestors 'none'",
+            b"x-content-type-options": b"nosniff",
+            b"x-request-id": b"mine",
+            b"content-length": b"%d" % len(body),
+        }
+        if closes:
+            assert connection.recv(1) == b""
+
+
 def test_nothing_is_written_to_a_client_that_has_gone():
     class Closed:
         """A transport as uvloop's after its end."""
