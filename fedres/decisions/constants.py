@@ -13,7 +13,6 @@ LEAST_CONSTANT = 0.5  # of the input of a context's constant: a quarter of the p
 OWN_SIZE = 20  # coordinates of a personal block: the leading directions of the core
 OWN_DENSE = 7  # of them, the first: their weights are correlated, all others count as independent
 FIRST_SHARED_LOG_TAU = 0.0  # log 1: prior variance of shared core weights; contexts have a mean squared length of 1
-FIRST_LIGHT_LOG_TAU = -14.0  # of light entries, the least: what is rare says nothing until errors say that it does
 FIRST_LOG_TAU = -4.605170185988091  # log 0.01: prior variance of personal and tail weights before anything is learned
 LOG_TAU_RATE, LEAST_LOG_TAU, MOST_LOG_TAU = 0.5, -14.0, 2.0
 CORE_TAU_START = 256  # events after which τ of shared core weights and drift are learned: before, slopes are noise

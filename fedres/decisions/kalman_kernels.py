@@ -33,6 +33,7 @@ from fedres.decisions.constants import (
 from fedres.decisions.kalman_inputs import (
     Key,
     action_blocks,
+    constant_input,
     context_inputs,
     eigenvectors,
     field_place,
@@ -72,6 +73,7 @@ from fedres.decisions.kalman_state import (
     DRIFT_SQUARES,
     FIELDS,
     LEARNED,
+    LENGTH,
     LIGHT,
     LOG_DRIFT,
     NOISE,
@@ -330,6 +332,31 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 
 
 @bare_kernel
+def usual_tau(shared: Any, field: int) -> float:
+    """Return the prior variance of what a block of the field says of a usual context, the mean of z."""
+    constant, square = constant_input(shared.numbers[LENGTH]), 0.0
+    for i in range(1, len(shared.moment)):
+        square += (shared.moment[0, i] * constant / shared.moment[0, 0]) ** 2
+    return tau_of(shared, field, CONSTANT) * constant * constant + tau_of(shared, field, CORE) * square
+
+
+@bare_kernel
+def step_light(shared: Any, field: int, said: float, error: float) -> None:
+    """Let light entries count like blocks, unless users who meet a feature first are the worse for what they say.
+
+    ``said`` is the mean of a light entry that counts. Of the slope of errors by it, the upper end of one standard error
+    decides: entries that do not count are rarely chosen, and would stay so by bad luck.
+    """
+    if shared.log_tau[field, LIGHT] > LEAST_LOG_TAU:
+        error += said
+    shared.light_gains[field] += said * error
+    shared.slope_squares[field, LIGHT] += said * said
+    slack = math.sqrt(shared.numbers[NOISE] * shared.slope_squares[field, LIGHT])
+    log_tau = math.log(usual_tau(shared, field)) if shared.light_gains[field] + slack >= 0 else LEAST_LOG_TAU
+    shared.log_tau[field, LIGHT] = min(max(log_tau, LEAST_LOG_TAU), MOST_LOG_TAU)
+
+
+@bare_kernel
 def step_core(shared: Any, field: int, of_constant: float, of_context: float) -> None:
     """Let log τ of core weights follow its slopes: that of the constant by itself where actions have one field.
 
@@ -421,8 +448,9 @@ def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
         step_prior(shared, field, OWN, factor * slopes[OWN])
         step_prior(shared, field, TAIL, factor * slopes[TAIL])
         step_prior(shared, field, OWN_BIAS, factor * slopes[OWN_BIAS])
-        step_prior(shared, field, LIGHT, factor * slopes[LIGHT])
         step_core(shared, field, factor * slopes[CONSTANT], factor * slopes[CORE])
+        if scratch.where[f, 0] < 0:
+            step_light(shared, field, scratch.xs[f] * slopes[LIGHT], error)
 
 
 @bare_kernel
@@ -484,7 +512,9 @@ def learn_in(
                 slopes[m, CONSTANT], slopes[m, CORE] = core_slopes(shared, block, gains[m])
             else:
                 tau = tau_of(shared, field, LIGHT)
-                part_mean, part_variance, slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, tau)
+                part_mean, part_variance, _ = diagonal_part(shared.light[row], 1.0, tau)
+                if known == 0:
+                    slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, usual_tau(shared, field))[0]
                 block = -1 - row
             if n_tail:
                 tail_mean, tail_variance, slopes[m, TAIL] = tail_part(

@@ -15,10 +15,10 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     BIAS_WORDS,
-    FIRST_LIGHT_LOG_TAU,
     FIRST_LOG_TAU,
     FIRST_SHARED_LOG_TAU,
     HEAD,
+    LEAST_LOG_TAU,
     LEAST_PIVOT,
     OWN_DENSE,
     SLOT_HEAD,
@@ -42,7 +42,7 @@ def tau_of(shared: Any, field: Any, side: int) -> float:
 def log_tau_of(shared: Any, field: Any, side: int) -> Any:
     if field >= 0:
         return shared.log_tau[field, side]
-    return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else FIRST_LIGHT_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
+    return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else LEAST_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
 
 
 @bare_kernel

@@ -17,13 +17,13 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions.constants import (
     BIAS_WORDS,
-    FIRST_LIGHT_LOG_TAU,
     FIRST_LOG_TAU,
     FIRST_NOISE,
     FIRST_SHARED_LOG_TAU,
     FIRST_VALUES,
     HEAD,
     LEAST_LOG_DRIFT,
+    LEAST_LOG_TAU,
     MAX_BASES,
     MAX_FIELDS,
     MAX_SCALES,
@@ -57,7 +57,8 @@ class Shared(NamedTuple):
     scale_stats: Array  # float64: unit, mean, deviation, root mean square
     field_keys: Array  # uint32
     log_tau: Array  # float64, fields × 6: OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT
-    slope_squares: Array  # float64, the sums of squared slopes by log τ
+    slope_squares: Array  # float64, the sums of squared slopes by log τ; of LIGHT, of squared means
+    light_gains: Array  # float64, the sums of slopes of errors by the means of light entries
     reuse: Array  # float64, ρ: the share of learned features that are learned more than once, by anybody and by a user
     reuse_counts: Array  # int64, of how many
     block_table: Array  # int32, 1 + the place of a block, 0 where empty
@@ -151,13 +152,14 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
 
 # Predicting does without these.
 LEARNING_ONLY = (
-    "drift", "scale_seen", "scale_first", "slope_squares", "reuse_counts", "block_used", "block_times", "mean_slopes",
-    "light_used", "light_times", "moment",
+    "drift", "scale_seen", "scale_first", "slope_squares", "light_gains", "reuse_counts", "block_used", "block_times",
+    "mean_slopes", "light_used", "light_times", "moment",
 )  # fmt: skip
 ROWS_BY_COUNT = {  # arrays of which only the first rows are in use
     "field_keys": FIELDS,
     "log_tau": FIELDS,
     "slope_squares": FIELDS,
+    "light_gains": FIELDS,
     "reuse": FIELDS,
     "reuse_counts": FIELDS,
     "block_keys": BLOCKS,
@@ -196,12 +198,13 @@ def new_shared(d: int, length: float, max_blocks: int, tail_bits: int) -> Shared
                 FIRST_LOG_TAU,
                 FIRST_SHARED_LOG_TAU,
                 FIRST_LOG_TAU,
-                FIRST_LIGHT_LOG_TAU,
+                LEAST_LOG_TAU,
                 FIRST_SHARED_LOG_TAU,
             ],
             (MAX_FIELDS, 1),
         ),
         slope_squares=np.zeros((MAX_FIELDS, 6)),
+        light_gains=np.zeros(MAX_FIELDS),
         reuse=np.ones((MAX_FIELDS, 2)),
         reuse_counts=np.zeros((MAX_FIELDS, 2), np.int64),
         block_table=np.zeros(n_table, np.int32),

@@ -95,6 +95,24 @@ class Prior:
             self.log_tau = min(max(moved, self.least), self.most)
 
 
+class LightPrior(Prior):
+    """Of light entries: as of blocks, unless users who meet a feature first are the worse for what they say.
+
+    Of the slope of errors by what they say, the upper end of one standard error decides: entries that do not count are
+    rarely chosen, and would stay so by bad luck.
+    """
+
+    gain = 0.0
+
+    def count(self, said: float, error: float, noise: float, usual: float) -> None:
+        if self.log_tau > self.least:
+            error += said
+        self.gain += said * error
+        self.squares += said * said
+        helps = self.gain + math.sqrt(noise * self.squares) >= 0
+        self.log_tau = min(max(math.log(usual) if helps else self.least, self.least), self.most)
+
+
 class Drift(Prior):
     """Share φ = exp(l) of a block's covariance that goes back to its prior when it is learned; l steps as log τ."""
 
@@ -127,7 +145,7 @@ class Field:
     ) -> None:  # fmt: skip
         self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
         self.constant = constant or Prior(the.FIRST_SHARED_LOG_TAU)
-        self.bias, self.light = Prior(), Prior(the.FIRST_LIGHT_LOG_TAU)
+        self.bias, self.light = Prior(), LightPrior(the.LEAST_LOG_TAU)
         self.reuse, self.own_reuse = Reuse(), Reuse()
 
     def log_tau(self, size: int) -> Array:
@@ -457,9 +475,18 @@ class ResidualKalman:
         parts[:, 4] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
         return parts
 
+    def _usual(self) -> Array:
+        """Return a usual context, the mean of z."""
+        usual: Array = self.moment[0] * (self._constant() / self.moment[0, 0])
+        return usual
+
+    def _usual_tau(self, of: Field) -> float:
+        """Return the prior variance of what a block of the field says of a usual context."""
+        return float(np.exp(of.log_tau(len(self.core))) @ self._usual() ** 2)
+
     def _touch(self, key: int, name: int, of: Field) -> Block | None:
         """Return the block or the light entry that a feature learns in; None if all are in use by this event."""
-        now, usual = self.learned, self.moment[0] * (self._constant() / self.moment[0, 0])
+        now, usual = self.learned, self._usual()
         light = next((each for each in self.light if each.key == key), None)
         often = not self.max_light or (light is not None and light.times >= the.LIGHT_TIMES)
         before, fresh = [*self.blocks], Dense(of.log_tau(len(usual)))
@@ -545,6 +572,8 @@ class ResidualKalman:
                                  lambda: Block(key, name, own.clock, Diagonal()))  # fmt: skip # noqa: B023
             parts = self._part(key, of, inputs, shared.weights, mine and mine.weights, bias and bias.weights)
             parts[:, 3:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
+            if isinstance(shared.weights, Diagonal):  # what it would say, if it counts, to a user who is new to it
+                parts[2, 1] = shared.weights.predict(np.ones(1), self._usual_tau(of))[0] if not known else 0.0
             used.append((key, x, of, shared.weights, mine, bias, parts))
         error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
         variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
@@ -567,7 +596,7 @@ class ResidualKalman:
             if isinstance(shared, Dense):
                 self._step_core(of, slopes[0], slopes[1])
             else:
-                of.light.step(slopes[1])
+                of.light.count(x * parts[2, 1], error, self.noise, self._usual_tau(of))
             for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
                 prior.step(slope)
         phi = self.drift.tau

@@ -78,7 +78,7 @@ from service.models.protocol import (
 )
 from service.settings import Settings
 
-SHARED_FORMAT, PERSONAL_FORMAT = b"FRK7", b"FRK4"
+SHARED_FORMAT, PERSONAL_FORMAT = b"FRK8", b"FRK4"
 PUBLISHED_HEAD, DIMENSIONS = 5, 3  # words before the shapes; of a shape
 PUBLISHED = tuple(name for name in Shared._fields if name not in LEARNING_ONLY)
 PIECE = 256  # numbers that are compared at once
@@ -243,7 +243,8 @@ def _batch(events: Sequence[LearnedEvent], places: Array) -> Events:
 @kernel
 def _is_finite(shared: Any, since: int) -> bool:
     ok = _all_finite(shared.numbers) & _all_finite(shared.drift) & _all_finite(shared.log_tau.ravel())
-    ok &= _all_finite(shared.slope_squares.ravel()) & _all_finite(shared.scale_stats.ravel())
+    ok &= _all_finite(shared.slope_squares.ravel()) & _all_finite(shared.light_gains)
+    ok &= _all_finite(shared.scale_stats.ravel())
     ok &= _all_finite(shared.tail.ravel()) & _all_finite(shared.light.ravel())
     ok &= _all_finite(shared.moment.ravel()) & _all_finite(shared.bases.ravel())
     for block in range(shared.counts[BLOCKS]):

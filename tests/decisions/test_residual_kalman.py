@@ -9,6 +9,7 @@ from fedres.decisions.constants import (
     FIRST_LOG_TAU,
     HEAD,
     LEAST_LOG_DRIFT,
+    LEAST_LOG_TAU,
     LIGHT_TIMES,
     MOST_KEPT,
     OWN_SIZE,
@@ -34,6 +35,7 @@ from fedres.decisions.kalman_state import (
     BLOCKS,
     CONSTANT,
     CORE,
+    LIGHT,
     LOG_DRIFT,
     SCALES,
     UNIT,
@@ -459,6 +461,24 @@ def test_a_feature_that_is_learned_often_gets_a_block_and_the_one_before_stays_k
     b, h = model.shared.light[row].astype(float)
     base = model.predict(request_of(context, [([], [], [])])).means[0]
     assert b / (h + 1) == pytest.approx(before.means[0] - base, abs=0.1)
+
+
+@pytest.mark.parametrize(("others_agree", "counts"), [(True, True), (False, False)])
+def test_light_entries_count_while_they_are_right_about_users_who_are_new_to_a_feature(others_agree, counts):
+    """Most ids come to the same user again, who still thinks the same; what another user thinks decides."""
+    model, context = ResidualKalman(max_blocks=8, choice_events=0), ([5], [1.0])
+    likes = np.random.default_rng(27).random(600) < 0.5
+    rounds = [
+        (user, context, [([1000 + name], [1.0], [9])], 0, float(like if others_agree or user == name else not like))
+        for name, like in enumerate(likes.tolist())
+        for user in (name, name if name % 3 else 1000 + name)
+    ]
+    learn_all(model, {}, rounds, [len(rounds)])
+    assert (model.shared.log_tau[1, LIGHT] > LEAST_LOG_TAU) == counts
+    once = [(None, context, [([9000 + k], [1.0], [9])], 0, float(k)) for k in range(2)]
+    learn_all(model, {}, once, [2])
+    bad, good = model.predict(request_of(context, [([9000], [1.0], [9]), ([9001], [1.0], [9])])).means
+    assert (good - bad > 0.01) == counts
 
 
 def test_a_catalogue_of_100_000_ids_takes_64_mb_at_most():
