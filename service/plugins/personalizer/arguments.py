@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import lru_cache
 from typing import NamedTuple
 
 from service.plugins.personalizer.errors import Refusal
@@ -38,6 +39,7 @@ class PolicyArguments(NamedTuple):
     ignored: tuple[str, ...]  # first letters of namespaces
 
 
+@lru_cache(maxsize=1_000)
 def read_arguments(text: str) -> PolicyArguments:
     """Return the meaning of arguments; those that would have no effect on learning here are refused by name."""
     given = _pairs(text)

@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from service import times
 from service.admin.admin import Admin
 from service.errors import ApiError
+from service.learn.pruning import last_before
 from service.models.table import model_kind
 from service.plugins.personalizer.arguments import (
     AZURE_RATE,
@@ -28,6 +30,7 @@ from service.plugins.personalizer.durations import iso_duration, read_duration, 
 from service.plugins.personalizer.errors import Refusal
 from service.plugins.personalizer.messages import PolicyContract, ServiceConfiguration
 from service.plugins.personalizer.retraining import Retrainer
+from service.rank.ranker import RankerContext
 from service.settings import LONGEST_RETENTION, LONGEST_WAIT, Settings
 
 ANNOTATION = "azure-personalizer"
@@ -64,11 +67,6 @@ def _read_kept(text: str) -> Kept:
     return msgspec.json.decode(text, type=Kept)
 
 
-@lru_cache(maxsize=1_000)
-def _read_arguments(text: str) -> PolicyArguments:
-    return read_arguments(text)
-
-
 def kept_of(settings: Settings) -> Kept:
     """Return what is kept with a loop's settings; of a native loop, what its settings mean in Azure's words."""
     text = settings.annotations.get(ANNOTATION)
@@ -82,7 +80,7 @@ def kept_of(settings: Settings) -> Kept:
 
 def arguments_of(settings: Settings) -> PolicyArguments:
     """Return what the arguments of a loop's policy mean."""
-    return _read_arguments(kept_of(settings).arguments)
+    return read_arguments(kept_of(settings).arguments)
 
 
 def azure_settings(settings: Settings | None = None) -> Settings:
@@ -219,6 +217,19 @@ class Configurations:
 
     async def reset_policy(self, loop: str) -> PolicyContract:
         return await self.put_policy(loop, PolicyContract(Kept().policy_name, DEFAULT_ARGUMENTS))
+
+
+async def retained_after(context: RankerContext, configurations: Configurations, loop: str) -> int:
+    """Return the position behind which events are shown, evaluated and learned anew: neither deleted nor too old.
+
+    The learner removes the others from the log some time later.
+    """
+    kept = kept_of(configurations.settings(loop))
+    after = max(context.loop(loop).view.created_at, kept.logs_after)
+    if kept.log_retention_days < 0:
+        return after
+    kept_for = kept.log_retention_days * times.DAY
+    return await context.look_up(lambda log: last_before(log, loop, log.now() - kept_for, after))
 
 
 _IN_BOTH = tuple(set(Kept.__struct_fields__) & set(ServiceConfiguration.__struct_fields__))

@@ -10,10 +10,11 @@ import msgspec
 
 from fedres.event_ids import LONGEST_ID, new_event_id
 from service.errors import ApiError
-from service.log.records import Entry, LoggedRank, ranks_in
+from service.http.routes import Call
+from service.log.records import LoggedRank, ranks_in
 from service.plugins.personalizer.configuration import Configurations, arguments_of, kept_of
 from service.plugins.personalizer.errors import Refusal
-from service.plugins.personalizer.features import merged, native_id
+from service.plugins.personalizer.features import id_in, merged, native_id
 from service.plugins.personalizer.messages import (
     MOST_ACTIONS,
     MultiSlotRankRequest,
@@ -44,8 +45,10 @@ class ApplicationCalls:
 
     # one slot
 
-    async def rank(self, loop: str, asked: PersonalizerRankRequest) -> PersonalizerRankResponse:
+    async def rank(self, call: Call) -> PersonalizerRankResponse:
         """Choose an action. An id that was used for another request is decided again, and not learned from."""
+        loop = call.loop
+        asked: PersonalizerRankRequest = call.body
         policy = arguments_of(self._configurations.settings(loop))
         if policy.multi_slot:
             raise Refusal("InvalidApiAccess", "the loop's policy is for multi-slot calls (--ccb_explore_adf)")
@@ -69,20 +72,23 @@ class ApplicationCalls:
         chosen = next(action.id for action in asked.actions if native_id(action.id) == result.action_id)
         return PersonalizerRankResponse(ranking, event_id, chosen)
 
-    async def reward(self, loop: str, event_id: str, reward: PersonalizerReward) -> None:
+    async def reward(self, call: Call) -> None:
         """Store a reward; that of an event which nobody knows comes to nothing."""
-        _check_value(self._configurations.settings(loop), reward.value)
+        reward: PersonalizerReward = call.body
+        _check_value(self._configurations.settings(call.loop), reward.value)
         with _unless_unknown():
-            await self._ranker.reward(loop, native_id(event_id), reward.value, new_event_id())
+            await self._ranker.reward(call.loop, _event(call), reward.value, new_event_id())
 
-    async def activate(self, loop: str, event_id: str) -> None:
+    async def activate(self, call: Call) -> None:
         with _unless_unknown():
-            await self._ranker.activate(loop, native_id(event_id))
+            await self._ranker.activate(call.loop, _event(call))
 
     # several slots
 
-    async def rank_slots(self, loop: str, asked: MultiSlotRankRequest) -> MultiSlotRankResponse:
+    async def rank_slots(self, call: Call) -> MultiSlotRankResponse:
         """Choose an action for each slot; ids that are used again are treated as by ``rank``."""
+        loop = call.loop
+        asked: MultiSlotRankRequest = call.body
         policy = arguments_of(self._configurations.settings(loop))
         if not policy.multi_slot:
             message = "multi-slot calls need a policy with --ccb_explore_adf: change the loop's arguments first"
@@ -114,24 +120,25 @@ class ApplicationCalls:
         ]
         return MultiSlotRankResponse(answers, event_id)
 
-    async def reward_slots(self, loop: str, event_id: str, given: MultiSlotReward) -> None:
+    async def reward_slots(self, call: Call) -> None:
         """Store the rewards of slots; those of slots that nobody knows come to nothing."""
-        events = await self._slot_events(loop, event_id)
-        for reward in given.reward:
+        sent: MultiSlotReward = call.body
+        events = await self._slot_events(call)
+        for reward in sent.reward:
             event = events.get(native_id(reward.slot_id))
             if event is not None:
-                await self._ranker.reward(loop, event, reward.value, new_event_id())
+                await self._ranker.reward(call.loop, event, reward.value, new_event_id())
 
-    async def activate_slots(self, loop: str, event_id: str) -> None:
-        for event in (await self._slot_events(loop, event_id)).values():
-            await self._ranker.activate(loop, event)
+    async def activate_slots(self, call: Call) -> None:
+        for event in (await self._slot_events(call)).values():
+            await self._ranker.activate(call.loop, event)
 
-    async def _slot_events(self, loop: str, event_id: str) -> dict[str, str]:
+    async def _slot_events(self, call: Call) -> dict[str, str]:
         """Return the native events of a multi-slot call by slot."""
-        self._configurations.settings(loop)  # of a loop that there is
-        events = events_of(native_id(event_id, LONGEST_CALL_ID), MOST_ACTIONS)
-        known = await self._context.look_up(lambda log: ranks_in(log.find(loop, events)))
-        return {_slot_of(*found): event for event, found in known.items()}
+        self._configurations.settings(call.loop)  # of a loop that exists
+        events = events_of(_event(call, LONGEST_CALL_ID), MOST_ACTIONS)
+        ranks = await self._context.look_up(lambda log: ranks_in(log.find(call.loop, events)))
+        return {_slot_of(logged): event for event, (_, logged) in ranks.items()}
 
     # what is not logged
 
@@ -145,6 +152,10 @@ class ApplicationCalls:
     def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
         check_slots(request)
         return fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+
+
+def _event(call: Call, longest: int = LONGEST_ID) -> str:
+    return native_id(id_in(call, "event_id"), longest)
 
 
 @contextmanager
@@ -208,7 +219,7 @@ def _check_baselines(asked: MultiSlotRankRequest) -> None:
             raise Refusal(INVALID, f"slots must have different baseline actions, got {name!r} twice", "slots")
 
 
-def _slot_of(_: Entry, logged: LoggedRank) -> str:
+def _slot_of(logged: LoggedRank) -> str:
     context: dict[str, Any] = msgspec.json.decode(logged.context)
     return str(context["slot"]["id"]) if isinstance(context.get("slot"), dict) else ""
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from fedres.event_ids import LONGEST_ID
+from service.errors import invalid
+from service.http.routes import Call
 from service.plugins.personalizer.errors import Refusal
 
 INVALID = "InvalidRankRequest"
@@ -21,6 +23,14 @@ def native_id(name: str, longest: int = LONGEST_ID) -> str:
     if len(name) <= longest:
         return name
     return f"{name[: longest - 65]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def id_in(call: Call, name: str) -> str:
+    """Return an id of the path."""
+    given = call.parameters[name]
+    if len(given) > LONGEST:
+        raise invalid(f"{name} must have at most {LONGEST} characters, got {len(given)}", name)
+    return given
 
 
 def merged(

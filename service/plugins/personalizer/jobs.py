@@ -1,4 +1,8 @@
-"""Evaluations and feature importances: asked for now, worked out in the background, shown when they are there."""
+"""Evaluations and feature importances: started by a call, made in the background, kept in the log as notes.
+
+Any ranker of any machine can show them. A note replaces the one before of the same kind and id. A job whose process
+died stays without a result; after ``MOST_SECONDS`` it counts as timed out.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,23 @@ import msgspec
 from bandits.evaluation.logs import is_decision
 from fedres.event_ids import new_event_id
 from service.admin.exporting import exporter
+from service.log.protocol import Log
+from service.log.records import NOTE, Record, encode
 from service.log.workers import JOB_SECONDS, Worker
 from service.plugins.personalizer import evaluation
-from service.plugins.personalizer.configuration import Configurations, kept_of
+from service.plugins.personalizer.configuration import Configurations, kept_of, retained_after
 from service.plugins.personalizer.durations import microseconds, read_time, show_time
 from service.plugins.personalizer.errors import Refusal
 from service.plugins.personalizer.evaluation import EvaluatedPolicy, feature_scores
 from service.plugins.personalizer.messages import EvaluationContract, FeatureImportanceContract, PolicyContract
-from service.plugins.personalizer.retention import retained_after
-from service.plugins.personalizer.stored import FAILED, RUNNING, SUCCEEDED, Job, Stored
 from service.rank.ranker import RankerContext
 
+NAME = "azure-personalizer"  # the event of all notes
+MOST_SECONDS = 3_600.0
+
+RUNNING, SUCCEEDED, FAILED, TIMEOUT = "Running", "Succeeded", "Failed", "Timeout"
 EVALUATION, IMPORTANCE = "evaluation", "importance"
-OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", "Timeout": "timeout"}
+OLD_STATUS = {SUCCEEDED: "completed", RUNNING: "pending", FAILED: "failed", TIMEOUT: "timeout"}
 INTERVALS = (5, 60, 360, 720, 1440)
 MOST_DIGITS = 10
 PAGE, MOST = 100, 2**31 - 1  # items of a list in one reply, and in all, unless asked for
@@ -83,6 +91,26 @@ def evaluated(
         "best": evaluation.best_policy(values),
         "features": feature_scores(rows),
     }
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A job and what came of it."""
+
+    kind: str  # evaluation, importance
+    id: str
+    name: str
+    start: str
+    end: str
+    created: str
+    created_at: float  # seconds since 1970
+    status: str = RUNNING
+    description: str | None = None
+    policies: list[dict[str, str]] = []  # that were asked for
+    result: dict[str, Any] = {}
+    deleted: bool = False
+
+
+_decode = msgspec.json.Decoder(Job).decode
 
 
 class Jobs:
@@ -185,6 +213,43 @@ def _moment(name: str, text: str, code: str) -> datetime:
         return read_time(text)
     except ValueError as error:
         raise Refusal(code, f"{name}: {error}", name) from None
+
+
+# as notes in the log
+
+
+class Stored:
+    """The jobs of loops."""
+
+    def __init__(self, context: RankerContext) -> None:
+        self._context = context
+
+    async def put(self, loop: str, job: Job) -> None:
+        await self._context.append(Record(loop, NOTE, NAME, body=encode(job)))
+
+    async def list(self, loop: str, kind: str) -> list[Job]:
+        """Return the jobs of a kind that were not deleted, oldest first."""
+        created_at = self._context.loop(loop).view.created_at
+        found = await self._context.look_up(lambda log: _read(log, loop, created_at))
+        return [_timed_out(job) for job in found.values() if job.kind == kind and not job.deleted]
+
+    async def find(self, loop: str, kind: str, name: str) -> Job | None:
+        return next((job for job in await self.list(loop, kind) if job.id == name), None)
+
+
+def _read(log: Log, loop: str, created_at: int) -> dict[tuple[str, str], Job]:
+    found: dict[tuple[str, str], Job] = {}
+    for entry in log.find(loop, [NAME]):
+        if entry.kind == NOTE and entry.position > created_at:
+            job = _decode(entry.body)
+            found[job.kind, job.id] = job
+    return found
+
+
+def _timed_out(job: Job) -> Job:
+    if job.status == RUNNING and time.time() > job.created_at + MOST_SECONDS:
+        return msgspec.structs.replace(job, status=TIMEOUT, description="the process that worked on it is gone")
+    return job
 
 
 # as they are shown

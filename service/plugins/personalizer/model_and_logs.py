@@ -9,25 +9,18 @@ from service.admin.admin import Admin
 from service.log.protocol import Log
 from service.log.records import ERASE, LOOP, MODEL, RANK, EraseBody, Record, encode
 from service.models.table import model_kind
-from service.plugins.personalizer.configuration import Configurations
+from service.plugins.personalizer.configuration import Configurations, retained_after
 from service.plugins.personalizer.durations import show_time
-from service.plugins.personalizer.retention import retained_after
 from service.rank.ranker import RankerContext
 
 CHUNK = 500
 
 
 class ModelAndLogs:
-    """Exports, imports and resets models; shows and forgets logs."""
+    """Resets models and says when they changed; shows and forgets logs."""
 
     def __init__(self, context: RankerContext, admin: Admin, configurations: Configurations) -> None:
         self._context, self._admin, self._configurations = context, admin, configurations
-
-    async def model(self, loop: str) -> bytes:
-        return await self._admin.model(loop)
-
-    async def put_model(self, loop: str, state: bytes) -> None:
-        await self._admin.put_model(loop, state)
 
     async def reset_model(self, loop: str) -> None:
         """Go on with a model that has learned nothing."""

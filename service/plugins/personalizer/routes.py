@@ -1,16 +1,28 @@
-"""The paths of Azure's API."""
+"""The paths of Azure's API.
+
+Below ``/personalizer`` is the loop ``default``, below ``/loops/{loop}/personalizer`` any. Two families of versions
+share most handlers: ``/personalizer/v1.0/…`` with its previews, and ``/personalizer/…`` with
+``api-version=2022-09-01-preview``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
+from urllib.parse import parse_qs, quote
+
+import msgspec
+from msgspec.structs import replace
 
 from service.admin.admin import Admin
 from service.http.replies import Reply, json_reply
+from service.http.request import decode
 from service.http.routes import ADMIN, BINARY, JSON, RANK, Call, Routes
 from service.log.records import encode
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.decisions import ApplicationCalls
-from service.plugins.personalizer.errors import Refusal
+from service.plugins.personalizer.errors import PersonalizerErrorResponse, Refusal, failed
+from service.plugins.personalizer.features import id_in
 from service.plugins.personalizer.jobs import (
     EVALUATION,
     IMPORTANCE,
@@ -35,10 +47,16 @@ from service.plugins.personalizer.messages import (
 )
 from service.plugins.personalizer.model_and_logs import ModelAndLogs
 from service.plugins.personalizer.retraining import Retrainer
-from service.plugins.personalizer.routing import NEW, OLD, PersonalizerRoutes, address, id_in, query
 from service.rank.ranker import Ranker, RankerContext
 
-INVALID_EVALUATION, INVALID = "InvalidEvaluationContract", "InvalidContract"
+PREFIXES = ("/personalizer", "/loops/{loop}/personalizer")
+OLD, NEW = "/{version}", ""
+BOTH = (OLD, NEW)
+VERSIONS = ("v1.0", "v1.1-preview.1", "v1.1-preview.2", "v1.1-preview.3")
+API_VERSION = "2022-09-01-preview"
+
+Handler = Callable[[Call], Awaitable[Any]]
+INVALID_EVALUATION, INVALID, BAD = "InvalidEvaluationContract", "InvalidContract", "BadRequest"
 
 
 def personalizer_routes(context: RankerContext, ranker: Ranker, admin: Admin, root_path: str = "") -> Routes:
@@ -46,120 +64,77 @@ def personalizer_routes(context: RankerContext, ranker: Ranker, admin: Admin, ro
     routes, configurations = PersonalizerRoutes(), Configurations(admin, Retrainer(context, admin))
     _decision_routes(routes, ApplicationCalls(context, ranker, configurations))
     _configuration_routes(routes, configurations)
-    _model_and_log_routes(routes, ModelAndLogs(context, admin, configurations))
+    _model_and_log_routes(routes, ModelAndLogs(context, admin, configurations), admin)
     jobs = Jobs(context, configurations)
     _evaluation_routes(routes, jobs, configurations, root_path)
     _importance_routes(routes, jobs, root_path)
     return routes
 
 
-def _event(call: Call) -> str:
-    return id_in(call, "event_id")
-
-
 def _decision_routes(routes: PersonalizerRoutes, calls: ApplicationCalls) -> None:
     add = routes.add
     to_rank: dict[str, Any] = {"limit": "rank_bytes", "status": 201}
-    of_event: dict[str, Any] = {"status": 204, "wide": True}
-    invalid, invalid_reward, invalid_event = "InvalidRankRequest", "InvalidRewardRequest", "InvalidEventIdToActivate"
+    done: dict[str, Any] = {"status": 204, "wide": True}
+    invalid_rank, invalid_reward, no_event = "InvalidRankRequest", "InvalidRewardRequest", "InvalidEventIdToActivate"
 
-    async def rank(call: Call) -> PersonalizerRankResponse:
-        return await calls.rank(call.loop, call.body)
+    types: dict[str, Any] = {"body": PersonalizerRankRequest, "reply": PersonalizerRankResponse, **to_rank}
+    add("POST", "/rank", RANK, "Rank actions.", invalid_rank, calls.rank, **types)
+    event, rewards = "/events/{event_id}", {"body": PersonalizerReward, **done}
+    add("POST", f"{event}/reward", RANK, "Send a reward.", invalid_reward, calls.reward, **rewards)
+    add("POST", f"{event}/activate", RANK, "Activate an event.", no_event, calls.activate, **done)
 
-    async def reward(call: Call) -> None:
-        await calls.reward(call.loop, _event(call), call.body)
-
-    async def activate(call: Call) -> None:
-        await calls.activate(call.loop, _event(call))
-
-    async def rank_slots(call: Call) -> MultiSlotRankResponse:
-        return await calls.rank_slots(call.loop, call.body)
-
-    async def reward_slots(call: Call) -> None:
-        await calls.reward_slots(call.loop, _event(call), call.body)
-
-    async def activate_slots(call: Call) -> None:
-        await calls.activate_slots(call.loop, _event(call))
-
-    ranks: dict[str, Any] = {"body": PersonalizerRankRequest, "reply": PersonalizerRankResponse, **to_rank}
-    add("POST", "/rank", RANK, "Rank actions.", invalid, rank, **ranks)
-    event = "/events/{event_id}"
-    reward_body = {"body": PersonalizerReward, **of_event}
-    add("POST", f"{event}/reward", RANK, "Send a reward.", invalid_reward, reward, **reward_body)
-    add("POST", f"{event}/activate", RANK, "Activate an event.", invalid_event, activate, **of_event)
-    slots: dict[str, Any] = {"body": MultiSlotRankRequest, "reply": MultiSlotRankResponse, **to_rank}
-    event = f"/multislot{event}"
-    add("POST", "/multislot/rank", RANK, "Rank actions for several slots.", invalid, rank_slots, **slots)
-    reward_body = {"body": MultiSlotReward, **of_event}
-    add("POST", f"{event}/reward", RANK, "Send the rewards of slots.", invalid_reward, reward_slots, **reward_body)
-    add("POST", f"{event}/activate", RANK, "Activate a multi-slot event.", invalid_event, activate_slots, **of_event)
+    types = {"body": MultiSlotRankRequest, "reply": MultiSlotRankResponse, **to_rank}
+    add("POST", "/multislot/rank", RANK, "Rank actions for several slots.", invalid_rank, calls.rank_slots, **types)
+    event, rewards = "/multislot/events/{event_id}", {"body": MultiSlotReward, **done}
+    add("POST", f"{event}/reward", RANK, "Send the rewards of slots.", invalid_reward, calls.reward_slots, **rewards)
+    add("POST", f"{event}/activate", RANK, "Activate a multi-slot event.", no_event, calls.activate_slots, **done)
 
 
-def _configuration_routes(routes: PersonalizerRoutes, configurations: Configurations) -> None:
-    async def get_configuration(call: Call) -> ServiceConfiguration:
-        return await configurations.configuration(call.loop)
-
+def _configuration_routes(routes: PersonalizerRoutes, parts: Configurations) -> None:
     async def put_configuration(call: Call) -> ServiceConfiguration:
-        return await configurations.put_configuration(call.loop, call.body)
-
-    async def get_policy(call: Call) -> PolicyContract:
-        return await configurations.policy(call.loop)
+        return await parts.put_configuration(call.loop, call.body)
 
     async def put_policy(call: Call) -> PolicyContract:
-        return await configurations.put_policy(call.loop, call.body)
+        return await parts.put_policy(call.loop, call.body)
 
-    async def reset_policy(call: Call) -> PolicyContract:
-        return await configurations.reset_policy(call.loop)
-
-    add, path, kind = routes.add, "/configurations/service", ServiceConfiguration
-    add("GET", path, ADMIN, "Show the configuration.", "BadRequest", get_configuration, reply=kind)
+    add, path = routes.add, "/configurations/service"
+    kind: type = ServiceConfiguration
+    add("GET", path, ADMIN, "Show the configuration.", BAD, lambda call: parts.configuration(call.loop), reply=kind)
     invalid = "InvalidServiceConfiguration"
     add("PUT", path, ADMIN, "Change the configuration.", invalid, put_configuration, body=kind, reply=kind)
-    path = "/configurations/policy"
-    add("GET", path, ADMIN, "Show the policy.", "BadRequest", get_policy, reply=PolicyContract)
-    bodies: dict[str, Any] = {"body": PolicyContract, "reply": PolicyContract}
-    add("PUT", path, ADMIN, "Change the policy.", "InvalidPolicyContract", put_policy, **bodies)
-    add("DELETE", path, ADMIN, "Reset the policy.", "BadRequest", reset_policy, reply=PolicyContract)
+    path, kind, invalid = "/configurations/policy", PolicyContract, "InvalidPolicyContract"
+    add("GET", path, ADMIN, "Show the policy.", BAD, lambda call: parts.policy(call.loop), reply=kind)
+    add("PUT", path, ADMIN, "Change the policy.", invalid, put_policy, body=kind, reply=kind)
+    add("DELETE", path, ADMIN, "Reset the policy.", BAD, lambda call: parts.reset_policy(call.loop), reply=kind)
 
 
-def _model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs) -> None:
+def _model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs, admin: Admin) -> None:
     async def get_model(call: Call) -> Reply:
-        return Reply(200, await parts.model(call.loop), ((b"content-type", BINARY.encode()),))
+        return Reply(200, await admin.model(call.loop), ((b"content-type", BINARY.encode()),))
 
     async def put_model(call: Call) -> None:
-        await parts.put_model(call.loop, call.body)
-
-    async def reset_model(call: Call) -> None:
-        await parts.reset_model(call.loop)
-
-    async def get_model_properties(call: Call) -> dict[str, Any]:
-        return await parts.model_properties(call.loop)
-
-    async def get_log_properties(call: Call) -> dict[str, Any]:
-        return await parts.log_properties(call.loop)
-
-    async def delete_logs(call: Call) -> None:
-        await parts.delete_logs(call.loop)
+        await admin.put_model(call.loop, call.body)
 
     async def refuse(_: Call) -> NoReturn:
         message = "models here decide on the server: call rank and reward, or import dsjson with `fedres log import`"
         raise Refusal("InvalidApiAccess", message)
 
-    add, bad = routes.add, "BadRequest"
-    add("GET", "/model", ADMIN, "Export the model.", bad, get_model, reply=BINARY, query=("signed",))
+    add = routes.add
+    add("GET", "/model", ADMIN, "Export the model.", BAD, get_model, reply=BINARY, query=("signed",))
     add("PUT", "/model", ADMIN, "Import a model.", "InvalidModelImportFormat", put_model, body=BINARY, status=204)
-    add("DELETE", "/model", ADMIN, "Reset the model.", bad, reset_model, status=204)
-    add("GET", "/model/properties", ADMIN, "When the model changed.", bad, get_model_properties, reply=JSON)
-    add("GET", "/logs/properties", ADMIN, "The time of the log.", bad, get_log_properties, reply=JSON)
+    add("DELETE", "/model", ADMIN, "Reset the model.", BAD, lambda call: parts.reset_model(call.loop), status=204)
+    path, shown = "/model/properties", "When the model changed."
+    add("GET", path, ADMIN, shown, BAD, lambda call: parts.model_properties(call.loop), reply=JSON)
+    path, shown = "/logs/properties", "The time of the log."
+    add("GET", path, ADMIN, shown, BAD, lambda call: parts.log_properties(call.loop), reply=JSON)
     for path in ("/logs/interactions", "/logs/observations"):
-        about = "Refused: for local inference, which is not there."
-        add("POST", path, ADMIN, about, "InvalidRequest", refuse, body=BINARY, status=204)
-    add("DELETE", "/logs", ADMIN, "Leave events so far out.", bad, delete_logs, status=204)
+        shown = "Refused: for local inference, which is not there."
+        add("POST", path, ADMIN, shown, "InvalidRequest", refuse, body=BINARY, status=204)
+    shown = "Leave events so far out."
+    add("DELETE", "/logs", ADMIN, shown, BAD, lambda call: parts.delete_logs(call.loop), status=204)
 
 
-def _evaluation_routes(
-    routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations, root_path: str = ""
-) -> None:
+def _evaluation_routes(routes: PersonalizerRoutes, jobs: Jobs, configurations: Configurations, root_path: str) -> None:
     """Declare evaluations, which the two families make and show in different ways."""
 
     def name(call: Call) -> str:
@@ -210,7 +185,7 @@ def _evaluation_routes(
     add("POST", path, ADMIN, about, "InvalidPolicyContract", apply, body=PolicyReference, status=204)
 
 
-def _importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str = "") -> None:
+def _importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str) -> None:
     """Declare feature importances, which are there in 2022 alone."""
 
     def name(call: Call) -> str:
@@ -237,3 +212,72 @@ def _importance_routes(routes: PersonalizerRoutes, jobs: Jobs, root_path: str = 
     add("DELETE", one, ADMIN, "Delete the rates of features.", INVALID, delete, status=204, **new)
     paged = ("api-version", "top", "skip", "maxpagesize")
     add("GET", all_of, ADMIN, "List rates of features.", INVALID, list_all, (NEW,), reply=JSON, query=paged)
+
+
+# How they are declared, and what their handlers share
+
+
+class PersonalizerRoutes(Routes):
+    """Declares handlers for both families; what a handler refuses is answered in Azure's shape."""
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        roles: frozenset[str],
+        summary: str,
+        code: str,
+        handler: Handler,
+        families: tuple[str, ...] = BOTH,
+        **options: Any,
+    ) -> None:
+        """Declare a handler of calls, whose bodies are decoded; ``code`` is that of requests which break a rule.
+
+        It returns a reply, or what is answered in JSON, None for nothing.
+        """
+        paths = [prefix + family + path for prefix in PREFIXES for family in families]
+        body, status = options.get("body"), options.get("status", 200)
+        decoder = None if body is None or isinstance(body, str) else msgspec.json.Decoder(body)
+
+        async def answer(call: Call) -> Reply:
+            try:
+                _check_version(call)
+                value = await handler(call if decoder is None else replace(call, body=decode(decoder, call.body)))
+            except Exception as error:
+                return failed(error, code)
+            if isinstance(value, Reply):
+                return value
+            return Reply(status) if value is None else json_reply(encode(value), status)
+
+        options |= {"hot": True, "of_loop": True, "error": PersonalizerErrorResponse, "takes_subscription_key": True}
+        options["choices"] = {"version": VERSIONS}
+        self.of_paths(method, paths, roles, f"Azure Personalizer: {summary}", **options)(answer)
+
+
+def _check_version(call: Call) -> None:
+    version = call.parameters.get("version")
+    if version is not None:
+        if version not in VERSIONS:
+            message = f"the version must be one of {', '.join(VERSIONS)}, got {version[:100]!r}"
+            raise Refusal("ResourceNotFound", message, "version", 404)
+        return
+    given = query(call).get("api-version", API_VERSION)
+    if given != API_VERSION:
+        message = f"api-version must be {API_VERSION}, got {given[:100]!r}"
+        raise Refusal("BadRequest", message, "api-version")
+
+
+def query(call: Call) -> dict[str, str]:
+    """Return the parameters of a query, of one that comes twice the last."""
+    return {name: values[-1] for name, values in parse_qs(call.query.decode("latin-1")).items()}
+
+
+def address(call: Call, path: str, root_path: str) -> str:
+    """Return the whole address of a path below the loop's ``personalizer``, as the client knows the service."""
+    headers = dict(call.scope.get("headers", ()))
+    host = headers.get(b"host", b"localhost").decode("latin-1")
+    scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1")
+    if scheme not in ("http", "https"):
+        scheme = call.scope.get("scheme", "http")
+    loop = f"/loops/{quote(call.parameters['loop'], safe='')}" if "loop" in call.parameters else ""
+    return f"{scheme}://{host}{root_path}{loop}/personalizer{path}"

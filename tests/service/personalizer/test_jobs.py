@@ -242,7 +242,7 @@ def test_events_older_than_the_log_is_kept_are_left_out(tmp_path):
 def test_the_days_of_the_configuration_say_how_long_logs_are_kept(http, loop, monkeypatch):
     base = f"{loop}/personalizer"
     assert http.post(f"{base}/rank", json={"actions": ACTIONS}).status_code == 201
-    monkeypatch.setattr("service.plugins.personalizer.retention.DAY", 0)  # so that any number of days is over
+    monkeypatch.setattr("service.times.DAY", 0)  # so that any number of days is over
     assert http.get(f"{base}/logs/properties").json() == {}
     wanted = {**http.get(f"{base}/configurations/service").json(), "logRetentionDays": -1}
     assert http.put(f"{base}/configurations/service", json=wanted).status_code == 200

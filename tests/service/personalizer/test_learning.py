@@ -7,6 +7,7 @@ import msgspec
 from machine import running
 
 from service.admin.admin import Admin
+from service.http.routes import Call
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.decisions import ApplicationCalls
 from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
@@ -36,11 +37,11 @@ async def share_of_right_picks(engine, seed, rounds=2_000):
         request = msgspec.convert(
             {"actions": ACTIONS, "contextFeatures": context, "eventId": f"{seed} {t}"}, PersonalizerRankRequest
         )
-        answer = await decisions.rank("default", request)
+        answer = await decisions.rank(Call("default", {}, request, None))
         if t >= rounds:
             right += top(answer) == wanted(taste, time)
         reward = float(draw.random() < (0.8 if answer.reward_action_id == wanted(taste, time) else 0.2))
-        await decisions.reward("default", f"{seed} {t}", PersonalizerReward(reward))
+        await decisions.reward(Call("default", {"event_id": f"{seed} {t}"}, PersonalizerReward(reward), None))
         if t % 20 == 0:
             await engine.settle()
     return right / n_tested

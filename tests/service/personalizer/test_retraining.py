@@ -7,6 +7,7 @@ import pytest
 from machine import Clock, running
 
 from service.admin.admin import Admin
+from service.http.routes import Call
 from service.plugins.personalizer.configuration import Configurations
 from service.plugins.personalizer.decisions import ApplicationCalls
 from service.plugins.personalizer.messages import PersonalizerRankRequest, PersonalizerReward
@@ -34,9 +35,9 @@ class App:
         """Show an action, and say what came of it."""
         self.n += 1
         request = msgspec.convert({"actions": ACTIONS, "eventId": str(self.n)}, PersonalizerRankRequest)
-        await self.decisions.rank("default", request)
+        await self.decisions.rank(Call("default", {}, request, None))
         if reward is not None:
-            await self.decisions.reward("default", str(self.n), PersonalizerReward(reward))
+            await self.decisions.reward(Call("default", {"event_id": str(self.n)}, PersonalizerReward(reward), None))
 
     async def wait(self, seconds):
         self.clock.pass_seconds(seconds)
