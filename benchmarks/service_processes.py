@@ -27,7 +27,7 @@ from load_generator import catalogue
 
 from service.http.keys import Keys
 from service.http.request import Limits
-from service.http.server import Server, bound, stop_on_signals
+from service.http.server import Server, bind
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
 PAGE = re.compile(r"^\s*page\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
@@ -190,11 +190,12 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
 def _run_bare(parent: Connection) -> None:
     async def serve() -> None:
         server = Server(bare, sock, Limits())
-        stop_on_signals(server.stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
         parent.send(sock.getsockname()[1])
         await server.serve()
 
-    with bound("127.0.0.1", 0) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with bind("127.0.0.1", 0) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
 
 

@@ -15,8 +15,7 @@ from fedres.scoring.flattening import Limits as FeatureLimits
 from service import metrics
 from service.app import create_app
 from service.cli import app
-from service.http.descriptions import TAGS
-from service.http.openapi import shortened
+from service.http.openapi import TAGS, shortened
 from service.http.request import Limits
 from service.rank.quotas import Quotas
 

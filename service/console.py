@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from service.log.files import replacing
+from service.log.protocol import StoreUnavailable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,7 +30,7 @@ def one_line_errors(command: Command) -> Command:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, StoreUnavailable) as error:
             typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:

@@ -25,8 +25,8 @@ class Meaning(NamedTuple):
 def read_meaning(features: Any, *, strict: bool = True) -> Meaning:
     """Return what the attributes of an item mean; ``ValueError`` names one that cannot be read.
 
-    If not ``strict``, as with items of older logs, an item whose time cannot be read is never shown, and the other two
-    are passed over.
+    If not ``strict``, as with items of an imported log, an item whose time cannot be read is never shown, and the other
+    two are passed over.
     """
     meaning = Meaning()
     for name in (AVAILABLE, EXPIRES, BOOST) if isinstance(features, dict) else ():

@@ -41,7 +41,7 @@ MODELS = {  # a model is a line here and the module of ``service.models`` with i
     ),
 }
 DEFAULT_MODEL = next(iter(MODELS))
-UNNAMED_MODEL = "adagrad"  # of loops and devices that were made before there was a choice
+DEVICE_MODEL = "adagrad"  # of devices that name none
 if TYPE_CHECKING:
     Model = str
     Policy = str

@@ -11,7 +11,6 @@ import msgspec
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named
 from fedres.scoring.flattening import FeatureError
-from service.admin import gauges
 from service.admin.exporting import export_lines, time_or_none
 from service.errors import ApiError, invalid
 from service.item_attributes import read_meaning
@@ -39,6 +38,15 @@ from service.rank.quotas import exceeded
 from service.rank.ranker import ERASE_SECONDS, RankerContext
 from service.rank.requests import Action, check_id
 from service.settings import DEFAULT_LOOP, DEFAULT_MODEL, FIXED, Settings, read_settings
+from service.times import iso_time
+
+
+class UnmatchedReward(msgspec.Struct):
+    event_id: str
+    time: str  # as in an export
+    value: float
+    id: str | None
+    status: str  # why it does not count
 
 
 class Admin:
@@ -272,8 +280,17 @@ class Admin:
             limit = None if limit is None else limit - lines.count(b"\n")
             yield lines
 
-    async def unmatched(self, loop: str) -> list[dict[str, Any]]:
+    async def unmatched(self, loop: str) -> list[UnmatchedReward]:
         """Return rewards that do not count, the newest of them, oldest first."""
         self._context.loop(loop)
         rewards = msgspec.convert(await self._context.ask("unmatched", loop), list[UncountedReward])
-        return gauges.unmatched(rewards)
+        return [
+            UnmatchedReward(
+                reward.event_id,
+                iso_time(reward.time, "microseconds"),
+                reward.value,
+                None if reward.reward_id.startswith("=") else reward.reward_id,
+                reward.why,
+            )
+            for reward in rewards
+        ]

@@ -34,7 +34,7 @@ FEEDBACK = "feedback"  # the status of an action that nobody decided on here
 NO_FEATURES = msgspec.Raw(b"{}")  # of an action that was named by its id and is not in the catalogue
 ABOUT = (RANK, REWARD, ACTIVATE)  # an upload of a device may have the id of a decision, but is none
 _NO_FEATURES = Example(b"", b"", 0)
-_encode = msgspec.json.Encoder().encode
+_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
 
 
 class Exporter:
@@ -89,14 +89,13 @@ class Exporter:
         status, reward, outcomes = outcome(about, self._rules(entry.loop, body.settings), now)
         excluded = set(body.exclude)
         allowed = [k for k, action in enumerate(body.actions) if action.id not in excluded]
-        actions = [
-            {"id": body.actions[k].id, "features": _plain(self._features(entry.loop, body.actions[k]))} for k in allowed
-        ]
+        offered = [body.actions[k] for k in allowed]
+        actions = [{"id": action.id, "features": _decode(self._features(entry.loop, action))} for action in offered]
         event = {
             "event_id": entry.event,
             "time": time_of(entry),
             "user": entry.user,
-            "context": _plain(body.context),
+            "context": _decode(body.context),
             "actions": actions,
             "action": body.actions[body.action].id,
             "probability": None if body.is_feedback else body.probabilities[body.action],
@@ -194,7 +193,3 @@ def time_of(entry: Entry) -> str:
 def time_or_none(microseconds: int) -> str | None:
     """Return a time as it goes out, None for 0."""
     return iso_time(microseconds) if microseconds else None
-
-
-def _plain(raw: msgspec.Raw) -> Any:
-    return msgspec.json.decode(raw)

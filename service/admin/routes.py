@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from msgspec import Meta, Struct
 
 from service import metrics
-from service.admin.admin import Admin
+from service.admin.admin import Admin, UnmatchedReward
 from service.admin.status import Status
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, read_lines, user_of
@@ -39,14 +39,6 @@ class CatalogueChange(Struct, forbid_unknown_fields=True):
 
     put: list[Action] = []
     retire: list[Id] = []
-
-
-class UnmatchedReward(Struct):
-    event_id: str
-    time: str  # as in an export
-    value: float
-    id: str | None
-    status: str  # why it does not count
 
 
 class Unmatched(Struct):
@@ -93,11 +85,11 @@ def loop_routes(admin: Admin) -> Routes:
 
     @routes.of_loop("GET", "/rewards/unmatched", ADMIN, "List late and unmatched rewards.", reply=Unmatched)
     async def get_unmatched(loop: Loop) -> Response:
-        return json_response({"rewards": await admin.unmatched(loop)})
+        return json_response(Unmatched(await admin.unmatched(loop)))
 
     @routes.of_loop("GET", "/actions", ADMIN, "Show the catalogue.", reply=Catalogue)
     async def get_actions(loop: Loop) -> Response:
-        return json_response({"actions": admin.actions(loop)})
+        return json_response(Catalogue(admin.actions(loop)))
 
     @routes.of_loop(
         "PUT", "/actions", ADMIN, "Add, change or retire actions.", body=CatalogueChange, status=204, or_lines=True

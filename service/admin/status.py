@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from service.admin import gauges as reports
 from service.errors import ApiError
 from service.log.files import replacing
 from service.log.protocol import Head, StoreUnavailable
+from service.models.loop_metadata import LoopView
 from service.rank.ranker import RankerContext
 
 VERSION = version("fedres")
@@ -158,7 +159,44 @@ class Status:
             "catalogue_bytes": loop.copied.n_bytes,
             "shared_model_bytes": loop.weights.nbytes,
         }
-        return reports.gauges(view, behind, seconds) | sizes
+        return gauges_of(view, behind, seconds) | sizes
+
+
+def gauges_of(view: LoopView, lag_records: int, lag_seconds: float) -> dict[str, float]:
+    """Return numbers for monitoring; NaN where there is nothing to average yet."""
+    sums, default = view.statistics, view.settings.default_reward
+    pending = 0 if default is None else view.n_waiting
+    return {
+        "model_version": view.version,
+        "ranks": sums.ranks,
+        "waiting_events": view.n_waiting,
+        "waiting_bytes": view.waiting_bytes,
+        "early_events": view.n_early,
+        "users": view.n_users,
+        "learned_events": sums.settled,
+        "rewarded_events": sums.rewarded,
+        "reward_sum": sums.reward,
+        "policy_reward": _ratio(sums.reward, sums.settled),
+        "provisional_reward": _ratio(sums.reward + (default or 0.0) * pending, sums.settled + pending),
+        "baseline_reward": _ratio(sums.baseline_reward, sums.baseline_weight),
+        "reward_lag_seconds": _ratio(sums.delay / 1e6, sums.rewarded),
+        "learner_lag_records": lag_records,
+        "learner_lag_seconds": lag_seconds,
+        "apprentice_events": sums.apprentice,
+        "apprentice_agreement": _ratio(sums.agreed, sums.apprentice),
+        "learned_uploads": sums.uploads,
+        "passed_over_uploads": sums.passed_over,
+        "feedback": sums.feedback,
+        "control_events": sums.control_settled,
+        "control_reward": _ratio(sums.control_reward, sums.control_settled),
+        "late_rewards": sums.late_rewards,
+        "unmatched_rewards": sums.unmatched_rewards,
+        "events_since": view.events_since / 1e6,
+    }
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else math.nan
 
 
 def write_processes(folder: Path, processes: Sequence[Process]) -> None:

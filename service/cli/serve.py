@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,13 +88,11 @@ def serve(
     from fedres.lease import LeaseHeld
     from service import logs
     from service.errors import ApiError
-    from service.http.hosts import Hosts
+    from service.http.hosts import Hosts, check_exposure
     from service.http.keys import open_keys
     from service.http.server import Tls
     from service.log.opening import store_at
-    from service.log.protocol import StoreUnavailable
     from service.roles.config import Config
-    from service.roles.exposure import check_exposure
     from service.roles.supervisor import serve as run
 
     logs.check(log_format, log_level)
@@ -109,13 +106,12 @@ def serve(
         raise ValueError("tls-key must come with --tls-cert")
     if loops is not None and not opened.is_shared:
         raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {store!r}")
-    with one_line_store_errors():
-        api_keys = open_keys(opened)
-        has_keys = len(api_keys) > 0
-        if demo and (tls_cert is not None or has_keys):
-            raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
-        check_exposure(host, api_keys, insecure)
-        api_keys.close()
+    api_keys = open_keys(opened)
+    has_keys = len(api_keys) > 0
+    if demo and (tls_cert is not None or has_keys):
+        raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
+    check_exposure(host, api_keys, insecure)
+    api_keys.close()
     config = Config(
         store=opened,
         host=host,
@@ -132,7 +128,7 @@ def serve(
     logs.set_up(log_format, log_level)
     try:
         run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, str(opened), has_keys, demo))
-    except (LeaseHeld, StoreUnavailable, ApiError) as error:
+    except (LeaseHeld, ApiError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -150,17 +146,6 @@ def read_loops(text: str) -> tuple[str, ...]:
     if not all(names):
         raise ValueError(f"loops must be names separated by commas, got {text!r}")
     return names
-
-
-@contextmanager
-def one_line_store_errors() -> Iterator[None]:
-    """Let a store that cannot be reached be reported as other mistakes are."""
-    from service.log.protocol import StoreUnavailable
-
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise ValueError(str(error)) from None
 
 
 def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
@@ -205,10 +190,9 @@ def add_key(
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
     if not role:
         raise ValueError("ROLE must be one of rank, device, read and admin: fedres keys add rank")
-    with one_line_store_errors():
-        seconds = None if days is None else days * DAY
-        text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)
-        _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
+    seconds = None if days is None else days * DAY
+    text = _keys(store, folder).add(role, loop, client, seconds=seconds, explain=explain)
+    _note_keys(store, folder, f"fedres keys add {role} ({text.split('_')[1]})", loop)
     typer.echo(text)
 
 
@@ -224,10 +208,9 @@ def rotate_key(
     """Create a key that may do the same as another one, which expires, and print it."""
     if not 0 <= grace <= 3_650:
         raise ValueError(f"grace must be in [0, 3650] days, got {grace:g}")
-    with one_line_store_errors():
-        seconds = None if days is None else days * DAY
-        text = _keys(store, folder).rotate(name, grace_seconds=grace * DAY, seconds=seconds)
-        _note_keys(store, folder, f"fedres keys rotate {name} ({text.split('_')[1]})")
+    seconds = None if days is None else days * DAY
+    text = _keys(store, folder).rotate(name, grace_seconds=grace * DAY, seconds=seconds)
+    _note_keys(store, folder, f"fedres keys rotate {name} ({text.split('_')[1]})")
     typer.echo(text)
 
 
@@ -237,8 +220,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
     """List all keys, including revoked ones."""
     from rich.table import Table
 
-    with one_line_store_errors():
-        found = _keys(store, folder).list()
+    found = _keys(store, folder).list()
     rows: list[dict[str, Any]] = [
         {
             "id": key.id,
@@ -270,9 +252,8 @@ def revoke_key(
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Revoke a key; a running service notices within a second."""
-    with one_line_store_errors():
-        _keys(store, folder).revoke(name)
-        _note_keys(store, folder, f"fedres keys revoke {name}")
+    _keys(store, folder).revoke(name)
+    _note_keys(store, folder, f"fedres keys revoke {name}")
     typer.echo(f"{name} is revoked")
 
 

@@ -7,19 +7,60 @@ digits is always one: nobody can make it resolve to something else.
 
 A page of another origin is refused. Another port of the same host is another origin. What a page embeds (an image, a
 script) comes without ``Origin``; browsers say where it comes from in ``Sec-Fetch-Site``.
+
+Pages of other origins may call the service from a browser if they are allowed by name (CORS). They need a key as
+everybody does. Cookies and other credentials of the browser are never allowed: the service has none.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
+import socket
 from collections.abc import Iterable
 
 from service.errors import ApiError
-from service.http.cors import Origins
+from service.http.keys import Keys
+from service.http.replies import Headers, Reply
 
 ANY = "*"
 MOST_REMEMBERED = 1_000
 OWN_SITES = (None, b"same-origin", b"none")  # none: the user typed the address
+ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?")
+HEADERS = b"authorization, content-type, content-encoding, ocp-apim-subscription-key, x-request-id"
+EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, location, x-ms-error-code")
+MAX_AGE = (b"access-control-max-age", b"600")
+VARY = (b"vary", b"origin")
+
+
+class Origins:
+    """The origins that were allowed by name."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self.allowed: set[bytes] = set()
+        for name in allowed:
+            origin = name.lower().rstrip("/")
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed-origin must be like https://shop.example or http://localhost:5173, got {name!r}"
+                )
+            self.allowed.add(origin.encode())
+
+    def has(self, origin: bytes | None) -> bool:
+        return origin in self.allowed
+
+    def headers(self, origin: bytes | None) -> Headers:
+        """Return the headers of a reply to a page of an origin, where any origin is allowed."""
+        if origin is None or origin not in self.allowed:
+            return (VARY,)
+        return ((b"access-control-allow-origin", origin), EXPOSED, VARY)
+
+    def preflight(self, allow: str) -> Reply:
+        """Return the answer to a browser that asks whether a page may call: by these methods and with these headers."""
+        methods = (b"access-control-allow-methods", allow.encode())
+        return Reply(
+            204, headers=((b"allow", allow.encode()), methods, (b"access-control-allow-headers", HEADERS), MAX_AGE)
+        )
 
 
 class Hosts:
@@ -83,3 +124,19 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_exposure(host: str, keys: Keys, insecure: bool) -> None:
+    """Refuse to be reached from other machines without a key, unless that is what is wanted."""
+    if insecure or len(keys) or is_loopback(host):
+        return
+    raise ValueError(
+        f"host must be a loopback address such as 127.0.0.1 while there is no key, got {host!r}: "
+        "create a key (fedres keys add), or pass --insecure"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether all addresses of ``host`` are this machine's own."""
+    addresses = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in addresses)

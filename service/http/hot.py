@@ -50,33 +50,14 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
     """Return the routes of decisions and rewards."""
     routes = Routes()
 
-    @routes.of_loop(
-        "POST",
-        "/rank",
-        RANK,
-        "Choose an action.",
-        body=RankRequest,
-        reply=RankResult,
-        hot=True,
-        decoded=True,
-        limit="rank_bytes",
-    )
+    @routes.hot("POST", "/rank", RANK, "Choose an action.", body=RankRequest, reply=RankResult, limit="rank_bytes")
     async def rank(call: Call) -> Reply:
         request: RankRequest = call.body
         if request.explain or len(request.actions) > limits.actions or len(request.exclude) > limits.actions:
             _check(request, limits, call)
         return Reply(200, _encode(await ranker.rank(call.loop, request)), JSON_HEADERS)
 
-    @routes.of_loop(
-        "POST",
-        "/rank/batch",
-        RANK,
-        "Choose an action for each of many requests.",
-        body=Batch,
-        reply=Decisions,
-        hot=True,
-        decoded=True,
-    )
+    @routes.hot("POST", "/rank/batch", RANK, "Choose an action for each of many requests.", body=Batch, reply=Decisions)
     async def rank_many(call: Call) -> Reply:
         requests: list[RankRequest] = call.body.requests
         at_most("requests", "too_many_requests_in_batch", len(requests), limits.batch)
@@ -87,15 +68,13 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         results = await ranker.rank_many(call.loop, requests)
         return json_reply(_encode(Decisions([_answer(result) for result in results])))
 
-    @routes.of_loop(
+    @routes.hot(
         "POST",
         "/rank/slots",
         RANK,
         "Choose an action for each slot of a page.",
         body=SlotsRequest,
         reply=SlotsResult,
-        hot=True,
-        decoded=True,
         limit="rank_bytes",
     )
     async def rank_slots(call: Call) -> Reply:
@@ -110,24 +89,13 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
             at_most(f"slots[{place}].exclude", "too_many_excluded", len(slot.exclude), limits.actions)
         return json_reply(_encode(await ranker.rank_slots(call.loop, request)))
 
-    @routes.of_loop(
-        "POST",
-        "/events/{event_id}/reward",
-        RANK,
-        "Send the reward of an event.",
-        body=Reward,
-        status=204,
-        hot=True,
-        decoded=True,
-    )
+    @routes.hot("POST", "/events/{event_id}/reward", RANK, "Send the reward of an event.", body=Reward, status=204)
     async def reward(call: Call) -> Reply:
         sent: Reward = call.body
         await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 
-    @routes.of_loop(
-        "POST", "/events/{event_id}/activate", RANK, "Let a deferred event be learned from.", status=204, hot=True
-    )
+    @routes.hot("POST", "/events/{event_id}/activate", RANK, "Let a deferred event be learned from.", status=204)
     async def activate(call: Call) -> Reply:
         await ranker.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT
@@ -136,15 +104,20 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
 
 
 def _check(request: RankRequest, limits: Limits, call: Call) -> None:
-    if request.explain and not call.may_explain:
-        message = "explain must be false with this key, which was made with --no-explain"
-        raise ApiError(403, "forbidden", message, "explain")
+    if request.explain:
+        check_may_explain(call)
     at_most("actions", "too_many_actions", len(request.actions), limits.actions)
     at_most("exclude", "too_many_excluded", len(request.exclude), limits.actions)
 
 
 def _answer(result: RankResult | ApiError) -> RankResult | Error:
     return shaped(result) if isinstance(result, ApiError) else result
+
+
+def check_may_explain(call: Call) -> None:
+    if not call.may_explain:
+        message = "explain must be false with this key, which was made with --no-explain"
+        raise ApiError(403, "forbidden", message, "explain")
 
 
 def at_most(target: str, code: str, n: int, limit: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 
@@ -21,6 +21,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+Endpoint = Callable[[], Awaitable[Response]]
 PACKAGE = "fastapi_offline"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 PATHS = ("/openapi.json", "/docs", "/docs/openapi.json", *(f"/docs/{name}" for name in ASSETS))
@@ -54,25 +55,19 @@ def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
     [script] = re.findall("<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
     headers = {**HEADERS, "Content-Security-Policy": DOCS_POLICY.format(script=source_hash(script))}
 
-    async def show() -> Response:
-        return Response(page.body, media_type="text/html", headers=headers)
-
-    async def show_document() -> Response:
-        return Response(document, media_type="application/json")
-
-    async def show_short() -> Response:
-        return Response(short, media_type="application/json")
-
-    app.add_api_route("/docs/openapi.json", show_short, include_in_schema=False)
-    app.add_api_route("/docs", show, include_in_schema=False)
-    app.add_api_route("/openapi.json", show_document, include_in_schema=False)
+    json = "application/json"
+    app.add_api_route("/docs/openapi.json", sent(short, json), include_in_schema=False)
+    app.add_api_route("/docs", sent(bytes(page.body), "text/html", headers), include_in_schema=False)
+    app.add_api_route("/openapi.json", sent(document, json), include_in_schema=False)
     for name, media_type in ASSETS.items():
-        app.add_api_route(f"/docs/{name}", _asset(name, media_type), include_in_schema=False)
-
-
-def _asset(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
         content = (files(PACKAGE) / "static" / name).read_bytes()
-        return Response(content, media_type=media_type, headers=CACHED)
+        app.add_api_route(f"/docs/{name}", sent(content, media_type, CACHED), include_in_schema=False)
+
+
+def sent(content: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> Endpoint:
+    """Return an endpoint that always sends the same."""
+
+    async def send() -> Response:
+        return Response(content, media_type=media_type, headers=headers)
 
     return send

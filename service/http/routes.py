@@ -109,6 +109,12 @@ class Routes:
         """Declare a route below ``/v1`` for the loop ``default``, and below ``/v1/loops/{loop}`` for any."""
         return self.of_paths(method, [prefix + path for prefix in PREFIXES], roles, summary, of_loop=True, **options)
 
+    def hot(
+        self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Declare a route of a loop that the router answers itself: its handler gets a ``Call``, the body decoded."""
+        return self.of_loop(method, path, roles, summary, hot=True, decoded="body" in options, **options)
+
     def of_service(
         self, method: str, path: str, roles: frozenset[str], summary: str, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ class Tls:
 
     certificate: str | os.PathLike[str]
     private_key: str | os.PathLike[str] | None = None  # None if the certificate's file has it
-    password: str | None = None
 
 
 class Server(uvicorn.Server):
@@ -55,7 +53,6 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(limits.request_seconds) + 5,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.private_key if tls else None,
-            ssl_keyfile_password=tls.password if tls else None,
         )
         super().__init__(config)
         self._on_tick = on_tick
@@ -97,21 +94,11 @@ class Server(uvicorn.Server):
         return made
 
 
-def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call ``stop`` on SIGTERM and Ctrl-C."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-@contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Lend a socket bound to ``host`` and ``port``; port 0 is any that is free."""
-    with bind(host, port) as sock:
-        yield sock
-
-
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a listening socket; ``shared`` lets others listen at the same port, and the system spread connections."""
+    """Return a listening socket; port 0 is any that is free.
+
+    ``shared`` lets others listen at the same port, and the system spread connections.
+    """
     family, kind, number, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
     )[0]

@@ -18,7 +18,8 @@ from service.learn.loops import BATCH, FollowedLoops
 from service.learn.pruning import Prunings
 from service.learn.publishing import WeightHistories, is_due, publish_loop
 from service.learn.snapshots import DamagedSnapshot, Saver, Snapshots
-from service.log.protocol import NO_EPOCHS, Group, Head, Log, Outcome, Pruning, StoreUnavailable
+from service.log.direct import DirectWriter
+from service.log.protocol import Group, Head, Log, Outcome, Pruning, StoreUnavailable
 from service.log.records import TICK, Entry, Record
 from service.models.loop_metadata import LearnerView
 from service.models.personal import PersonalModels
@@ -256,10 +257,10 @@ def replay(log: Log, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def relearned(log: Log, folder: Path) -> Iterator[Learner]:
-    """Lend a learner that has learned all loops anew from the log; it publishes to nobody."""
+    """Lend a learner that has learned all loops anew from the log; it holds none, so it writes nothing."""
     snapshots = Snapshots(folder / f"replay-{time.monotonic_ns()}")
     publisher = Publisher(folder, time.monotonic_ns())
-    learner = Learner(log, _NoWriter(), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
+    learner = Learner(log, DirectWriter(log), snapshots, publisher, snapshot_seconds=1e9, hold=lambda loop: None)
     try:
         for name, head in log.heads().items():
             learner.open_loop(name, head, None)
@@ -271,17 +272,3 @@ def relearned(log: Log, folder: Path) -> Iterator[Learner]:
         publisher.close()
         for suffix in ("", "-wal", "-shm"):
             Path(f"{snapshots.path}{suffix}").unlink(missing_ok=True)
-
-
-class _NoWriter:
-    def append(self, groups: list[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
-        raise StoreUnavailable("readonly", "a replay appends nothing")
-
-    def erase(self, loop: str, user: str, base: int, token: str, epoch: int | None) -> int:
-        raise StoreUnavailable("readonly", "a replay erases nothing")
-
-    def prune(self, loop: str, old: Pruning, after: int, epoch: int | None) -> int | None:
-        raise StoreUnavailable("readonly", "a replay removes nothing")
-
-    def scrub(self, ticket: int) -> bool:
-        raise StoreUnavailable("readonly", "a replay erases nothing")

@@ -38,7 +38,7 @@ from service.models.loop_metadata import CatalogueAction, LoopMetadata, Pruned
 from service.models.personal import PersonalModels
 from service.models.protocol import LearnedEvent, ModelKind, SharedModel
 from service.models.table import model_kind
-from service.settings import UNNAMED_MODEL, Settings
+from service.settings import Settings
 
 REMEMBERED_ERASURES = 100
 REJOINED = 20_000  # records, at most, that are read again only to tell late rewards of finished events from early ones
@@ -418,8 +418,8 @@ def record_checksum(entry: Entry) -> int:
 
 
 def read_settings_body(body: bytes) -> Settings:
-    """Return logged settings, of whatever time."""
-    return msgspec.convert({"model": UNNAMED_MODEL, **msgspec.json.decode(body)}, Settings)
+    """Return logged settings."""
+    return msgspec.json.decode(body, type=Settings)
 
 
 def rules_of(settings: Settings) -> Rules:

@@ -82,10 +82,8 @@ class Prunings:
                 _begin(learner, state, before, os.urandom(8).hex(), epoch)
 
     def _delete_some(self, learner: Learner, state: LoopState, epoch: int) -> None:
-        name, old = (
-            state.metadata.name,
-            Pruning(state.metadata.pruned.cut, state.metadata.pruned.begun, state.metadata.pruned.done),
-        )
+        name, pruned = state.metadata.name, state.metadata.pruned
+        old = Pruning(pruned.cut, pruned.begun, pruned.done)
         begun, after = self._after.get(name, (0, 0))
         if begun != old.begun:
             after = None if is_pruned(learner.log, name, old.begun) else 0

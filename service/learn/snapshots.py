@@ -462,13 +462,15 @@ class Saver:
 
 def _saved_loop(state: LoopState) -> SavedLoop:
     bare = msgspec.structs.replace(state.metadata, catalogue={})
-    metadata, unmatched = (
-        msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=type(bare)),
-        list(state.join.unmatched),
-    )
-    n_actions = len(state.metadata.catalogue)
     return SavedLoop(
-        metadata, state.position, state.time, state.record_checksum, state.pending_from(), 0, n_actions, unmatched
+        msgspec.msgpack.decode(msgspec.msgpack.encode(bare), type=LoopMetadata),  # a copy
+        state.position,
+        state.time,
+        state.record_checksum,
+        state.pending_from(),
+        n_personal=0,
+        n_actions=len(state.metadata.catalogue),
+        unmatched=list(state.join.unmatched),
     )
 
 

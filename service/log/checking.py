@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.log.protocol import Duplicate, Group, Refused
-from service.log.records import BASE, Record
+from service.log.records import Record
 
 
 def check_group(group: Group) -> None:
@@ -21,7 +21,7 @@ def checked(record: Record) -> Record:
         _refuse(record)
     if not (type(event) in _TEXT and type(user) in _TEXT and type(example) in _BYTES):
         _refuse(record)
-    if (event and "\0" in event) or (user and "\0" in user and kind != BASE) or "\0" in loop:
+    if (event and "\0" in event) or (user and "\0" in user) or "\0" in loop:
         _refuse_nul(record)
     return record
 
@@ -42,10 +42,7 @@ def _refuse(record: Record) -> None:
 
 
 def _refuse_nul(record: Record) -> None:
-    """Refuse a character that PostgreSQL cannot store and that ends a text for many tools.
-
-    Bases of users that older stores have under such names are taken.
-    """
+    """Refuse a character that PostgreSQL cannot store and that ends a text for many tools."""
     for name, value in (("loop", record.loop), ("event", record.event), ("user", record.user)):
         if value is not None and "\0" in value:
             raise Refused(f"{name} must have no NUL (the character U+0000), got {value!r}")

@@ -1,11 +1,11 @@
-"""What the learner asks of the log writer, done in its own process where there is none."""
+"""What the learner asks of the log writer, done in its own process where there is none, and what tools ask of a log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from service.log.protocol import NO_EPOCHS, Group, Log, Outcome, Pruning
-from service.log.records import ERASE, ErasedBody, decode_erase, encode
+from service.log.records import DELETED, ERASE, LOOP, Entry, ErasedBody, decode_erase, encode
 
 PRUNED = "pruned {}"  # the note of the last pruning of a loop that is done, by where it began
 
@@ -42,6 +42,12 @@ def prune(log: Log, loop: str, old: Pruning, after: int, epoch: int | None) -> i
     if following is None:
         log.set_note(PRUNED.format(loop), str(old.begun))
     return following
+
+
+def live_loop(log: Log, loop: str) -> Entry | None:
+    """Return the record that made a loop, None where there is no such loop, or it was deleted."""
+    made, deleted = log.of_kind(loop, LOOP), log.of_kind(loop, DELETED)
+    return made[-1] if made and not (deleted and deleted[-1].position > made[-1].position) else None
 
 
 def is_pruned(log: Log, loop: str, begun: int) -> bool:

@@ -65,7 +65,7 @@ class Writer:
         self._scrub_failure: Exception | None = None
         self._trouble: str | None = None  # why the store took nothing last
 
-    def watch(self, file: Any, call: Callable[[], None]) -> None:
+    def watch(self, file: Any, call: Callable[[], object]) -> None:
         """Call back whenever ``file`` can be read."""
         self._selector.register(file, selectors.EVENT_READ, call)
 

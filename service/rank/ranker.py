@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -147,6 +147,17 @@ class RankerContext:
         if isinstance(outcome, Refused):
             raise invalid(str(outcome))
         return outcome
+
+    async def append_each(self, records: Sequence[Record]) -> list[int | Duplicate]:
+        """Return the position of each record, or that its event has one already, once all are stored."""
+        try:
+            outcomes = await asyncio.gather(*self.log.append([[record] for record in records]))
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        for outcome in outcomes:
+            if isinstance(outcome, Refused) and not isinstance(outcome, Duplicate):
+                raise invalid(str(outcome))
+        return cast(list[int | Duplicate], outcomes)
 
     async def until(self, published: Callable[[], bool], seconds: float = PUBLISH_SECONDS) -> None:
         """Return once something is published."""

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from fedres import checks
 from fedres.lease import Lease
 from service import logs
 from service.http.server import bind, shown
@@ -45,7 +44,6 @@ PAUSED_SECONDS = 10.0  # between two looks of the supervisor: then it was stoppe
 STALE_RUN = "-run"  # the file beside the store that names the run folder, to be cleaned up after a power cut
 
 Say = Callable[[str], None]
-Beside = Callable[[str], None]
 
 log = logging.getLogger("fedres.service")
 
@@ -243,7 +241,6 @@ def back_off(n_short: int, status: int) -> float:
 
 def serve(config: Config, *, demo: bool = False, say: Say = print, welcome: Callable[[str], str] = str) -> None:
     """Serve until SIGTERM or SIGINT; then drain, save and return."""
-    checks.whole("rankers", config.rankers)
     os.umask(PRIVATE)
     for path in {config.store.path, config.store.path.resolve()}:
         make_private(path)

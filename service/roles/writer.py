@@ -20,10 +20,6 @@ def run(config: Config, listener: socket.socket, parent: int, beat: Beat = lambd
     waking.setblocking(False)
     signal.set_wakeup_fd(waking.fileno())  # lets a signal end the wait for requests
     signal.signal(signal.SIGTERM, lambda *_: writer.stop())
-    writer.watch(wake, lambda: _drain(wake))
+    writer.watch(wake, lambda: wake.recv(64))
     writer.watch(parent, writer.stop)
     writer.run(beat)
-
-
-def _drain(wake: socket.socket) -> None:
-    wake.recv(64)

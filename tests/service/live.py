@@ -15,7 +15,7 @@ from service.app import create_app
 from service.http.audit import audit_of
 from service.http.keys import Keys
 from service.http.request import Limits
-from service.http.server import Server, bound
+from service.http.server import Server, bind
 from service.log.sqlite import system_clock
 from service.rank.ranker import RankerContext
 
@@ -113,7 +113,7 @@ def _locked(function, lock):
 
 
 async def _run(folder, limits, tls, audit, settings, ready, root_path, hosts):
-    with bound("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1", 0) as sock:
         engine = LiveEngine(folder, **settings)
         try:
             keys = Keys(folder / "store.db")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedres.scoring.sealing import model_tag
-from service.errors import ApiError, unavailable
-from service.log.protocol import Duplicate, Refused, StoreUnavailable
+from service.errors import ApiError
+from service.log.protocol import Duplicate
 from service.log.records import JOIN, Record
 from service.models.published import Loop
 from service.plugins.devices.uploads import (
@@ -31,7 +31,7 @@ from service.plugins.devices.uploads import (
 )
 from service.rank.ranker import RankerContext
 from service.rank.requests import Action, check_id
-from service.settings import UNNAMED_MODEL
+from service.settings import DEVICE_MODEL
 
 MOST_OF_A_CLIENT = 1_000  # uploads on their way to the log
 MOST_UPLOADS = 5_000  # of all clients: half of what may wait for the log
@@ -94,7 +94,7 @@ class Devices:
         return model_tag(published.view.version, published.weights)
 
     def round(
-        self, loop: str, client: str | None = None, t: int | None = None, model: str = UNNAMED_MODEL
+        self, loop: str, client: str | None = None, t: int | None = None, model: str = DEVICE_MODEL
     ) -> dict[str, Any]:
         """Return what a device needs to know of a loop, and who uploads after the device's round t.
 
@@ -170,13 +170,5 @@ class Devices:
 
     async def _upload(self, records: Sequence[Record]) -> list[int]:
         """Return the positions of records, of a repeat that of the first, once all are stored."""
-        try:
-            outcomes = await asyncio.gather(*self._context.log.append([[record] for record in records]))
-        except StoreUnavailable as error:
-            raise unavailable(error) from error
-        positions = []
-        for outcome in outcomes:
-            if isinstance(outcome, Refused) and not isinstance(outcome, Duplicate):
-                raise ApiError(422, "invalid", str(outcome))
-            positions.append(outcome.position if isinstance(outcome, Duplicate) else outcome)
-        return positions
+        outcomes = await self._context.append_each(records)
+        return [outcome.position if isinstance(outcome, Duplicate) else outcome for outcome in outcomes]

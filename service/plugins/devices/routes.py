@@ -20,7 +20,7 @@ from service.log.records import encode
 from service.plugins.devices.devices import Devices
 from service.plugins.devices.uploads import Residual, Update
 from service.rank.requests import Action, Features, Id
-from service.settings import UNNAMED_MODEL, Model
+from service.settings import DEVICE_MODEL, Model
 
 Loop = Annotated[str, Depends(loop_of)]
 
@@ -105,15 +105,8 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
     """Return the routes that devices use."""
     routes = Routes()
 
-    @routes.of_loop(
-        "POST",
-        "/federated/residuals",
-        DEVICE,
-        "Upload residuals of a device.",
-        body=Residuals,
-        reply=ResidualsStored,
-        hot=True,
-        decoded=True,
+    @routes.hot(
+        "POST", "/federated/residuals", DEVICE, "Upload residuals of a device.", body=Residuals, reply=ResidualsStored
     )
     async def residuals(call: Call) -> Reply:
         sent: Residuals = call.body
@@ -178,7 +171,7 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         request: Request,
         client: Annotated[str | None, Query(min_length=1, max_length=LONGEST_ID)] = None,
         t: Annotated[int | None, Query(ge=1, le=LAST_ROUND)] = None,
-        model: Model = UNNAMED_MODEL,
+        model: Model = DEVICE_MODEL,
     ) -> Response:
         if client is not None:
             check_client(request.scope[CLIENT], client)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def _routes(core: Core) -> list[Route]:
     from service.plugins.recommend.feedback import Feedback
+    from service.plugins.recommend.item_lists import Similarity
     from service.plugins.recommend.recommender import Recommender
     from service.plugins.recommend.routes import recommend_routes
-    from service.plugins.recommend.similar import Similarity
 
     recommender = Recommender(core.context, core.ranker)
     similarity, feedback = Similarity(core.context, recommender), Feedback(core.context)

@@ -42,7 +42,7 @@ def import_items(
 ) -> None:
     """Add or replace the items of a file, in calls of 2,000. An import that stopped is run again."""
     from fedres.client import Client, ServiceError
-    from service.plugins.recommend.item_files import BATCH_ITEMS, batches, missing, read_items
+    from service.plugins.recommend.item_files import BATCH_ITEMS, batches, read_items
 
     if not file.exists():
         raise ValueError(f"no file at {file}")
@@ -53,7 +53,7 @@ def import_items(
             for batch in batches(read_items(file, id_column, signs, progress)):
                 client.put_actions(batch)
                 done |= batch.keys()
-            gone = missing(client.actions(), done) if retire else []
+            gone = [name for name in client.actions() if name not in done] if retire else []
             for first in range(0, len(gone), BATCH_ITEMS):
                 client.put_actions({}, retire=gone[first : first + BATCH_ITEMS])
         except ServiceError as error:

@@ -16,8 +16,8 @@ from msgspec import Meta, Raw, Struct, field
 from fedres.event_ids import new_event_id
 from fedres.scoring.features import Named, check_crosses
 from fedres.scoring.flattening import FeatureError
-from service.errors import ApiError, invalid, unavailable
-from service.log.protocol import Duplicate, Refused, StoreUnavailable
+from service.errors import ApiError, invalid
+from service.log.protocol import Duplicate
 from service.log.records import (
     EMPTY,
     RANK,
@@ -83,14 +83,8 @@ class Feedback:
             loop = self._context.loop(name)
             records += self._records(loop, events[first : first + STEP], first)
             await asyncio.sleep(0)
-        try:
-            outcomes = await asyncio.gather(*self._context.log.append([[record] for record in records]))
-        except StoreUnavailable as error:
-            raise unavailable(error) from error
+        outcomes = await self._context.append_each(records)
         repeats = [record for record, outcome in zip(records, outcomes, strict=True) if isinstance(outcome, Duplicate)]
-        for outcome in outcomes:
-            if isinstance(outcome, Refused) and not isinstance(outcome, Duplicate):
-                raise invalid(str(outcome))
         if repeats:
             await self._check_same(name, repeats)
         return FeedbackStored(len(records) - len(repeats), len(repeats))

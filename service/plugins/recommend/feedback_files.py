@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,15 +138,7 @@ def _time(name: str, value: Any) -> float:
         raise ValueError(f"{name} must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z") from None
 
 
-def batches(
-    events: Iterable[tuple[int, dict[str, Any]]], most: int = BATCH
-) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+def batches(events: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """Yield events with their lines, as many as fit into one call."""
-    batch = []
-    for each in events:
-        batch.append(each)
-        if len(batch) == most:
-            yield batch
-            batch = []
-    if batch:
+    while batch := [*islice(events, BATCH)]:
         yield batch

@@ -28,17 +28,13 @@ def matching(items: Items, conditions: dict[str, Any]) -> Array:
         target = f"filter.{name}"
         column = items.columns.get(name)
         if column is None:
-            if _says_not_there(condition):
+            if condition == {"exists": False}:
                 continue
             known = shown(sorted(items.columns)) or "none"
             message = f"filter must name attributes of the catalogue, got {name[:100]!r}; it has {known}"
             raise ApiError(422, "unknown_attribute", message, target)
         mask &= _holds(column, condition, target, mask.size)
     return mask
-
-
-def _says_not_there(condition: Any) -> bool:
-    return isinstance(condition, dict) and condition == {"exists": False}
 
 
 def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
@@ -62,16 +58,12 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
     if numbers and column.numbers:
         equal = np.isin(np.frombuffer(column.numbers, np.float64), numbers)
         mask[np.frombuffer(column.number_rows, np.int32)[equal]] = True
-    codes = [code for value in values if isinstance(value, str | bool) if (code := _code(column, value)) is not None]
+    codes = [column.words[value] for value in values if isinstance(value, str | bool) and value in column.words]
     if codes:
         wanted = np.zeros(len(column.words), np.bool_)
         wanted[codes] = True
         mask[np.frombuffer(column.word_rows, np.int32)[wanted[np.frombuffer(column.codes, np.int32)]]] = True
     return mask
-
-
-def _code(column: Column, value: str | bool) -> int | None:
-    return column.words.get(value)
 
 
 def _check_size(number: float, target: str) -> None:

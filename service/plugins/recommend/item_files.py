@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,3 @@ def batches(items: Iterator[Item]) -> Iterator[dict[str, dict[str, Any]]]:
         n_bytes += size
     if batch:
         yield batch
-
-
-def missing(known: Collection[str], found: Collection[str]) -> list[str]:
-    """Return the items of a catalogue that a file does not have."""
-    return [name for name in known if name not in found]

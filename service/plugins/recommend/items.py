@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,14 +57,6 @@ def _moved(rows: array[int], places: Array) -> tuple[array[int], Array]:
     moved = places[np.array(rows, np.int32)]
     kept = moved >= 0
     return array("i", moved[kept].astype(np.int32).tobytes()), kept
-
-
-class Features(NamedTuple):
-    """What is logged of an item: its hashed features."""
-
-    hashes: bytes
-    values: bytes
-    fields: bytes
 
 
 class Growing:
@@ -239,11 +231,11 @@ class Items:
         self._id_keys.extend(self._hashes.used[self._ends.used[self._id_keys.size : -1]])
         return self._id_keys.used
 
-    def features_of(self, row: int) -> Features:
-        """Return what is logged of an item."""
+    def features_of(self, row: int) -> Hashed:
+        """Return the hashed features of an item."""
         first, last = self._ends.used[row : row + 2].tolist()
         columns = (self._hashes, self._values, self._fields)
-        return Features(*[column.used[first:last].tobytes() for column in columns])
+        return Hashed(last - first, *[column.used[first:last].tobytes() for column in columns])
 
     def showable(self, now: float) -> Array:
         """Return which rows are of items that may be shown."""

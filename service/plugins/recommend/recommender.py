@@ -110,7 +110,7 @@ class Recommender:
             drawn[0].candidates,
             drawn[0].version,
         )
-        rows = [context, *[_row(items, each.row) for each in drawn]]
+        rows = [context, *[items.features_of(each.row) for each in drawn]]
         try:
             await self._context.append(*records)
         except Duplicate:
@@ -163,11 +163,6 @@ def _check(request: RecommendRequest) -> None:
         check_id("user", request.user)
     if request.event_id is not None:
         check_id("event_id", request.event_id, LONGEST_CALL_ID)
-
-
-def _row(items: Items, row: int) -> Hashed:
-    features = items.features_of(row)
-    return Hashed(len(features.hashes) // 4, *features)
 
 
 def _record(

@@ -6,18 +6,16 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request, Response
 
-from service.errors import ApiError
-from service.http.hot import at_most
+from service.http.hot import at_most, check_may_explain
 from service.http.replies import Reply, json_reply, json_response
 from service.http.request import Limits, loop_of
 from service.http.routes import PARAMETERS, RANK, Call, Routes
 from service.log.records import encode
 from service.plugins.recommend.earnings import WINDOW
 from service.plugins.recommend.feedback import Feedback, FeedbackRequest, FeedbackStored
-from service.plugins.recommend.popular import LONGEST_WINDOW, Popular, popular
+from service.plugins.recommend.item_lists import LONGEST_WINDOW, Popular, Similar, Similarity, popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import MOST_PLACES, RecommendRequest, RecommendResult
-from service.plugins.recommend.similar import Similar, Similarity
 
 Loop = Annotated[str, Depends(loop_of)]
 
@@ -26,34 +24,29 @@ def recommend_routes(recommender: Recommender, similarity: Similarity, feedback:
     """Return the routes of recommendations."""
     routes = Routes()
 
-    @routes.of_loop(
+    @routes.hot(
         "POST",
         "/recommend",
         RANK,
         "Recommend items of the catalogue.",
         body=RecommendRequest,
         reply=RecommendResult,
-        hot=True,
-        decoded=True,
         limit="rank_bytes",
     )
     async def recommend(call: Call) -> Reply:
         request: RecommendRequest = call.body
-        if request.explain and not call.may_explain:
-            message = "explain must be false with this key, which was made with --no-explain"
-            raise ApiError(403, "forbidden", message, "explain")
+        if request.explain:
+            check_may_explain(call)
         at_most("exclude", "too_many_excluded", len(request.exclude), limits.excluded)
         return json_reply(encode(await recommender.recommend(call.loop, request)))
 
-    @routes.of_loop(
+    @routes.hot(
         "POST",
         "/feedback",
         RANK,
         "Send rewards of actions that were not chosen here.",
         body=FeedbackRequest,
         reply=FeedbackStored,
-        hot=True,
-        decoded=True,
     )
     async def send_feedback(call: Call) -> Reply:
         sent: FeedbackRequest = call.body

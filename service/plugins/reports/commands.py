@@ -26,18 +26,18 @@ def report(
     """Summarize a loop: lift, policy estimates, alarms. Works while the service runs."""
     import msgspec
 
+    from service.log.direct import live_loop
     from service.log.opening import store_at
-    from service.log.records import DELETED, LOOP
     from service.plugins.reports.page import report_page
     from service.plugins.reports.reader import LoopReaders
 
     check_writable("html", html)
     check_writable("json", json_file)
     with opened_log(store, folder) as opened:
-        made = [entry.position for entry in opened.of_kind(loop, LOOP)]
-        if not made or any(entry.position > made[-1] for entry in opened.of_kind(loop, DELETED)):
+        made = live_loop(opened, loop)
+        if made is None:
             raise ValueError(f"loop {loop!r} does not exist in {store_at(store, folder).path}")
-        shown = LoopReaders().loop(opened, loop, made[-1]).report()
+        shown = LoopReaders().loop(opened, loop, made.position).report()
     _print(shown)
     if html is not None:
         html.write_bytes(report_page(loop, msgspec.json.encode(shown)))

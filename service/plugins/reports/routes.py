@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from msgspec import Meta, Struct, field
 
-from service.http.pages import HEADERS
+from service.http.pages import HEADERS, sent
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, user_of
 from service.http.routes import ADMIN, HTML, JSON, OPEN, PARAMETERS, READ, Routes
@@ -87,16 +86,9 @@ def page_routes(root_path: str = "") -> Routes:
     routes = Routes()
     for path in PAGES:
         about = "Show a page: the dashboard, or that of the demo."
-        routes.of_service("GET", path, OPEN, about, reply=HTML)(_sent(page(path, root_path), HTML))
+        routes.of_service("GET", path, OPEN, about, reply=HTML)(sent(page(path, root_path), HTML, HEADERS))
     for name, media_type in ASSETS.items():
         about = "A file of these pages."
-        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(_sent(asset(name), media_type))
+        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(sent(asset(name), media_type, HEADERS))
 
     return routes
-
-
-def _sent(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
-        return Response(content, media_type=media_type, headers=HEADERS)
-
-    return send

@@ -34,14 +34,13 @@ def store_errors(interrupted: str = "nothing was changed") -> Iterator[None]:
     import sqlite3
 
     from fedres.lease import LeaseHeld
-    from service.log.protocol import StoreUnavailable
     from service.log.records import DamagedRecord
 
     try:
         yield
     except LeaseHeld as error:
         raise ValueError(f"the service must be stopped first: {error}") from None
-    except (StoreUnavailable, DamagedRecord, sqlite3.Error) as error:
+    except (DamagedRecord, sqlite3.Error) as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
         typer.echo(f"fedres: interrupted; {interrupted}", err=True)

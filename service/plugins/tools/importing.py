@@ -19,6 +19,7 @@ from bandits.evaluation.logs import read_lines
 from fedres.scoring.features import Preparer
 from service.errors import ApiError
 from service.learn.loop_state import read_settings_body
+from service.log.direct import live_loop
 from service.log.protocol import Duplicate, Group, Log, Refused
 from service.log.records import (
     DELETED,
@@ -244,14 +245,14 @@ def _ids(file: DecisionFile, number: int, row: Any) -> list[str]:
 
 def _settings_in(log: Log, name: str, settings: Settings) -> tuple[Settings, int]:
     """Return a loop's newest settings and their position; make the loop with ``settings`` if it is not there."""
-    made, deleted = log.of_kind(name, LOOP), log.of_kind(name, DELETED)
-    if not made or (deleted and deleted[-1].position > made[-1].position):
+    entry = live_loop(log, name)
+    if entry is None:
+        deleted = log.of_kind(name, DELETED)
         event = f"loop after {deleted[-1].position if deleted else 0}"
         [position] = log.append([[Record(name, LOOP, event, body=encode(settings))]])
         if isinstance(position, Refused):
             raise position
         return settings, position
-    entry = made[-1]
     position = entry.position
     while entries := log.read(name, position, 2_000, bodies=False):
         position = entries[-1].position

@@ -14,10 +14,10 @@ from fedres.lease import Lease
 from service.learn.learner import Learner
 from service.learn.pruning import last_before
 from service.learn.snapshots import Snapshots
-from service.log.direct import DirectWriter, is_pruned
+from service.log.direct import DirectWriter, is_pruned, live_loop
 from service.log.opening import Store
 from service.log.protocol import Log
-from service.log.records import DELETED, ERASE, ERASED, LOOP, RANK, EraseBody, Record, decode_erased, encode
+from service.log.records import ERASE, ERASED, RANK, EraseBody, Record, decode_erased, encode
 from service.models.published import Publisher, make_current
 from service.plugins.tools.verifying import is_in_use
 
@@ -34,11 +34,7 @@ class OldEvents(NamedTuple):
 
 def loops_of(log: Log, loop: str | None) -> list[str]:
     """Return the loops that are there, or the one that is meant."""
-    there = []
-    for name in sorted(log.heads()):
-        made, deleted = log.of_kind(name, LOOP), log.of_kind(name, DELETED)
-        if made and not (deleted and deleted[-1].position > made[-1].position):
-            there.append(name)
+    there = [name for name in sorted(log.heads()) if live_loop(log, name) is not None]
     if loop is None:
         return there
     if loop not in there:

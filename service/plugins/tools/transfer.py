@@ -5,22 +5,41 @@ from __future__ import annotations
 import base64
 import contextlib
 import itertools
+import math
 import platform
 import sqlite3
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fedres.lease import Lease
 from service.log.checking import readable
 from service.log.files import replacing, with_companions
 from service.log.protocol import Head, Log
-from service.log.records import Entry, checksum
+from service.log.records import (
+    ACTIONS,
+    ERASE,
+    ERASED,
+    RANK,
+    RESIDUAL,
+    REWARD,
+    UPDATE,
+    Entry,
+    checksum,
+    decode_actions,
+    decode_erase,
+    decode_erased,
+    decode_update,
+    read_decision,
+    read_residual,
+    read_reward,
+)
 from service.log.sqlite import INSERT, SET_HEAD
 from service.log.sqlite_schema import opened, sqlite_file
-from service.plugins.tools.learnable import check_learnable
 from service.plugins.tools.maintenance import remove_derived
 from service.plugins.tools.verifying import Progress, ignore_progress
 
@@ -244,6 +263,55 @@ def _checked(entry: Entry, found: bytes) -> Entry:
         raise ValueError(f"record {entry.position} of loop {entry.loop!r} does not match its checksum")
     check_learnable(entry)
     return entry
+
+
+# whether a learner can read a record: checksums have no key, so a file from elsewhere may hold anything
+
+
+def check_learnable(entry: Entry) -> None:
+    """Raise ``ValueError`` for a record that no learner could read."""
+    try:
+        _check(entry)
+    except (ValueError, struct.error, msgspec.MsgspecError) as error:
+        name = f"record {entry.position} of loop {entry.loop!r} ({entry.kind})"
+        raise ValueError(f"{name} cannot be learned from: {error}") from None
+
+
+def _check(entry: Entry) -> None:
+    if entry.kind in (RANK, REWARD, RESIDUAL):
+        _require(entry.event is not None, "it must name its event")
+        _require(entry.example is not None, "it must have an example")
+    if entry.kind in (RANK, RESIDUAL, REWARD) and entry.example is not None:
+        _require(all(map(math.isfinite, _numbers(entry.kind, entry.example))), "its numbers must be finite")
+    elif entry.kind == ERASED:
+        base = decode_erased(entry.body).base
+        _require(0 <= base < entry.position, f"its base must be in front of it, got {base}")
+    elif entry.kind in _BODIES:
+        _BODIES[entry.kind](entry.body)
+
+
+def _numbers(kind: str, example: bytes) -> list[float]:
+    """Return the numbers of an example; its values as their sum, which is not finite if one of them is not."""
+    if kind == REWARD:
+        return [read_reward(example)[0]]
+    if kind == RANK:
+        decision = read_decision(example)
+        return [decision.baseline_weight, decision.feedback or 0.0, _sum(decision.features.values)]
+    residual = read_residual(example)
+    spread = () if residual.spread is None else (residual.spread.variance, *residual.spread.slopes)
+    return [residual.label, residual.local, residual.global_ or 0.0, *spread, _sum(residual.features.values)]
+
+
+def _sum(values: bytes) -> float:
+    return float(np.frombuffer(values, np.float32).sum(dtype=np.float64))
+
+
+def _require(good: bool, rule: str) -> None:
+    if not good:
+        raise ValueError(rule)
+
+
+_BODIES = {ACTIONS: decode_actions, ERASE: decode_erase, UPDATE: decode_update}
 
 
 # Parquet

@@ -74,10 +74,6 @@ def snapshot_of(path: Path) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(db)
 
 
-def heads_of(db: sqlite3.Connection) -> dict[str, Head]:
-    return {loop: Head(*head) for loop, *head in db.execute("SELECT loop, last, time, removed FROM head")}
-
-
 def is_in_use(path: Path) -> bool:
     """Return whether a service has the store; nothing is written, as the disk may be read-only."""
     try:
@@ -107,7 +103,8 @@ def verify_sqlite(path: Path, progress: Progress = ignore_progress) -> Verificat
             db.text_factory = _lenient_text
             check_kind(db)
             _check_file(db, str(path), verification)
-            verification.heads = heads_of(db)
+            heads = db.execute("SELECT loop, last, time, removed FROM head")
+            verification.heads = {loop: Head(*head) for loop, *head in heads}
             seen = _check_records(db, str(path), verification, progress)
             _check_heads(str(path), verification, seen)
     except StoreUnavailable as error:

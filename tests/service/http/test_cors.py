@@ -3,8 +3,7 @@
 import pytest
 from live import run_service
 
-from service.http.cors import Origins
-from service.http.hosts import Hosts
+from service.http.hosts import Hosts, Origins
 
 PAGE, OTHER = "http://localhost:5173", "https://evil.example"
 RANK = {"actions": [{"id": "a", "features": {}}]}

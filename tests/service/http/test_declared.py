@@ -6,8 +6,8 @@ import pytest
 from msgspec import Struct, field
 
 from service.app import declared_routes, page_routes
-from service.http.descriptions import field_descriptions
 from service.http.keys import ROLES
+from service.http.openapi import field_descriptions
 from service.http.request import Limits
 from service.http.routes import ADMIN, DEVICE, JSON, OPEN, PREFIXES, RANK, READ
 

@@ -12,12 +12,12 @@ import numba
 import pytest
 from serving import serving
 
+from service.http.hosts import check_exposure, is_loopback
 from service.http.keys import Keys
 from service.http.request import Limits
-from service.http.server import Tls, bound, shown
+from service.http.server import Tls, bind, shown
 from service.log.opening import Store
 from service.roles.config import Config
-from service.roles.exposure import check_exposure, is_loopback
 from service.roles.starting import compiling, serve_starting
 
 CERTIFICATE = """\
@@ -78,7 +78,7 @@ def keep_asking(client, acknowledged, busy):
 
 def test_while_it_starts_the_service_is_alive_but_not_ready(tmp_path):
     with (
-        bound("127.0.0.1", 0) as sock,
+        bind("127.0.0.1", 0) as sock,
         serve_starting(Config(store=Store(tmp_path / "s.db")), sock),
         httpx.Client(base_url=f"http://{shown(sock)}", trust_env=False, timeout=30) as client,
     ):
@@ -111,7 +111,7 @@ def test_without_a_key_only_this_machine_is_served(tmp_path):
 
 
 def test_a_port_that_is_taken_is_an_error_at_once():
-    with bound("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"), bound(*taken.getsockname()):
+    with bind("127.0.0.1", 0) as taken, pytest.raises(OSError, match="in use"), bind(*taken.getsockname()):
         pass
 
 

@@ -12,7 +12,7 @@ from bandits.evaluation import read_events
 from service.control_group import Control
 from service.log.records import EraseBody, Record, decode_rank, encode
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
-from service.plugins.recommend.popular import popular
+from service.plugins.recommend.item_lists import popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import RecommendRequest
 from service.rank.requests import Action, RankRequest

@@ -15,8 +15,8 @@ from service.errors import ApiError
 from service.log.records import ActionsBody, InlineAction, Record, decode_actions, decode_rank, encode
 from service.plugins.recommend import items as items_module
 from service.plugins.recommend.filters import matching
+from service.plugins.recommend.item_lists import popular
 from service.plugins.recommend.items import Items
-from service.plugins.recommend.popular import popular
 from service.plugins.recommend.recommender import Recommender
 from service.plugins.recommend.requests import RecommendRequest
 from service.rank.decide import decide

@@ -12,8 +12,8 @@ from playing import raw, refused_for
 
 from service.plugins.recommend.earnings import best_rows
 from service.plugins.recommend.feedback import Feedback, FeedbackEvent
+from service.plugins.recommend.item_lists import Similarity
 from service.plugins.recommend.recommender import Recommender
-from service.plugins.recommend.similar import Similarity
 from service.rank.requests import Action
 
 FILMS = {

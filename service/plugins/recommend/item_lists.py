@@ -1,8 +1,9 @@
-"""Items like another one: by the features they have in common, and by what the shared model learned of them.
+"""Lists of items for everybody: those that earned most, and those like another one.
 
-A feature counts the more, the fewer items have it and the more it moves the expected reward. The score of an item is
-the share of what it and the other one have together that both have, in (0, 1], times how close their expected rewards
-are, from 1/2 to 1. Expected rewards are those of the shared model in an empty context, where numbers are at their mean.
+Items are alike by the features they have in common, and by what the shared model learned of them. A feature counts the
+more, the fewer items have it and the more it moves the expected reward. The score of an item is the share of what it
+and the other one have together that both have, in (0, 1], times how close their expected rewards are, from 1/2 to 1.
+Expected rewards are those of the shared model in an empty context, where numbers are at their mean.
 """
 
 from __future__ import annotations
@@ -24,6 +25,35 @@ from service.plugins.recommend.items import Items, shown
 from service.plugins.recommend.recommender import Recommender
 from service.rank.decide import NO_KEY, NO_MEMORY
 from service.rank.ranker import RankerContext
+
+LONGEST_WINDOW = 365 * 86_400.0  # seconds
+
+
+class PopularItem(msgspec.Struct):
+    """An item and what it earned."""
+
+    id: str
+    score: float  # the mean reward of its events, and of the prior's
+    events: int  # finished ones with a reward, in the window
+
+
+class Popular(msgspec.Struct):
+    """Items of the catalogue that may be shown, the best one first."""
+
+    items: list[PopularItem]
+    events: int  # of all actions, in the window
+
+
+async def popular(recommender: Recommender, name: str, n: int, seconds: float) -> Popular:
+    """Return the items with the highest mean reward; those that earned nothing yet are at the mean of all."""
+    found = await recommender.earnings.scores(name, seconds)
+    _, items = await recommender.items(name)
+    scores, boosts = found.of(items), items.boosts.used
+    best = best_rows(items, items.showable(time()), n, scores, boosts)
+    listed = [
+        PopularItem(items.ids[row], float(scores[row]), found.earned.get(items.ids[row], (0, 0.0))[0]) for row in best
+    ]
+    return Popular(listed, found.n_events)
 
 
 class SimilarItem(msgspec.Struct):
