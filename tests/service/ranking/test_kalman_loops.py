@@ -1,7 +1,6 @@
 """Loops with residual-kalman: the service decides and learns as the library does, and publishes all of it."""
 
 import asyncio
-import json
 import zlib
 
 import httpx
@@ -22,7 +21,6 @@ from fedres.draws import event_draw as draw
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.sealing import sealed
-from service.learn.loop_state import read_settings_body
 from service.models.residual_kalman import PUBLISHED, PersonalKalman, from_bytes, read_personal
 from service.rank.requests import Action, RankRequest
 from service.settings import Settings
@@ -384,10 +382,3 @@ def test_devices_are_told_which_loops_they_can_use(tmp_path):
         body = {"client": "phone", "residuals": [{"seq": 1, "version": 1, "local": 0, "label": 1}]}
         body["residuals"][0] |= {"context": {}, "action": {"id": "tea", "features": {}}}
         assert client.post("/v1/federated/residuals", json=body).status_code == httpx.codes.CONFLICT
-
-
-def test_loops_logged_before_there_was_a_choice_of_models_keep_adagrad():
-    old = json.loads(msgspec.json.encode(Settings(model="adagrad", policy="squarecb", gamma=10.0)))
-    for name in ("model", "floor"):
-        del old[name]
-    assert read_settings_body(json.dumps(old).encode()).model == "adagrad"
