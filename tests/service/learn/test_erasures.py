@@ -66,7 +66,7 @@ def test_an_erased_user_leaves_no_bytes_and_everybody_else_is_as_before(tmp_path
             assert await engine.model("default") == shared
             with pytest.raises(ApiError):
                 engine.user_model("default", "somebody")
-            assert not [one for one in await engine.unmatched("default") if one["event_id"].startswith("private")]
+            assert not [one for one in await engine.unmatched("default") if one.event_id.startswith("private")]
             assert leftovers(tmp_path, engine) == []
             assert engine.digest() == rebuilt(tmp_path)
 

@@ -170,7 +170,7 @@ def test_an_early_outcome_of_a_name_that_is_gone_is_listed_and_does_not_count(tm
             await engine.settle()
             assert engine.view().statistics.settled == 1
             assert engine.view().statistics.reward == 0.0
-            assert [one["event_id"] for one in await engine.unmatched("default")] == ["E"]
+            assert [one.event_id for one in await engine.unmatched("default")] == ["E"]
             assert engine.digest() == rebuilt(tmp_path)
 
     asyncio.run(story())

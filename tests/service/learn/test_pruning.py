@@ -167,10 +167,10 @@ def test_an_id_that_was_pruned_is_new_and_a_reward_for_it_has_no_event(tmp_path)
         ask(engine, -1)
         finish(engine)
         await engine.reward("default", "again", 0.25)
-        assert [one["status"] for one in await engine.unmatched("default")] == ["early"]
+        assert [one.status for one in await engine.unmatched("default")] == ["early"]
         clock.pass_seconds(3_601)
         await engine.settle()
-        assert [one["status"] for one in await engine.unmatched("default")] == ["unmatched"]
+        assert [one.status for one in await engine.unmatched("default")] == ["unmatched"]
         ranks = engine.view().statistics.ranks
         await engine.rank("default", request("u", {"other": 1}, event_id="again"))
         await engine.settle()

@@ -91,7 +91,7 @@ async def test_a_reward_that_counted_is_not_listed_as_unmatched_after_a_restart(
     async with running(tmp_path, clock=clock) as engine:
         clock.now += 10**6 * SECOND
         await engine.settle()
-        assert [reward["event_id"] for reward in await engine.unmatched("default")] == ["early"]
+        assert [reward.event_id for reward in await engine.unmatched("default")] == ["early"]
 
 
 @pytest.mark.anyio

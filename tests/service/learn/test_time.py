@@ -30,7 +30,7 @@ def test_wait_times_run_out_by_the_clock_and_a_tick_in_the_log_says_when(tmp_pat
             await engine.settle()
             assert [event["reward"] for event in await engine.events("default")] == [0.5]
             [late] = await engine.unmatched("default")
-            assert (late["event_id"], late["value"], late["status"]) == ("e", 1.0, "late")
+            assert (late.event_id, late.value, late.status) == ("e", 1.0, "late")
             assert engine.digest("default") == rebuilt(tmp_path)
 
     asyncio.run(story())
@@ -102,7 +102,7 @@ def test_rewards_early_repeated_and_at_once_count_as_the_settings_say(tmp_path, 
             ]
             sums = engine.view("default").statistics
             assert (sums.settled, sums.reward) == (1, reward)
-            assert [entry["event_id"] for entry in await engine.unmatched("default")] == ["other"]
+            assert [entry.event_id for entry in await engine.unmatched("default")] == ["other"]
 
     asyncio.run(story())
 

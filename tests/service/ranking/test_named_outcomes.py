@@ -48,7 +48,7 @@ def test_outcomes_within_their_windows_make_the_reward_at_the_end_of_the_wait(tm
             assert sums.reward == pytest.approx(0.4)
             assert engine.digest() == engine.rebuilt()
             [late] = await engine.unmatched("default")
-            assert (late["value"], late["status"]) == (3.0, "late")
+            assert (late.value, late.status) == (3.0, "late")
 
     asyncio.run(story())
 

@@ -239,7 +239,7 @@ def test_a_reward_waits_for_its_event_an_hour_at_most(tmp_path):
         clock.pass_seconds(2)
         await engine.settle()
         assert engine.view().n_early == 0
-        assert [one["status"] for one in await engine.unmatched("default")] == ["unmatched"]
+        assert [one.status for one in await engine.unmatched("default")] == ["unmatched"]
         assert engine.view().statistics.rewarded == 1
 
     playing(tmp_path, {}, play, clock=clock)
