@@ -98,7 +98,7 @@ def create_app(
         limits=limits,
         hosts=hosts or Hosts(),
         audit=audit or Audit(None),
-        reshape={part: told for plugin in plugins() for part, told in plugin.failures.items()},
+        reshape={part: reshape for plugin in plugins() for part, reshape in plugin.failures.items()},
         root_path=root_path,
         access_log=access_log,
     )

@@ -115,10 +115,10 @@ class Demo:
     def line(self, seconds: float) -> str:
         """Return how it goes."""
         uniform, best = self.references.values()
-        known = f"   (uniform {np.mean(uniform):.2f}, best possible {np.mean(best):.2f})" if len(best) >= 20 else ""
+        compared = f"   (uniform {np.mean(uniform):.2f}, best possible {np.mean(best):.2f})" if len(best) >= 20 else ""
         return (
             f"{seconds:4.0f} s {self.n_decisions:6,} decisions   reward of the last {len(self.last)}: "
-            f"{np.mean(self.last or 0.0):.2f}{known}"
+            f"{np.mean(self.last or 0.0):.2f}{compared}"
         )
 
 

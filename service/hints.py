@@ -20,14 +20,14 @@ def hint(message: str, place: str, kind: Any) -> str:
     >>> hint("Invalid enum value 'c'", "[...]", list[Literal["a", "b"]])
     '; it must be one of a, b'
     """
-    found = _at(inspect.type_info(kind), place)
+    types = _at(inspect.type_info(kind), place)
     if message.startswith("Invalid enum value"):
-        values = [str(value) for one in found if isinstance(one, inspect.LiteralType) for value in one.values]
+        values = [str(value) for one in types if isinstance(one, inspect.LiteralType) for value in one.values]
         return f"; it must be one of {', '.join(values)}" if values else ""
     unknown = _UNKNOWN_FIELD.search(message)
     if unknown is None:
         return ""
-    names = [field.encode_name for one in found if isinstance(one, inspect.StructType) for field in one.fields]
+    names = [field.encode_name for one in types if isinstance(one, inspect.StructType) for field in one.fields]
     close = get_close_matches(unknown[1][:100], names, 1)
     return f"; did you mean `{close[0]}`?" if close else f"; the fields are {', '.join(names)}" if names else ""
 
@@ -52,12 +52,12 @@ def _at(kind: inspect.Type, place: str) -> list[inspect.Type]:
 
 def _alternatives(kinds: Iterable[inspect.Type]) -> list[inspect.Type]:
     """Return the types with unions and metadata taken apart."""
-    found: list[inspect.Type] = []
+    types: list[inspect.Type] = []
     for kind in kinds:
         if isinstance(kind, inspect.UnionType):
-            found += _alternatives(kind.types)
+            types += _alternatives(kind.types)
         elif isinstance(kind, inspect.Metadata):
-            found += _alternatives([kind.type])
+            types += _alternatives([kind.type])
         else:
-            found.append(kind)
-    return found
+            types.append(kind)
+    return types

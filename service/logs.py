@@ -48,9 +48,9 @@ class Request(msgspec.Struct):
 serving: ContextVar[Request | None] = ContextVar("serving", default=None)
 
 
-def shown(given: bytes) -> str:
+def shown(value: bytes) -> str:
     """Return a header's value as it is logged: on one line, with nothing that a terminal would obey."""
-    text = given.decode("latin-1")
+    text = value.decode("latin-1")
     return text if text.isprintable() else ascii(text)[1:-1]
 
 

@@ -53,16 +53,16 @@ class Formula:
             raise ValueError(f"formula must end before {self._next()!r}")
 
     def __call__(self, values: Values) -> float:
-        found = self._value(values)
-        return 0.0 if math.isnan(found) else found
+        value = self._value(values)
+        return 0.0 if math.isnan(value) else value
 
     def _next(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
-    def _take(self, *wanted: str) -> str:
+    def _take(self, *expected: str) -> str:
         token = self._next()
-        if wanted and token not in wanted:
-            raise ValueError(f"formula must have {' or '.join(map(repr, wanted))}, got {token or 'its end'!r}")
+        if expected and token not in expected:
+            raise ValueError(f"formula must have {' or '.join(map(repr, expected))}, got {token or 'its end'!r}")
         self._at += 1
         return token
 
@@ -78,10 +78,10 @@ class Formula:
             rest.append((operators[self._take()], part()))
 
         def value(values: Values) -> float:
-            found = first(values)
+            total = first(values)
             for operator, operand in rest:
-                found = operator(found, operand(values))
-            return found
+                total = operator(total, operand(values))
+            return total
 
         return value
 
@@ -89,9 +89,9 @@ class Formula:
         self._depth += 1
         if self._depth > DEEPEST:
             raise ValueError(f"formula must not be nested deeper than {DEEPEST}")
-        found = self._atom(self._take())
+        part = self._atom(self._take())
         self._depth -= 1
-        return found
+        return part
 
     def _atom(self, token: str) -> Part:
         if token == "-":
@@ -149,13 +149,13 @@ def outcome_name(key: str) -> str | None:
 
 
 def _tokens(text: str) -> list[str]:
-    found, at = [], 0
+    tokens, at = [], 0
     while text[at:].strip():
         match = TOKEN.match(text, at)
         if match is None:
             raise ValueError(
                 f"formula must be numbers, names, + - * / ( ) , min and max, got {text[at:].strip()[:20]!r}"
             )
-        found.append(match[1])
+        tokens.append(match[1])
         at = match.end()
-    return found
+    return tokens

@@ -195,8 +195,8 @@ def _wide_enough(span: tuple[float, float]) -> None:
 
 def _named(message: str) -> str | None:
     """Return the setting that a message names first."""
-    found = [(message.find(name), name) for name in Settings.__struct_fields__ if name in message]
-    return min(found)[1] if found else None
+    places = [(message.find(name), name) for name in Settings.__struct_fields__ if name in message]
+    return min(places)[1] if places else None
 
 
 def _hyperparameters(settings: Settings) -> None:
@@ -229,8 +229,8 @@ _MODEL_DEFAULTS: dict[str, Any] = {  # of settings that not all models take
 }
 
 
-def _annotations(given: dict[str, str]) -> None:
-    size = sum(len(name) + len(text) for name, text in given.items())
+def _annotations(annotations: dict[str, str]) -> None:
+    size = sum(len(name) + len(text) for name, text in annotations.items())
     if size > LONGEST_ANNOTATIONS:
         raise ValueError(f"annotations must have at most {LONGEST_ANNOTATIONS} characters, got {size}")
 

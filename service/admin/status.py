@@ -47,7 +47,7 @@ class Status:
         """Return the machine's processes with role, pid, uptime and restarts."""
         if self._folder is None:
             return []
-        found = msgspec.json.decode((self._folder / PROCESSES).read_bytes(), type=list[Process])
+        processes = msgspec.json.decode((self._folder / PROCESSES).read_bytes(), type=list[Process])
         now = time.time()
         return [
             {
@@ -57,7 +57,7 @@ class Status:
                 "uptime_seconds": round(max(0.0, now - one.started), 3),
                 "restarts": one.restarts,
             }
-            for one in found
+            for one in processes
         ]
 
     async def gauges(self) -> dict[str, dict[str, float]]:

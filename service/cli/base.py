@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"fedres {version('fedres')}")
         raise typer.Exit
 

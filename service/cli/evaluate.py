@@ -134,10 +134,10 @@ def read_as(log: Path, columns: Columns) -> None:
 
     if is_table(log):
         source = open_source(log)
-        found = columns.within(source)
-        unused = [name for name in source.names if name not in found.used]
+        named = columns.within(source)
+        unused = [name for name in source.names if name not in named.used]
         rest = f"; not read: {', '.join(unused)}" if unused else ""
-        typer.echo(f"read as {found}{rest}", err=True)
+        typer.echo(f"read as {named}{rest}", err=True)
 
 
 def _table(name: str, result: Evaluation) -> Table:

@@ -62,19 +62,19 @@ def status(url: Url = DEFAULT_URL, key: Key = None) -> None:
     ready = send("GET", url, "/readyz", key)
     if ready.is_error:
         typer.echo(f"not ready: {_message(ready)}")
-    found = send("GET", url, "/v1/status", key).json()
-    log = found["log"]
+    report = send("GET", url, "/v1/status", key).json()
+    log = report["log"]
     typer.echo(
-        f"fedres {found['version']} at {url}, store {found['store']}: {'not ready' if ready.is_error else 'ready'}"
+        f"fedres {report['version']} at {url}, store {report['store']}: {'not ready' if ready.is_error else 'ready'}"
     )
     typer.echo(
         f"log {log['bytes'] / 1e6:,.1f} MB in {log['records']:,} records, {log['disk_free_bytes'] / 1e9:,.1f} GB free"
     )
-    for process in found["processes"]:
+    for process in report["processes"]:
         if process["restarts"]:
             typer.echo(f"{process['role']} {process['number']} was restarted {process['restarts']} times")
     table = Table("loop", "decisions", "rewarded", "pending", "users", "reward", "control", "late", "unmatched", "lag")
-    for name, loop in found["loops"].items():
+    for name, loop in report["loops"].items():
         counts = (loop[field] for field in ("ranks", "rewarded_events", "waiting_events", "users"))
         rewards = (_number(loop[field]) for field in ("policy_reward", "control_reward"))
         lost = (f"{loop[field]:,}" for field in ("late_rewards", "unmatched_rewards"))
@@ -133,16 +133,16 @@ def delete(
 
 def read_settings(changes: list[str] | None) -> dict[str, Any]:
     """Return settings from options such as ``epsilon=0.2`` and ``policy=greedy``."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for change in changes or ():
         name, equals, text = change.partition("=")
         if not (name and equals):
             raise ValueError(f"set must be NAME=VALUE, such as epsilon=0.2, got {change!r}")
         try:
-            found[name] = msgspec.json.decode(text)
+            values[name] = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            found[name] = text
-    return found
+            values[name] = text
+    return values
 
 
 def _events(user: str, url: str, key: str | None) -> bytes:

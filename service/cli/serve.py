@@ -220,7 +220,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
     """List all keys, including revoked ones."""
     from rich.table import Table
 
-    found = _keys(store, folder).list()
+    listed = _keys(store, folder).list()
     rows: list[dict[str, Any]] = [
         {
             "id": key.id,
@@ -232,7 +232,7 @@ def list_keys(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, jso
             "expires": None if key.expires is None else _day(key.expires),
             "revoked": None if key.revoked is None else _day(key.revoked),
         }
-        for key in found
+        for key in listed
     ]
     table = Table("id", "role", "loop", "client", "created", "expires", "revoked")
     for row in rows:

@@ -72,13 +72,13 @@ class Hosts:
 
     def __init__(self, allowed: Iterable[str] = (), own: str = "localhost", origins: Iterable[str] = ()) -> None:
         self.origins = Origins(origins)
-        given = [name.lower().rstrip(".") for name in allowed]
-        for name in given:
+        names = [name.lower().rstrip(".") for name in allowed]
+        for name in names:
             if not name or "/" in name or (":" in name and not _is_address(name)):
                 raise ValueError(f"allowed-host must be a host's name without a port, got {name!r}")
-        self.always = bool(given)
-        self._given = set(given)
-        self._names = {"localhost", own.lower(), *given}
+        self.always = bool(names)
+        self._given = set(names)
+        self._names = {"localhost", own.lower(), *names}
         self.good: set[tuple[bytes | None, ...]] = set()  # what ``check`` lets pass
 
     def check(self, host: bytes | None, origin: bytes | None, site: bytes | None = None) -> None:

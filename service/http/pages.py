@@ -56,15 +56,15 @@ def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
     headers = {**HEADERS, "Content-Security-Policy": DOCS_POLICY.format(script=source_hash(script))}
 
     json = "application/json"
-    app.add_api_route("/docs/openapi.json", sent(short, json), include_in_schema=False)
-    app.add_api_route("/docs", sent(bytes(page.body), "text/html", headers), include_in_schema=False)
-    app.add_api_route("/openapi.json", sent(document, json), include_in_schema=False)
+    app.add_api_route("/docs/openapi.json", fixed_response(short, json), include_in_schema=False)
+    app.add_api_route("/docs", fixed_response(bytes(page.body), "text/html", headers), include_in_schema=False)
+    app.add_api_route("/openapi.json", fixed_response(document, json), include_in_schema=False)
     for name, media_type in ASSETS.items():
         content = (files(PACKAGE) / "static" / name).read_bytes()
-        app.add_api_route(f"/docs/{name}", sent(content, media_type, CACHED), include_in_schema=False)
+        app.add_api_route(f"/docs/{name}", fixed_response(content, media_type, CACHED), include_in_schema=False)
 
 
-def sent(content: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> Endpoint:
+def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> Endpoint:
     """Return an endpoint that always sends the same."""
 
     async def send() -> Response:

@@ -118,6 +118,6 @@ def _failed(error: ApiError, cause: Exception | None = None) -> Reply:
 
 def safe(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the headers with what no reply is without: no page may frame it, and no browser guess its type."""
-    given = tuple(headers)
-    policy = () if any(name == NO_FRAMES[0] for name, _ in given) else (NO_FRAMES,)
-    return (*given, *policy, NO_SNIFFING)
+    sent = tuple(headers)
+    policy = () if any(name == NO_FRAMES[0] for name, _ in sent) else (NO_FRAMES,)
+    return (*sent, *policy, NO_SNIFFING)

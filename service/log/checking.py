@@ -33,9 +33,9 @@ def _refuse(record: Record) -> None:
     for name, value in (("loop", record.loop), ("kind", record.kind)):
         if not isinstance(value, str) or not value:
             raise Refused(f"{name} must be a string that is not empty, got {value!r}")
-    for name, given in (("event", record.event), ("user", record.user)):
-        if given is not None and not isinstance(given, str):
-            raise Refused(f"{name} must be a string or None, got {given!r}")
+    for name, text in (("event", record.event), ("user", record.user)):
+        if text is not None and not isinstance(text, str):
+            raise Refused(f"{name} must be a string or None, got {text!r}")
     if not isinstance(record.body, bytes):
         raise Refused(f"body must be bytes, got {type(record.body).__name__}")
     raise Refused(f"example must be bytes or None, got {type(record.example).__name__}")

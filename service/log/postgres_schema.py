@@ -175,10 +175,10 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         try:
             poll.register(file, _EVENTS[next(gen)])
             while True:
-                found = poll.poll(seconds * 1e3)
-                if not found:
+                polled = poll.poll(seconds * 1e3)
+                if not polled:
                     raise psycopg.OperationalError(f"the server has been silent for {seconds:g} s")
-                [(_, events)] = found
+                [(_, events)] = polled
                 ready = bool(events & ~select.POLLOUT) * Ready.R | bool(events & ~select.POLLIN) * Ready.W
                 poll.modify(file, _EVENTS[gen.send(Ready(ready))])
         except StopIteration as ended:
@@ -237,15 +237,15 @@ def _create(db: Session) -> None:
 
 
 def _check_kind(db: Session, any_architecture: bool) -> None:
-    found: dict[str, str] = {}
+    meta: dict[str, str] = {}
     with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-        found = dict(db.execute("SELECT name, value FROM fedres.meta").fetchall())
-    if found.get("application") != "fedres":
+        meta = dict(db.execute("SELECT name, value FROM fedres.meta").fetchall())
+    if meta.get("application") != "fedres":
         raise StoreUnavailable("foreign", f"schema fedres of {name_of(db)} must be a store of fedres, got another")
-    got = found.get("schema", "none")
+    got = meta.get("schema", "none")
     if got != SCHEMA_VERSION:
         raise StoreUnavailable("version", f"{name_of(db)} must have schema version {SCHEMA_VERSION}, got {got}")
-    made_on, here = found.get("architecture"), platform.machine()
+    made_on, here = meta.get("architecture"), platform.machine()
     if made_on != here and not any_architecture:
         message = f"{name_of(db)} was made on {made_on}, and models learned on {here} may differ in their last bits"
         raise StoreUnavailable("foreign", f"{message}: --any-architecture accepts that")

@@ -39,14 +39,14 @@ def dirty_pages(file: int) -> Iterator[list[int]]:
         raise ValueError(f"the file must have fewer than {MOST_PAGES} pages to be cleaned, got {n_pages}: VACUUM it")
     for first in range(1, n_pages + 1, SLICE_PAGES):
         data = os.pread(file, SLICE_PAGES * size, (first - 1) * size)
-        found = []
+        dirty = []
         for at in range(0, len(data), size):
             number = first + at // size
             if (data[at] in HEADER_BYTES or number == 1) and number not in maps:
                 page = data[at : at + size]
                 if any(page[start:end].strip(b"\0") for start, end in unused(page, number)):
-                    found.append(number)
-        yield found
+                    dirty.append(number)
+        yield dirty
 
 
 def overwrite(file: int, pages: Iterable[int]) -> int:
@@ -76,16 +76,16 @@ def unused(page: bytes, number: int) -> list[Range]:
     gap = start + header + 2 * n_cells, content or 65_536
     if not gap[0] <= gap[1] <= len(page):
         return []  # damaged; whoever reads it will say so
-    found = [gap]
-    while block and len(found) < len(page) // 4:
+    ranges = [gap]
+    while block and len(ranges) < len(page) // 4:
         if not gap[1] <= block <= len(page) - _BLOCK.size:
             return []
         following, size = _BLOCK.unpack_from(page, block)
         if size < _BLOCK.size or block + size > len(page):
             return []
-        found.append((block + _BLOCK.size, block + size))
+        ranges.append((block + _BLOCK.size, block + size))
         block = following
-    return found
+    return ranges
 
 
 def page_size(file: int) -> int:
@@ -115,12 +115,12 @@ class _Maps:
 
 def pages_in_wal(database: Path, size: int) -> set[int]:
     """Return the numbers of the pages in a write-ahead log, leftovers of earlier ones too."""
-    found: set[int] = set()
+    pages: set[int] = set()
     try:
         with database.with_name(database.name + "-wal").open("rb") as wal:
             end = os.fstat(wal.fileno()).st_size
             for at in range(_WAL_HEADER, end, _FRAME_HEADER + size):
-                found.add(int.from_bytes(os.pread(wal.fileno(), 4, at), "big"))
+                pages.add(int.from_bytes(os.pread(wal.fileno(), 4, at), "big"))
     except FileNotFoundError:
         pass
-    return found
+    return pages

@@ -163,8 +163,8 @@ class LoopView(msgspec.Struct, array_like=True):
 
         All actions that were ever taken with success look perfect then, and the others more uncertain than they are.
         """
-        sums, known = self.statistics, self.statistics.low or self.n_assumed
-        return self.settings.default_reward is not None and not known and self.n_waiting > sums.settled
+        sums, failures = self.statistics, self.statistics.low or self.n_assumed
+        return self.settings.default_reward is not None and not failures and self.n_waiting > sums.settled
 
     @property
     def learn_after(self) -> int | None:

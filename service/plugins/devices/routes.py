@@ -136,10 +136,10 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         "POST", "/federated/scores", DEVICE, "Score actions by the shared model.", body=Scoring, reply=Scores
     )
     async def post_scores(loop: Loop, request: Request) -> Response:
-        asked = await read_json(request, Scoring)
-        at_most("actions", "too_many_actions", len(asked.actions), limits.actions)
-        version, scores = devices.global_scores(loop, asked.context, asked.actions)
-        scored = [Score(action.id, score) for action, score in zip(asked.actions, scores, strict=True)]
+        sent = await read_json(request, Scoring)
+        at_most("actions", "too_many_actions", len(sent.actions), limits.actions)
+        version, scores = devices.global_scores(loop, sent.context, sent.actions)
+        scored = [Score(action.id, score) for action, score in zip(sent.actions, scores, strict=True)]
         return json_response(Scores(version, scored))
 
     @routes.of_loop(

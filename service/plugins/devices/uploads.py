@@ -110,9 +110,9 @@ def _residual(loop: Loop, residual: Residual, at: str, preparer: Preparer) -> tu
 
 def _spread(loop: Loop, residual: Residual, hashed: Example, at: str) -> Spread | None:
     """Return how sure the device is of its part, which a model with widths must be told, and no other."""
-    given = residual.variance is not None or residual.slopes is not None
+    has_spread = residual.variance is not None or residual.slopes is not None
     if not loop.view.settings.has_widths:
-        if given:
+        if has_spread:
             message = f"{at}: variance and slopes must only come where the model has widths"
             raise ApiError(409, "wrong_upload", message, at)
         return None
@@ -190,8 +190,8 @@ def loop_full(view: LoopView) -> ApiError:
 
 
 def _wrong_upload(view: LoopView, got: str) -> ApiError:
-    wanted, learner = "residuals" if got == "updates" else "updates", view.settings.global_learner
-    return ApiError(409, "wrong_upload", f"uploads must be {wanted} where {learner} learns, got {got}", got)
+    right, learner = "residuals" if got == "updates" else "updates", view.settings.global_learner
+    return ApiError(409, "wrong_upload", f"uploads must be {right} where {learner} learns, got {got}", got)
 
 
 def _check_head(view: LoopView, upload: Residual | Update, at: str) -> None:

@@ -42,19 +42,19 @@ class PolicyArguments(NamedTuple):
 @lru_cache(maxsize=1_000)
 def read_arguments(text: str) -> PolicyArguments:
     """Return the meaning of arguments; those that would have no effect on learning here are refused by name."""
-    given = _pairs(text)
-    names = [name for name, _ in given]
+    pairs = _pairs(text)
+    names = [name for name, _ in pairs]
     if (MULTI_SLOT in names) == (SINGLE_SLOT in names):
         raise _refused(f"arguments must have one of {SINGLE_SLOT} and {MULTI_SLOT}, got {text[:100]!r}")
-    last = dict(given)
-    for name, value in given:
+    last = dict(pairs)
+    for name, value in pairs:
         _check(name, value)
     return PolicyArguments(
         MULTI_SLOT in names,
         _number(last, "--epsilon", 0, 1),
         _number(last, "--learning_rate", 1e-9, 1e6),
         "--quadratic" in names,
-        tuple(letter for name, value in given if name == "--ignore" for letter in value),
+        tuple(letter for name, value in pairs if name == "--ignore" for letter in value),
     )
 
 
@@ -110,10 +110,10 @@ def _check(name: str, value: str) -> None:
         raise _refused(f"arguments must be among those that this service honours, got {name[:100]}")
 
 
-def _number(given: dict[str, str], name: str, least: float, most: float) -> float | None:
-    if name not in given:
+def _number(values: dict[str, str], name: str, least: float, most: float) -> float | None:
+    if name not in values:
         return None
-    value = _float(name, given[name])
+    value = _float(name, values[name])
     if not least <= value <= most:
         raise _refused(f"{name} must be in [{least:g}, {most:g}], got {value:g}")
     return value

@@ -85,13 +85,13 @@ def arguments_of(settings: Settings) -> PolicyArguments:
 
 def azure_settings(settings: Settings | None = None) -> Settings:
     """Return Azure's defaults, but for what the owner of a loop has chosen."""
-    given = settings or Settings()
-    low, high = given.reward_range
+    base = settings or Settings()
+    low, high = base.reward_range
     changes: dict[str, Any] = {"reward_range": (min(low, -1.0), max(high, 1.0)), "wait_from": "rank"}
-    if given == Settings():
+    if base == Settings():
         changes |= {"policy": "epsilon-greedy", "epsilon": DEFAULT_EPSILON}
-    kept = msgspec.structs.replace(kept_of(given), native=False)
-    return msgspec.structs.replace(given, **changes, annotations=_annotated(given, kept))
+    kept = msgspec.structs.replace(kept_of(base), native=False)
+    return msgspec.structs.replace(base, **changes, annotations=_annotated(base, kept))
 
 
 def _annotated(settings: Settings, kept: Kept) -> dict[str, str]:
@@ -150,28 +150,28 @@ class Configurations:
             **{name: getattr(kept, name) for name in _IN_BOTH},
         )
 
-    async def put_configuration(self, loop: str, wanted: ServiceConfiguration) -> ServiceConfiguration:
+    async def put_configuration(self, loop: str, configuration: ServiceConfiguration) -> ServiceConfiguration:
         """Change the configuration; optional fields that are missing stay as they are."""
         settings = await self.adopted(loop)
         kept = kept_of(settings)
-        wait = _checked_wait(wanted)
-        _check_rest(wanted, wait)
-        exploration = _single(wanted.exploration_percentage)
+        wait = _checked_wait(configuration)
+        _check_rest(configuration, wait)
+        exploration = _single(configuration.exploration_percentage)
         changes: dict[str, Any] = {
             "wait_time": wait,
-            "default_reward": _single(wanted.default_reward),
-            "aggregation": wanted.reward_aggregation,
+            "default_reward": _single(configuration.default_reward),
+            "aggregation": configuration.reward_aggregation,
         }
-        mode = wanted.learning_mode or kept.learning_mode
+        mode = configuration.learning_mode or kept.learning_mode
         if (mode == "Online") != (kept.learning_mode == "Online"):
             _check_mode_alone(settings, changes)
-        given = {name: getattr(wanted, name) for name in _IN_BOTH if getattr(wanted, name) is not None}
-        for name in _DURATIONS & given.keys():
-            given[name] = iso_duration(given[name])
-        kept = msgspec.structs.replace(kept, **given)
+        fields = {name: getattr(configuration, name) for name in _IN_BOTH if getattr(configuration, name) is not None}
+        for name in _DURATIONS & fields.keys():
+            fields[name] = iso_duration(fields[name])
+        kept = msgspec.structs.replace(kept, **fields)
         kept.last_configuration_edit_date = show_time(round(time.time() * 1e6))
         changes["apprentice"] = mode != "Online"
-        changes["retention"] = _retention(wanted.log_retention_days)
+        changes["retention"] = _retention(configuration.log_retention_days)
         if exploration != _exploration(settings):
             changes |= {"policy": "epsilon-greedy", "epsilon": exploration}
             kept.arguments = with_epsilon(kept.arguments, exploration)
@@ -194,10 +194,10 @@ class Configurations:
         kept = kept_of(self.settings(loop))
         return PolicyContract(kept.policy_name, kept.arguments)
 
-    async def put_policy(self, loop: str, wanted: PolicyContract) -> PolicyContract:
+    async def put_policy(self, loop: str, policy: PolicyContract) -> PolicyContract:
         """Learn and explore by a policy from now on."""
         settings = await self.adopted(loop)
-        meaning = read_arguments(wanted.arguments)
+        meaning = read_arguments(policy.arguments)
         changes: dict[str, Any] = {}
         if meaning.epsilon is not None:
             changes |= {"policy": "epsilon-greedy", "epsilon": meaning.epsilon}
@@ -206,14 +206,14 @@ class Configurations:
             rate = Settings().learning_rate
         if settings.has_effect("learning_rate"):
             changes |= {"crosses": meaning.crosses, "learning_rate": rate}
-        kept = msgspec.structs.replace(kept_of(settings), policy_name=wanted.name, arguments=wanted.arguments)
+        kept = msgspec.structs.replace(kept_of(settings), policy_name=policy.name, arguments=policy.arguments)
         try:
             await self._put(loop, settings, kept, **changes)
         except ApiError as error:
             if error.code != "invalid_settings":
                 raise
             raise Refusal("InvalidPolicyConfiguration", f"arguments: {error}", "arguments") from None
-        return wanted
+        return policy
 
     async def reset_policy(self, loop: str) -> PolicyContract:
         return await self.put_policy(loop, PolicyContract(Kept().policy_name, DEFAULT_ARGUMENTS))
@@ -248,33 +248,33 @@ def _exploration(settings: Settings) -> float:
     return 0.0 if settings.policy == "greedy" else DEFAULT_EPSILON
 
 
-def _checked_wait(wanted: ServiceConfiguration) -> float:
-    wait = _duration("rewardWaitTime", wanted.reward_wait_time, "InvalidRewardWaitTime")
+def _checked_wait(configuration: ServiceConfiguration) -> float:
+    wait = _duration("rewardWaitTime", configuration.reward_wait_time, "InvalidRewardWaitTime")
     if not SHORTEST_WAIT <= wait <= LONGEST_WAIT:
-        message = f"rewardWaitTime must be 5 seconds to {LONGEST_WAIT / DAY:.0f} days, got {wanted.reward_wait_time}"
-        raise Refusal("InvalidRewardWaitTime", message, "rewardWaitTime")
+        message = f"rewardWaitTime must be 5 seconds to {LONGEST_WAIT / DAY:.0f} days"
+        raise Refusal("InvalidRewardWaitTime", f"{message}, got {configuration.reward_wait_time}", "rewardWaitTime")
     return wait
 
 
-def _check_rest(wanted: ServiceConfiguration, wait: float) -> None:
-    if wanted.reward_aggregation not in AGGREGATIONS:
+def _check_rest(configuration: ServiceConfiguration, wait: float) -> None:
+    if configuration.reward_aggregation not in AGGREGATIONS:
         names = ", ".join(AGGREGATIONS)
-        message = f"rewardAggregation must be one of {names}, got {wanted.reward_aggregation[:100]!r}"
+        message = f"rewardAggregation must be one of {names}, got {configuration.reward_aggregation[:100]!r}"
         raise Refusal(INVALID, message, "rewardAggregation")
-    if wanted.learning_mode is not None and wanted.learning_mode not in MODES:
-        message = f"learningMode must be one of {', '.join(MODES)}, got {wanted.learning_mode[:100]!r}"
+    if configuration.learning_mode is not None and configuration.learning_mode not in MODES:
+        message = f"learningMode must be one of {', '.join(MODES)}, got {configuration.learning_mode[:100]!r}"
         raise Refusal(INVALID, message, "learningMode")
-    _duration("modelExportFrequency", wanted.model_export_frequency, INVALID)
-    if wanted.auto_optimization_frequency is not None:
-        _duration("autoOptimizationFrequency", wanted.auto_optimization_frequency, INVALID)
-    if wanted.auto_optimization_start_date is not None:
-        _time("autoOptimizationStartDate", wanted.auto_optimization_start_date)
-    days, least = wanted.log_retention_days, math.ceil(wait / DAY + 1)
+    _duration("modelExportFrequency", configuration.model_export_frequency, INVALID)
+    if configuration.auto_optimization_frequency is not None:
+        _duration("autoOptimizationFrequency", configuration.auto_optimization_frequency, INVALID)
+    if configuration.auto_optimization_start_date is not None:
+        _time("autoOptimizationStartDate", configuration.auto_optimization_start_date)
+    days, least = configuration.log_retention_days, math.ceil(wait / DAY + 1)
     if days != -1 and days < least:
         message = f"logRetentionDays must be -1 or at least {least} (the wait time and a day), got {days}"
         raise Refusal("InvalidLogRetentionDays", message, "logRetentionDays")
-    if wanted.model_retrain_days is not None and days != -1 and wanted.model_retrain_days > days:
-        message = f"modelRetrainDays must be 0 to logRetentionDays, got {wanted.model_retrain_days}"
+    if configuration.model_retrain_days is not None and days != -1 and configuration.model_retrain_days > days:
+        message = f"modelRetrainDays must be 0 to logRetentionDays, got {configuration.model_retrain_days}"
         raise Refusal("InvalidModelRetrainDays", message, "modelRetrainDays")
 
 

@@ -48,19 +48,19 @@ class ApplicationCalls:
     async def rank(self, call: Call) -> PersonalizerRankResponse:
         """Choose an action. An id that was used for another request is decided again, and not learned from."""
         loop = call.loop
-        asked: PersonalizerRankRequest = call.body
+        sent: PersonalizerRankRequest = call.body
         policy = arguments_of(self._configurations.settings(loop))
         if policy.multi_slot:
             raise Refusal("InvalidApiAccess", "the loop's policy is for multi-slot calls (--ccb_explore_adf)")
-        event_id = asked.event_id or new_event_id()
-        excluded = set(asked.excluded_actions or ())
+        event_id = sent.event_id or new_event_id()
+        excluded = set(sent.excluded_actions or ())
         request = RankRequest(
-            actions=_actions(asked.actions, policy.ignored),
-            context=merged("contextFeatures", asked.context_features or (), policy.ignored),
-            user=_user(asked.user_id),
-            exclude=[native_id(action.id) for action in asked.actions if action.id in excluded],
+            actions=_actions(sent.actions, policy.ignored),
+            context=merged("contextFeatures", sent.context_features or (), policy.ignored),
+            user=_user(sent.user_id),
+            exclude=[native_id(action.id) for action in sent.actions if action.id in excluded],
             event_id=native_id(event_id),
-            defer=bool(asked.defer_activation),
+            defer=bool(sent.defer_activation),
         )
         try:
             result = await self._ranker.rank(loop, request)
@@ -68,8 +68,8 @@ class ApplicationCalls:
             if error.code != "event_exists":
                 raise
             result = self._decided_only(loop, request)
-        ranking = ranked([action.id for action in asked.actions], excluded, result)
-        chosen = next(action.id for action in asked.actions if native_id(action.id) == result.action_id)
+        ranking = ranked([action.id for action in sent.actions], excluded, result)
+        chosen = next(action.id for action in sent.actions if native_id(action.id) == result.action_id)
         return PersonalizerRankResponse(ranking, event_id, chosen)
 
     async def reward(self, call: Call) -> None:
@@ -88,35 +88,35 @@ class ApplicationCalls:
     async def rank_slots(self, call: Call) -> MultiSlotRankResponse:
         """Choose an action for each slot; ids that are used again are treated as by ``rank``."""
         loop = call.loop
-        asked: MultiSlotRankRequest = call.body
+        sent: MultiSlotRankRequest = call.body
         policy = arguments_of(self._configurations.settings(loop))
         if not policy.multi_slot:
             message = "multi-slot calls need a policy with --ccb_explore_adf: change the loop's arguments first"
             raise Refusal("InvalidMultiSlotApiAccess", message)
-        if len(asked.slots) > len(asked.actions):
-            message = f"slots must be no more than actions, got {len(asked.slots)} and {len(asked.actions)}"
+        if len(sent.slots) > len(sent.actions):
+            message = f"slots must be no more than actions, got {len(sent.slots)} and {len(sent.actions)}"
             raise Refusal(INVALID, message, "slots")
-        event_id = asked.event_id or new_event_id()
-        context = merged("contextFeatures", asked.context_features or (), policy.ignored, rename={"slot": "slot "})
+        event_id = sent.event_id or new_event_id()
+        context = merged("contextFeatures", sent.context_features or (), policy.ignored, rename={"slot": "slot "})
         request = SlotsRequest(
-            actions=_actions(asked.actions, policy.ignored),
-            slots=[_slot(place, slot, policy.ignored) for place, slot in enumerate(asked.slots)],
+            actions=_actions(sent.actions, policy.ignored),
+            slots=[_slot(place, slot, policy.ignored) for place, slot in enumerate(sent.slots)],
             context=context,
-            user=_user(asked.user_id),
+            user=_user(sent.user_id),
             event_id=native_id(event_id, LONGEST_CALL_ID),
-            defer=bool(asked.defer_activation),
+            defer=bool(sent.defer_activation),
         )
-        _check_baselines(asked)
+        _check_baselines(sent)
         try:
             result = await self._ranker.rank_slots(loop, request)
         except ApiError as error:
             if error.code != "event_exists":
                 raise
             result = self._filled_only(loop, request)
-        by_native_id = {native_id(action.id): action.id for action in asked.actions}
+        by_native_id = {native_id(action.id): action.id for action in sent.actions}
         answers = [
             SlotAnswer(slot.id, by_native_id[filled.action_id])
-            for slot, filled in zip(asked.slots, result.slots, strict=True)
+            for slot, filled in zip(sent.slots, result.slots, strict=True)
         ]
         return MultiSlotRankResponse(answers, event_id)
 
@@ -151,7 +151,7 @@ class ApplicationCalls:
 
     def _filled_only(self, loop: str, request: SlotsRequest) -> SlotsResult:
         check_slots(request)
-        return fill(request, str(request.event_id), lambda asked: self._decided_only(loop, asked))
+        return fill(request, str(request.event_id), lambda slot_request: self._decided_only(loop, slot_request))
 
 
 def _event(call: Call, longest: int = LONGEST_ID) -> str:
@@ -195,10 +195,10 @@ def ranked(ids: list[str], excluded: set[str], result: RankResult) -> list[Ranke
     return ranking
 
 
-def _actions(given: list[PersonalizerAction], ignored: tuple[str, ...]) -> list[Action]:
+def _actions(actions: list[PersonalizerAction], ignored: tuple[str, ...]) -> list[Action]:
     return [
         Action(native_id(action.id), merged(f"actions[{place}].features", action.features, ignored))
-        for place, action in enumerate(given)
+        for place, action in enumerate(actions)
     ]
 
 
@@ -212,8 +212,8 @@ def _slot(place: int, slot: PersonalizerSlot, ignored: tuple[str, ...]) -> Slot:
     )
 
 
-def _check_baselines(asked: MultiSlotRankRequest) -> None:
-    baselines = [slot.baseline_action for slot in asked.slots]
+def _check_baselines(sent: MultiSlotRankRequest) -> None:
+    baselines = [slot.baseline_action for slot in sent.slots]
     for place, name in enumerate(baselines):
         if name in baselines[:place]:
             raise Refusal(INVALID, f"slots must have different baseline actions, got {name!r} twice", "slots")
@@ -224,5 +224,5 @@ def _slot_of(logged: LoggedRank) -> str:
     return str(context["slot"]["id"]) if isinstance(context.get("slot"), dict) else ""
 
 
-def _user(given: Any) -> str | None:
-    return given if isinstance(given, str) and 1 <= len(given) <= LONGEST_ID else None
+def _user(user_id: Any) -> str | None:
+    return user_id if isinstance(user_id, str) and 1 <= len(user_id) <= LONGEST_ID else None

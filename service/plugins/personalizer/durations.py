@@ -26,11 +26,11 @@ def read_duration(text: str) -> float:
     """
     as_time = _TIME_SPAN.fullmatch(text)
     if as_time is not None:
-        return sum(float(given) * unit for given, unit in zip(as_time.groups(), _SECONDS[3:], strict=True) if given)
-    found = _DURATION.fullmatch(text)
-    if found is None or text.endswith(("P", "T")):
+        return sum(float(number) * unit for number, unit in zip(as_time.groups(), _SECONDS[3:], strict=True) if number)
+    match = _DURATION.fullmatch(text)
+    if match is None or text.endswith(("P", "T")):
         raise ValueError(f"a duration must be like PT10M or P2D, got {text[:40]!r}")
-    return sum(float(given) * unit for given, unit in zip(found.groups(), _SECONDS, strict=True) if given)
+    return sum(float(number) * unit for number, unit in zip(match.groups(), _SECONDS, strict=True) if number)
 
 
 def iso_duration(text: str) -> str:
@@ -59,15 +59,15 @@ def show_duration(seconds: float) -> str:
 def read_time(text: str) -> datetime:
     """Return a time with its zone, UTC where none is given; a date is its first moment."""
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"a time must be like 2026-01-31T12:00:00Z, got {text[:40]!r}") from None
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     try:
-        show_time(microseconds(found))
+        show_time(microseconds(moment))
     except OverflowError:
         raise ValueError(f"a time must be in the years 1 to 9999 in UTC, got {text[:40]!r}") from None
-    return found
+    return moment
 
 
 def show_time(microseconds: int) -> str:

@@ -65,15 +65,15 @@ def reshape(reply: Reply) -> Reply:
 
 
 def _reshaped(reply: Reply, code: str) -> Reply:
-    known = msgspec.json.decode(reply.body, type=NativeError).error
+    native = msgspec.json.decode(reply.body, type=NativeError).error
     status = 400 if reply.status in (409, 422) else reply.status
     if status >= 500:
         code = "InternalServerError"
     headers = tuple(pair for pair in reply.headers if pair != JSON)
-    message = known.message
+    message = native.message
     if status == 401:
         message = f"the key goes into the header Ocp-Apim-Subscription-Key: {message}"
-    return _reply(status, BY_STATUS.get(status, code), message, known.target, known.code, headers)
+    return _reply(status, BY_STATUS.get(status, code), message, native.target, native.code, headers)
 
 
 def _reply(status: int, code: str, message: str, target: str | None, native: str, headers: Headers = ()) -> Reply:

@@ -43,20 +43,20 @@ def evaluate_policies(
 ) -> list[EvaluatedPolicy]:
     """Return the online policy, the baseline, uniform draws, custom policies, and others if they are to be found."""
     log = log_of(events)
-    wanted = [
+    policies = [
         ("online", online, "Online", "logging"),
         ("baseline1", "", "Baseline", "first"),
         ("baselineRand", "", "Random", "uniform"),
     ]
-    wanted += [(policy["name"], policy["arguments"], "Custom", _policy(policy["arguments"])) for policy in custom]
+    policies += [(policy["name"], policy["arguments"], "Custom", _policy(policy["arguments"])) for policy in custom]
     if optimise:
         for epsilon in EXPERIMENTS:
             arguments = with_epsilon(DEFAULT_ARGUMENTS, epsilon)
-            wanted.append((f"Hyper{epsilon:g}", arguments, "OfflineExperimentation", f"epsilon-greedy:{epsilon}"))
+            policies.append((f"Hyper{epsilon:g}", arguments, "OfflineExperimentation", f"epsilon-greedy:{epsilon}"))
     # a model cannot be fitted to one event alone: all actions are worth the same then
     rewards = cache(lambda: crossfit_rewards(log, min(5, len(log))) if len(log) > 1 else np.zeros(log.action.size))
     times = np.array([microseconds(read_time(str(about[0]))) for about in log.about])
-    return [_evaluated(log, times, rewards, *policy) for policy in wanted]
+    return [_evaluated(log, times, rewards, *policy) for policy in policies]
 
 
 def _policy(arguments: str) -> str:

@@ -27,14 +27,14 @@ def native_id(name: str, longest: int = LONGEST_ID) -> str:
 
 def id_in(call: Call, name: str) -> str:
     """Return an id of the path."""
-    given = call.parameters[name]
-    if len(given) > LONGEST:
-        raise invalid(f"{name} must have at most {LONGEST} characters, got {len(given)}", name)
-    return given
+    value = call.parameters[name]
+    if len(value) > LONGEST:
+        raise invalid(f"{name} must have at most {LONGEST} characters, got {len(value)}", name)
+    return value
 
 
 def merged(
-    target: str, given: Sequence[Any], ignored: Iterable[str] = (), rename: Mapping[str, str] = NO_NAMES
+    target: str, dictionaries: Sequence[Any], ignored: Iterable[str] = (), rename: Mapping[str, str] = NO_NAMES
 ) -> msgspec.Raw:
     """Return one object with the features of all dictionaries; ``rename`` has names that are taken here.
 
@@ -43,7 +43,7 @@ def merged(
     """
     letters = tuple(ignored)
     whole: dict[str, Any] = {}
-    for place, features in enumerate(given):
+    for place, features in enumerate(dictionaries):
         if not isinstance(features, dict):
             raise Refusal(INVALID, f"{target}[{place}] must be an object, got {_kind(features)}", target)
         for name, value in features.items():
@@ -52,24 +52,24 @@ def merged(
     return msgspec.Raw(msgspec.json.encode(whole))
 
 
-def merge(given: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge(dictionaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one object with what all have, as ``merged`` does it."""
     whole: dict[str, Any] = {}
-    for features in given:
+    for features in dictionaries:
         for name, value in features.items():
             _put(whole, name, value)
     return whole
 
 
 def _put(into: dict[str, Any], name: str, value: Any) -> None:
-    known = into.get(name)
-    if isinstance(known, dict) and isinstance(value, dict):
+    before = into.get(name)
+    if isinstance(before, dict) and isinstance(value, dict):
         for inner, below in value.items():
-            _put(known, inner, below)
-    elif isinstance(known, str) and isinstance(value, str) and known != value:
-        into[name] = [known, value]
-    elif isinstance(known, list) and isinstance(value, str):
-        into[name] = [*known, value]
+            _put(before, inner, below)
+    elif isinstance(before, str) and isinstance(value, str) and before != value:
+        into[name] = [before, value]
+    elif isinstance(before, list) and isinstance(value, str):
+        into[name] = [*before, value]
     else:
         into[name] = value
 
@@ -77,11 +77,11 @@ def _put(into: dict[str, Any], name: str, value: Any) -> None:
 def _checked(target: str, value: Any) -> Any:
     """Return a value without names that are no features; refuse arrays of anything but numbers."""
     if isinstance(value, dict):
-        found: dict[str, Any] = {}
+        features: dict[str, Any] = {}
         for name, below in value.items():
             if name and not name.startswith("_"):
-                _put(found, name, _checked(f"{target}.{name}", below))
-        return found
+                _put(features, name, _checked(f"{target}.{name}", below))
+        return features
     if isinstance(value, list):
         for item in value:
             if isinstance(item, bool) or not isinstance(item, (int, float)):

@@ -121,21 +121,21 @@ class Jobs:
         self._stored = Stored(context)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def evaluate(self, loop: str, wanted: EvaluationContract, name: str | None = None) -> Job:
+    async def evaluate(self, loop: str, contract: EvaluationContract, name: str | None = None) -> Job:
         """Start an evaluation."""
-        names = [policy.name for policy in wanted.policies]
+        names = [policy.name for policy in contract.policies]
         if len(set(names)) < len(names):
             raise Refusal("DuplicateCustomPolicyNames", f"policies must have different names, got {names}", "policies")
         settings = self._configurations.settings(loop)
-        policies = [{"name": policy.name, "arguments": policy.arguments} for policy in wanted.policies]
-        job = await self._new(loop, EVALUATION, name, wanted)
+        policies = [{"name": policy.name, "arguments": policy.arguments} for policy in contract.policies]
+        job = await self._new(loop, EVALUATION, name, contract)
         job.policies = policies
-        await self._start(loop, job, evaluated, kept_of(settings).arguments, policies, bool(wanted.is_optimising))
+        await self._start(loop, job, evaluated, kept_of(settings).arguments, policies, bool(contract.is_optimising))
         return job
 
-    async def rate_features(self, loop: str, wanted: FeatureImportanceContract, name: str) -> Job:
+    async def rate_features(self, loop: str, contract: FeatureImportanceContract, name: str) -> Job:
         """Start to work out how important features are."""
-        job = await self._new(loop, IMPORTANCE, name, wanted)
+        job = await self._new(loop, IMPORTANCE, name, contract)
         await self._start(loop, job, rated)
         return job
 
@@ -163,12 +163,12 @@ class Jobs:
         )
 
     async def _new(
-        self, loop: str, kind: str, name: str | None, wanted: EvaluationContract | FeatureImportanceContract
+        self, loop: str, kind: str, name: str | None, contract: EvaluationContract | FeatureImportanceContract
     ) -> Job:
         code = CODES[kind].invalid
-        start, end = _moment("startTime", wanted.start_time, code), _moment("endTime", wanted.end_time, code)
+        start, end = _moment("startTime", contract.start_time, code), _moment("endTime", contract.end_time, code)
         if start >= end:
-            raise Refusal(code, f"endTime must be later than startTime, got {wanted.end_time}", "endTime")
+            raise Refusal(code, f"endTime must be later than startTime, got {contract.end_time}", "endTime")
         if name is not None and await self._stored.find(loop, kind, name) is not None:
             raise Refusal(CODES[kind].exists, f"{kind} with id {name} already exists", "id")
         if not await self._context.jobs.call(has_events, await self._span(loop, start, end), seconds=JOB_SECONDS):
@@ -177,7 +177,7 @@ class Jobs:
         return Job(
             kind=kind,
             id=name or new_event_id(),
-            name=wanted.name,
+            name=contract.name,
             start=show_time(microseconds(start)),
             end=show_time(microseconds(end)),
             created=show_time(round(now * 1e6)),
@@ -230,20 +230,20 @@ class Stored:
     async def list(self, loop: str, kind: str) -> list[Job]:
         """Return the jobs of a kind that were not deleted, oldest first."""
         created_at = self._context.loop(loop).view.created_at
-        found = await self._context.look_up(lambda log: _read(log, loop, created_at))
-        return [_timed_out(job) for job in found.values() if job.kind == kind and not job.deleted]
+        jobs = await self._context.look_up(lambda log: _read(log, loop, created_at))
+        return [_timed_out(job) for job in jobs.values() if job.kind == kind and not job.deleted]
 
     async def find(self, loop: str, kind: str, name: str) -> Job | None:
         return next((job for job in await self.list(loop, kind) if job.id == name), None)
 
 
 def _read(log: Log, loop: str, created_at: int) -> dict[tuple[str, str], Job]:
-    found: dict[tuple[str, str], Job] = {}
+    jobs: dict[tuple[str, str], Job] = {}
     for entry in log.find(loop, [NAME]):
         if entry.kind == NOTE and entry.position > created_at:
             job = _decode(entry.body)
-            found[job.kind, job.id] = job
-    return found
+            jobs[job.kind, job.id] = job
+    return jobs
 
 
 def _timed_out(job: Job) -> Job:
@@ -331,8 +331,8 @@ def page(jobs: Sequence[Job], query: dict[str, str], address: str) -> dict[str, 
         raise Refusal("InvalidRequest", "maxpagesize must be at least 1, got 0", "maxpagesize")
     shown: dict[str, Any] = {"value": [summary(job) for job in chosen[skip : skip + min(top, size)]]}
     if top > size and len(chosen) > skip + size:
-        asked = {**query, "top": top - size, "skip": skip + size, "maxpagesize": size}
-        shown["nextLink"] = f"{address}?{urlencode(asked)}"
+        following = {**query, "top": top - size, "skip": skip + size, "maxpagesize": size}
+        shown["nextLink"] = f"{address}?{urlencode(following)}"
     return shown
 
 

@@ -35,8 +35,8 @@ class ModelAndLogs:
     async def log_properties(self, loop: str) -> dict[str, Any]:
         """Return the time of the first and of the last decision, nothing where there is none."""
         after = await retained_after(self._context, self._configurations, loop)
-        found = await self._context.look_up(lambda log: _range(log, loop, after))
-        return {} if found is None else {"dateRange": {"from": show_time(found[0]), "to": show_time(found[1])}}
+        times = await self._context.look_up(lambda log: _range(log, loop, after))
+        return {} if times is None else {"dateRange": {"from": show_time(times[0]), "to": show_time(times[1])}}
 
     async def delete_logs(self, loop: str) -> None:
         """Remove events so far, in the background, and leave them out of everything from now on.
@@ -46,15 +46,15 @@ class ModelAndLogs:
         self._context.loop(loop)  # one that there is
         last, now = await self._context.look_up(lambda log: (log.heads()[loop].last, log.now()))
         await self._configurations.keep(loop, logs_after=last)
-        asked = EraseBody(os.urandom(8).hex(), now)
-        await self._context.append_now(Record(loop, ERASE, body=encode(asked)))
+        body = EraseBody(os.urandom(8).hex(), now)
+        await self._context.append_now(Record(loop, ERASE, body=encode(body)))
 
 
 def _times(log: Log, loop: str, created_at: int, version: int) -> tuple[int, int]:
     created = log.of_kind(loop, LOOP)[-1].time
-    found = log.read(loop, max(version, created_at) - 1, 1)
-    changed = found[0].time if found else created
-    return (changed if found and found[0].kind == MODEL else created), changed
+    entries = log.read(loop, max(version, created_at) - 1, 1)
+    changed = entries[0].time if entries else created
+    return (changed if entries and entries[0].kind == MODEL else created), changed
 
 
 def _range(log: Log, loop: str, after: int) -> tuple[int, int] | None:

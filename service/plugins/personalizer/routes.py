@@ -261,9 +261,9 @@ def _check_version(call: Call) -> None:
             message = f"the version must be one of {', '.join(VERSIONS)}, got {version[:100]!r}"
             raise Refusal("ResourceNotFound", message, "version", 404)
         return
-    given = query(call).get("api-version", API_VERSION)
-    if given != API_VERSION:
-        message = f"api-version must be {API_VERSION}, got {given[:100]!r}"
+    version_sent = query(call).get("api-version", API_VERSION)
+    if version_sent != API_VERSION:
+        message = f"api-version must be {API_VERSION}, got {version_sent[:100]!r}"
         raise Refusal("BadRequest", message, "api-version")
 
 

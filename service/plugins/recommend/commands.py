@@ -96,12 +96,12 @@ def import_feedback(
 
     if not file.exists():
         raise ValueError(f"no file at {file}")
-    columns, wanted = Columns(item, reward_from, user, time, event_id, tuple(context or ())), _scale(scale)
+    columns, stretched = Columns(item, reward_from, user, time, event_id, tuple(context or ())), _scale(scale)
     skipped, stored, repeated = Skipped(), 0, 0
     with progress_bar(f"importing {file.name}") as progress, Client(url, loop=loop, key=key, fallback=None) as client:
         try:
             low, high = client.settings()["reward_range"]
-            for batch in batches(read_feedback(file, columns, (low, high), wanted, skipped, progress)):
+            for batch in batches(read_feedback(file, columns, (low, high), stretched, skipped, progress)):
                 counts = _send(client, batch, skipped)
                 stored, repeated = stored + counts["stored"], repeated + counts["repeated"]
         except ServiceError as error:
@@ -120,11 +120,11 @@ def _send(client: Client, batch: list[tuple[int, dict[str, Any]]], skipped: Skip
         try:
             return client.feedback(event for _, event in batch)
         except ServiceError as error:
-            found = re.match(r"events\[(\d+)\]", error.target or "")
-            if error.status != 422 or found is None or int(found[1]) >= len(batch):
+            place = re.match(r"events\[(\d+)\]", error.target or "")
+            if error.status != 422 or place is None or int(place[1]) >= len(batch):
                 raise
-            at, _ = batch.pop(int(found[1]))
-            skipped.add(error.message.replace(f"{found[0]}.", "").partition(", got")[0], at)
+            at, _ = batch.pop(int(place[1]))
+            skipped.add(error.message.replace(f"{place[0]}.", "").partition(", got")[0], at)
     return {"stored": 0, "repeated": 0}
 
 

@@ -24,13 +24,13 @@ Earned = dict[str, tuple[int, float]]  # by action: events and the sum of their 
 
 def earned(reader: LoopReader, seconds: float) -> Earned:
     """Return what actions earned in the last seconds, by the newest 50,000 finished events and as much feedback."""
-    found: Earned = {}
+    sums: Earned = {}
     decided = [(each.time, each.actions[each.chosen], each.reward) for each in reader.finished]
     for when, action, reward in (*decided, *reader.feedback):
         if reward is not None and when > reader.time - 1e6 * seconds:
-            n, total = found.get(action, (0, 0.0))
-            found[action] = n + 1, total + reward
-    return found
+            n, total = sums.get(action, (0, 0.0))
+            sums[action] = n + 1, total + reward
+    return sums
 
 
 class Scores(NamedTuple):
@@ -77,15 +77,15 @@ class Earnings:
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
-        self._known: dict[tuple[str, float], tuple[float, Any, Scores]] = {}  # and until when, of which loop
+        self._cached: dict[tuple[str, float], tuple[float, Any, Scores]] = {}  # and until when, of which loop
 
     async def scores(self, name: str, seconds: float = WINDOW) -> Scores:
         """Return how popular items of a loop are, as it was a few seconds ago at most."""
         now, loop = monotonic(), self._context.loop(name).view
-        until, created_at, scores = self._known.get((name, seconds), (0.0, None, Scores({})))
+        until, created_at, scores = self._cached.get((name, seconds), (0.0, None, Scores({})))
         if now >= until or created_at != loop.created_at:
             answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)
             scores = Scores(msgspec.json.decode(answer, type=Earned))
-            self._known = {key: value for key, value in self._known.items() if value[0] > now}
-            self._known[name, seconds] = now + FRESH_SECONDS, loop.created_at, scores
+            self._cached = {key: value for key, value in self._cached.items() if value[0] > now}
+            self._cached[name, seconds] = now + FRESH_SECONDS, loop.created_at, scores
         return scores

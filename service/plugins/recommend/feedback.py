@@ -91,8 +91,8 @@ class Feedback:
 
     async def _check_same(self, name: str, repeats: Sequence[Record]) -> None:
         """Refuse events whose id was used for something else."""
-        asked = [str(record.event) for record in repeats]
-        logged = await self._context.look_up(lambda log: ranks_in(log.find(name, asked)))
+        events = [str(record.event) for record in repeats]
+        logged = await self._context.look_up(lambda log: ranks_in(log.find(name, events)))
         for record in repeats:
             entry, body = logged.get(str(record.event), (None, None))
             sent = msgspec.json.decode(record.body, type=FeedbackBody)

@@ -71,10 +71,10 @@ def _rows(path: Path, columns: Columns, progress: Progress) -> tuple[Iterator[tu
         return read_objects(path, progress), False
     source = open_source(path)
     for name in (columns.item or ITEMS, columns.reward or REWARDS, *columns.context):
-        wanted = (name,) if isinstance(name, str) else name
-        if not set(wanted) & {*source.names}:
+        names = (name,) if isinstance(name, str) else name
+        if not set(names) & {*source.names}:
             got = ", ".join(source.names)
-            raise ValueError(f"{path} must have a column {' or '.join(map(repr, wanted))}, has {got}")
+            raise ValueError(f"{path} must have a column {' or '.join(map(repr, names))}, has {got}")
     rows = source.rows(source.names, progress)
     return ((at, dict(zip(source.names, cells, strict=True))) for at, cells in rows), source.is_text
 
@@ -103,17 +103,17 @@ def _event(
     if context:
         event["context"] = context
     content = msgspec.json.encode([path.name, at, row], order="deterministic", enc_hook=str)
-    known = event_id if event_id is not None else f"import-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
-    return {**event, "event_id": known}
+    unique_id = event_id if event_id is not None else f"import-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
+    return {**event, "event_id": unique_id}
 
 
 def _named(row: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str:
     """Return the name of a column that a row has something in."""
     names = usual if name is None else (name,)
-    found = next((each for each in names if row.get(each) is not None), None)
-    if found is None:
+    column = next((each for each in names if row.get(each) is not None), None)
+    if column is None:
         raise ValueError(f"{next((each for each in names if each in row), names[0])} must not be empty")
-    return found
+    return column
 
 
 def _reward(name: str, cell: Any, reward_range: tuple[float, float], scale: tuple[float, float] | None) -> float:

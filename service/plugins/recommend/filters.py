@@ -30,8 +30,8 @@ def matching(items: Items, conditions: dict[str, Any]) -> Array:
         if column is None:
             if condition == {"exists": False}:
                 continue
-            known = shown(sorted(items.columns)) or "none"
-            message = f"filter must name attributes of the catalogue, got {name[:100]!r}; it has {known}"
+            names = shown(sorted(items.columns)) or "none"
+            message = f"filter must name attributes of the catalogue, got {name[:100]!r}; it has {names}"
             raise ApiError(422, "unknown_attribute", message, target)
         mask &= _holds(column, condition, target, mask.size)
     return mask
@@ -60,9 +60,9 @@ def _holds(column: Column, condition: Any, target: str, size: int) -> Array:
         mask[np.frombuffer(column.number_rows, np.int32)[equal]] = True
     codes = [column.words[value] for value in values if isinstance(value, str | bool) and value in column.words]
     if codes:
-        wanted = np.zeros(len(column.words), np.bool_)
-        wanted[codes] = True
-        mask[np.frombuffer(column.word_rows, np.int32)[wanted[np.frombuffer(column.codes, np.int32)]]] = True
+        matches = np.zeros(len(column.words), np.bool_)
+        matches[codes] = True
+        mask[np.frombuffer(column.word_rows, np.int32)[matches[np.frombuffer(column.codes, np.int32)]]] = True
     return mask
 
 

@@ -30,9 +30,9 @@ def read_items(
         yield from _rows(path, id_column, lists, progress)
         return
     for at, line in read_objects(path, progress):
-        found = dict(line)
-        name = found.pop(id_column, None)
-        features = found["features"] if set(found) == {"features"} else found
+        fields = dict(line)
+        name = fields.pop(id_column, None)
+        features = fields["features"] if set(fields) == {"features"} else fields
         if name is None or not isinstance(features, dict):
             raise ValueError(f"{path}, line {at}: an item must have {id_column!r} and features, got {str(line)[:100]}")
         yield str(name), _checked(f"{path}, line {at}", _split(features, lists))

@@ -46,14 +46,14 @@ class Popular(msgspec.Struct):
 
 async def popular(recommender: Recommender, name: str, n: int, seconds: float) -> Popular:
     """Return the items with the highest mean reward; those that earned nothing yet are at the mean of all."""
-    found = await recommender.earnings.scores(name, seconds)
+    earned = await recommender.earnings.scores(name, seconds)
     _, items = await recommender.items(name)
-    scores, boosts = found.of(items), items.boosts.used
+    scores, boosts = earned.of(items), items.boosts.used
     best = best_rows(items, items.showable(time()), n, scores, boosts)
     listed = [
-        PopularItem(items.ids[row], float(scores[row]), found.earned.get(items.ids[row], (0, 0.0))[0]) for row in best
+        PopularItem(items.ids[row], float(scores[row]), earned.earned.get(items.ids[row], (0, 0.0))[0]) for row in best
     ]
-    return Popular(listed, found.n_events)
+    return Popular(listed, earned.n_events)
 
 
 class SimilarItem(msgspec.Struct):
@@ -71,7 +71,7 @@ class Similar(msgspec.Struct):
     by: str  # model, where that has learned something; else features; else popularity
 
 
-class Known(NamedTuple):
+class Comparison(NamedTuple):
     """What all items of a loop are compared by, for some seconds."""
 
     until: float
@@ -87,7 +87,7 @@ class Similarity:
 
     def __init__(self, context: RankerContext, recommender: Recommender) -> None:
         self._context, self._recommender = context, recommender
-        self._known: dict[str, Known] = {}  # by loop
+        self._comparisons: dict[str, Comparison] = {}  # by loop
 
     async def similar(self, name: str, item: str, n: int) -> Similar:
         """Return the items that are most like another one; those that nothing tells apart are sorted by popularity."""
@@ -101,10 +101,11 @@ class Similarity:
         loop, items = await self._recommender.items(name)  # as they are now
         if item not in items.rows:
             raise ApiError(404, "unknown_item", f"item {item[:100]!r} was retired just now", "item")
-        known, row, popular = self._compared_by(name, loop, items), items.rows[item], earned.of(items)
-        common = in_common(known, items, row)
-        closeness = np.zeros(items.n_rows) if known.rewards is None else 1 - abs(known.rewards - known.rewards[row])
-        scores = common if known.rewards is None else common * (1 + closeness) / 2
+        compared, row, popular = self._compared_by(name, loop, items), items.rows[item], earned.of(items)
+        common = in_common(compared, items, row)
+        rewards = compared.rewards
+        closeness = np.zeros(items.n_rows) if rewards is None else 1 - abs(rewards - rewards[row])
+        scores = common if rewards is None else common * (1 + closeness) / 2
         candidates = items.showable(time())
         candidates[row] = False
         rows = best_rows(items, candidates, n, scores, closeness, popular)
@@ -112,14 +113,14 @@ class Similarity:
         return Similar(
             item,
             [SimilarItem(items.ids[each], float(scores[each])) for each in rows],
-            by if known.rewards is None else "model",
+            by if rewards is None else "model",
         )
 
-    def _compared_by(self, name: str, loop: Loop, items: Items) -> Known:
-        known, now = self._known.get(name), monotonic()
-        if known is None or now >= known.until or known.items is not items or known.n_rows != items.n_rows:
-            known = self._known[name] = _compared_by(loop, items, self._empty(), now + FRESH_SECONDS)
-        return known
+    def _compared_by(self, name: str, loop: Loop, items: Items) -> Comparison:
+        compared, now = self._comparisons.get(name), monotonic()
+        if compared is None or now >= compared.until or compared.items is not items or compared.n_rows != items.n_rows:
+            compared = self._comparisons[name] = _compared_by(loop, items, self._empty(), now + FRESH_SECONDS)
+        return compared
 
     def _empty(self) -> Hashed:
         [context] = self._context.preparer.hash_all([Named("context", None, b"{}")])
@@ -127,7 +128,7 @@ class Similarity:
         return context
 
 
-def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Known:
+def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Comparison:
     """Return weights of features and expected rewards as they are now."""
     numbers, keys, fields = items.distinct_features()
     first, counts = items.features()[2][:-1], np.bincount(numbers, minlength=keys.size)
@@ -143,16 +144,16 @@ def _compared_by(loop: Loop, items: Items, context: Hashed, until: float) -> Kno
             weight = weight * (1 + effects / (effects.mean() or 1.0))
     weights = weight[numbers]
     weights[first] = 0.0  # of ids, which no two items have in common
-    return Known(until, items, items.n_rows, weights, np.add.reduceat(weights, first), rewards)
+    return Comparison(until, items, items.n_rows, weights, np.add.reduceat(weights, first), rewards)
 
 
-def in_common(known: Known, items: Items, row: int) -> Array:
+def in_common(compared: Comparison, items: Items, row: int) -> Array:
     """Return of each item which share of the features that it or the one in a row has, both have; by weight."""
     numbers, starts = items.distinct_features()[0], items.features()[2]
     is_own = np.zeros(numbers.max() + 1, np.bool_)
     is_own[numbers[starts[row] + 1 : starts[row + 1]]] = True
-    both = np.add.reduceat(known.weights * is_own[numbers], starts[:-1])
-    either = known.totals + known.totals[row] - both
+    both = np.add.reduceat(compared.weights * is_own[numbers], starts[:-1])
+    either = compared.totals + compared.totals[row] - both
     shares: Array = np.divide(both, either, out=np.zeros(items.n_rows), where=either > 0)
     return shares
 

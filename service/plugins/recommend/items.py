@@ -158,8 +158,8 @@ class Items:
         keys, key_fields = self._keys.reserve(hashes.size), self._key_fields.reserve(hashes.size)
         if 2 * (n + hashes.size) > self._table.size:
             self._table = np.zeros(1 << (4 * (n + hashes.size)).bit_length(), np.int32)
-            known, known_fields = self._keys.used.copy(), self._key_fields.used.copy()
-            number_features(self._table, keys, key_fields, 0, known, known_fields, np.empty(n, np.int32))
+            old, old_fields = self._keys.used.copy(), self._key_fields.used.copy()
+            number_features(self._table, keys, key_fields, 0, old, old_fields, np.empty(n, np.int32))
         numbers = np.empty(hashes.size, np.int32)
         self._keys.size = self._key_fields.size = number_features(
             self._table, keys, key_fields, n, hashes, fields, numbers

@@ -76,9 +76,9 @@ class Recommender:
         await self._context.until_compiled()
         page = request.event_id or new_event_id()
         if request.event_id is not None:
-            known = await self._ranker.logged_ranks(name, events_of(page, request.n))
-            if known:
-                return repeated(request, page, known)
+            logged = await self._ranker.logged_ranks(name, events_of(page, request.n))
+            if logged:
+                return repeated(request, page, logged)
         await ensure_pinned(self._context, name)
         seen = await self._seen(name, request)
         earned = None if self._context.loop(name).n_learned else await self.earnings.scores(name)
@@ -212,11 +212,11 @@ def _shown_to(log: Log, loop: str, user: str, created_at: int, first: int) -> li
 
 
 def repeated(
-    request: RecommendRequest, page: str, known: Mapping[str, tuple[Entry, LoggedRank]]
+    request: RecommendRequest, page: str, ranks: Mapping[str, tuple[Entry, LoggedRank]]
 ) -> RecommendResult:  # fmt: skip
     """Return the logged answer to a request that is the same as the one it was given for."""
     events = events_of(page, request.n)
-    entry, first = known.get(events[0], (None, None))
+    entry, first = ranks.get(events[0], (None, None))
     asked = first.page.asked if first is not None and first.page is not None else None
     same = (
         entry is not None
@@ -229,12 +229,12 @@ def repeated(
         and asked.exclude == request.exclude
         and asked.exclude_seen == request.exclude_seen
         and bytes(asked.filter) == encode(request.filter)
-        and all(event in known for event in events[: asked.places])
+        and all(event in ranks for event in events[: asked.places])
     )
     if not same or first is None or asked is None or first.page is None:
         message = f"event_id {page!r} was already used with a different request"
         raise ApiError(409, "event_exists", message, "event_id")
-    logged = [(event, known[event][1]) for event in events[: asked.places]]
+    logged = [(event, ranks[event][1]) for event in events[: asked.places]]
     items = [
         RecommendedItem(body.actions[0].id, event, body.scores[0], body.probabilities[0], body.arm)
         for event, body in logged

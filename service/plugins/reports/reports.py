@@ -50,17 +50,17 @@ class Reports:
         """Return what the loop's log shows, a ``LoopReport`` as JSON."""
         return await self._read(loop, LoopReader.report)
 
-    async def what_if(self, loop: str, wanted: Sequence[dict[str, Any]]) -> bytes:
+    async def what_if(self, loop: str, all_changes: Sequence[dict[str, Any]]) -> bytes:
         """Return what other settings of exploration would have earned, a ``WhatIf`` as JSON."""
         settings = msgspec.to_builtins(self._context.loop(loop).view.settings)
-        for place, changes in enumerate(wanted):
+        for place, changes in enumerate(all_changes):
             for name in changes:
                 if name not in CHANGEABLE:
                     raise invalid(
                         f"settings must be of {', '.join(CHANGEABLE)}, got {name[:100]!r}", f"settings[{place}]"
                     )
             read_settings({**settings, **changes})
-        return await self._read(loop, LoopReader.what_if, list(wanted))
+        return await self._read(loop, LoopReader.what_if, list(all_changes))
 
     async def personalization(self, loop: str) -> Personalization:
         """Return how much of the newest decisions' scores is personal; an answer is repeated for a while."""
@@ -108,8 +108,8 @@ class Reports:
             if policy.startswith("file:"):
                 raise invalid(f"policies must not read files of the server, got {policy!r}", "policies")
         view = self._context.loop(loop).view
-        wanted = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
-        document = await self._context.jobs.call(evaluation, *wanted, seconds=JOB_SECONDS)
+        arguments = loop, view.created_at, policies, estimators, time_uniform, view.settings.reward_range
+        document = await self._context.jobs.call(evaluation, *arguments, seconds=JOB_SECONDS)
         return {**document, "events_since": time_or_none(view.events_since)}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from msgspec import Meta, Struct, field
 
-from service.http.pages import HEADERS, sent
+from service.http.pages import HEADERS, fixed_response
 from service.http.replies import json_response
 from service.http.request import loop_of, read_json, user_of
 from service.http.routes import ADMIN, HTML, JSON, OPEN, PARAMETERS, READ, Routes
@@ -53,8 +53,8 @@ def report_routes(reports: Reports) -> Routes:
 
     @routes.of_loop("POST", "/what-if", READ, "Value settings on the log.", body=WhatIfRequest, reply=WhatIf)
     async def what_if(loop: Loop, request: Request) -> Response:
-        wanted = await read_json(request, WhatIfRequest)
-        return Response(await reports.what_if(loop, wanted.settings), media_type=JSON)
+        sent = await read_json(request, WhatIfRequest)
+        return Response(await reports.what_if(loop, sent.settings), media_type=JSON)
 
     @routes.of_loop("GET", "/personal", READ, "Show how personal the loop is.", reply=Personalization)
     async def get_personal(loop: Loop) -> Response:
@@ -74,9 +74,9 @@ def report_routes(reports: Reports) -> Routes:
 
     @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
     async def evaluate(loop: Loop, request: Request) -> Response:
-        wanted = await read_json(request, Evaluate)
-        asked = wanted.policies, wanted.estimators
-        return json_response(await reports.evaluate(loop, *asked, time_uniform=wanted.time_uniform))
+        sent = await read_json(request, Evaluate)
+        document = await reports.evaluate(loop, sent.policies, sent.estimators, time_uniform=sent.time_uniform)
+        return json_response(document)
 
     return routes
 
@@ -84,11 +84,11 @@ def report_routes(reports: Reports) -> Routes:
 def page_routes(root_path: str = "") -> Routes:
     """Return the pages; ``root_path`` is where a proxy offers them."""
     routes = Routes()
+    about = "Show a page: the dashboard, or that of the demo."
     for path in PAGES:
-        about = "Show a page: the dashboard, or that of the demo."
-        routes.of_service("GET", path, OPEN, about, reply=HTML)(sent(page(path, root_path), HTML, HEADERS))
+        shown = fixed_response(page(path, root_path), HTML, HEADERS)
+        routes.of_service("GET", path, OPEN, about, reply=HTML)(shown)
     for name, media_type in ASSETS.items():
-        about = "A file of these pages."
-        routes.of_service("GET", f"/{name}", OPEN, about, reply=media_type)(sent(asset(name), media_type, HEADERS))
-
+        file = fixed_response(asset(name), media_type, HEADERS)
+        routes.of_service("GET", f"/{name}", OPEN, "A file of these pages.", reply=media_type)(file)
     return routes

@@ -66,14 +66,14 @@ def what_if(
     events: Sequence[FinishedDecision],
     settings: Mapping[int, Settings],
     now: Settings,
-    wanted: Sequence[dict[str, Any]],
+    all_changes: Sequence[dict[str, Any]],
 ) -> WhatIf:
     """Return values on events in which every action had a chance; ``settings`` are those in force, by position."""
     events = events[-MOST_EVALUATED:]
     if len(events) < LEAST_EVALUATED:
         missing = f"there are {len(events)} decisions to tell from, and {LEAST_EVALUATED} are needed"
-        return WhatIf(len(events), None, [SettingsValue(changes, None, None, None, missing) for changes in wanted])
-    values = [_value_of(changes, events, settings, now) for changes in wanted]
+        return WhatIf(len(events), None, [SettingsValue(changes, None, None, None, missing) for changes in all_changes])
+    values = [_value_of(changes, events, settings, now) for changes in all_changes]
     [logged] = evaluated(events, [], now.reward_range)
     return WhatIf(len(events), Bounds(logged.value, logged.low, logged.high), values)
 
@@ -81,37 +81,37 @@ def what_if(
 def _value_of(
     changes: dict[str, Any], events: Sequence[FinishedDecision], settings: Mapping[int, Settings], now: Settings
 ) -> SettingsValue:
-    wanted = changed(now, changes)
-    targets = {event.event_id: _target(event, settings[event.settings], wanted) for event in events}
-    told = [event for event in events if targets[event.event_id]]
-    if len(told) < LEAST_EVALUATED:
-        missing = f"only {len(told)} of the decisions were made by {wanted.policy}, whose widths are not in the log"
+    new = changed(now, changes)
+    targets = {event.event_id: _target(event, settings[event.settings], new) for event in events}
+    evaluable = [event for event in events if targets[event.event_id]]
+    if len(evaluable) < LEAST_EVALUATED:
+        missing = f"only {len(evaluable)} of the decisions were made by {new.policy}, whose widths are not in the log"
         return SettingsValue(changes, None, None, None, missing)
-    _, row = evaluated(told, [lambda event: targets[event.event_id] or []], now.reward_range)
+    _, row = evaluated(evaluable, [lambda event: targets[event.event_id] or []], now.reward_range)
     difference = Bounds(row.difference, row.difference_low, row.difference_high)
     return SettingsValue(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
 
 
-def _target(decision: FinishedDecision, then: Settings, wanted: Settings) -> list[float] | None:
+def _target(decision: FinishedDecision, then: Settings, new: Settings) -> list[float] | None:
     """Return the probabilities that other settings would have given, None where the log does not tell."""
-    if POLICIES[str(wanted.policy)].needs_widths:
-        return _rescaled(np.array(decision.probabilities), then, wanted) if then.policy == wanted.policy else None
+    if POLICIES[str(new.policy)].needs_widths:
+        return _rescaled(np.array(decision.probabilities), then, new) if then.policy == new.policy else None
     scores, n = np.array(decision.scores), len(decision.scores)
     probabilities = np.empty(n)
-    explore(loop_rule(wanted), 0, decision.n_learned, scores, np.zeros(n), np.ones(n, np.bool_), probabilities)
+    explore(loop_rule(new), 0, decision.n_learned, scores, np.zeros(n), np.ones(n, np.bool_), probabilities)
     return _normalized(probabilities)
 
 
-def _rescaled(probability: Array, then: Settings, wanted: Settings) -> list[float] | None:
+def _rescaled(probability: Array, then: Settings, new: Settings) -> list[float] | None:
     n, greed, floor = probability.size, _greed(then), then.floor
     if not greed or floor >= 1:
         return None
     share = np.maximum((probability - floor / n) / (1 - floor), 1e-12)
     best = share >= share.max() * (1 - 1e-9)
-    gap = np.maximum(1 / share - n, 0.0) * min(_greed(wanted) / greed, 1e12)
+    gap = np.maximum(1 / share - n, 0.0) * min(_greed(new) / greed, 1e12)
     probabilities = np.where(best, 0.0, 1 / (n + gap))
     probabilities[best] = (1 - probabilities.sum()) / best.sum()
-    spread(np.ones(n, np.bool_), wanted.floor, probabilities)
+    spread(np.ones(n, np.bool_), new.floor, probabilities)
     return _normalized(probabilities)
 
 

@@ -74,19 +74,19 @@ def verify(store: Store = DEFAULT_STORE, folder: Folder = DEFAULT_FOLDER, json_f
     with progress_bar(f"verifying {path}") as progress:
         if at.is_sqlite:
             with store_errors():
-                found = verify_sqlite(path, progress)
+                verification = verify_sqlite(path, progress)
         else:
             with opened_log(store, folder) as opened:
-                found = verify_log(opened, str(path), progress)
-    _check_files_beside(path, found)
-    _print_findings(path, found)
-    rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found.findings]
-    write_json(json_file, {"store": str(path), "records": found.n_records, "damaged": rows})
-    if found.findings:
+                verification = verify_log(opened, str(path), progress)
+    _check_files_beside(path, verification)
+    _print_findings(path, verification)
+    rows = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in verification.findings]
+    write_json(json_file, {"store": str(path), "records": verification.n_records, "damaged": rows})
+    if verification.findings:
         raise typer.Exit(1)
 
 
-def _check_files_beside(path: Path, found: Verification) -> None:
+def _check_files_beside(path: Path, verification: Verification) -> None:
     from service.errors import ApiError
     from service.http.keys import Keys
     from service.learn.snapshots import snapshot_damage
@@ -95,26 +95,27 @@ def _check_files_beside(path: Path, found: Verification) -> None:
     if models.exists():
         again = "nothing: the service learns it again from the log when it is started"
         for message in snapshot_damage(models):
-            found.add(str(models), message, again)
+            verification.add(str(models), message, again)
     try:
         Keys(path).list()
     except (ApiError, ValueError) as error:
-        found.add(f"{path}-keys", str(error), "copy the file back from a backup, or delete it and add new keys")
+        verification.add(f"{path}-keys", str(error), "copy the file back from a backup, or delete it and add new keys")
 
 
-def _print_findings(path: Path, found: Verification) -> None:
+def _print_findings(path: Path, verification: Verification) -> None:
     from rich.table import Table
 
-    loops = ", ".join(sorted(found.heads)) or "none"
-    if not found.findings:
-        typer.echo(f"{path} is good: {found.n_records} records match their checksums (loops: {loops})")
+    loops = ", ".join(sorted(verification.heads)) or "none"
+    if not verification.findings:
+        typer.echo(f"{path} is good: {verification.n_records} records match their checksums (loops: {loops})")
         return
     table = Table("file", "loop", "position", "kind", "what is wrong", "what to do")
-    for one in found.findings:
+    for one in verification.findings:
         position = "" if one.position is None else str(one.position)
         table.add_row(Path(one.file).name, one.loop or "", position, one.kind or "", one.message, one.advice)
     console().print(table)
-    typer.echo(f"{path} is damaged: {len(found.findings)} findings in {found.n_records} records (loops: {loops})")
+    n_findings = len(verification.findings)
+    typer.echo(f"{path} is damaged: {n_findings} findings in {verification.n_records} records (loops: {loops})")
 
 
 @log.command()
@@ -249,8 +250,9 @@ def _import_decisions(
         contextlib.closing(open_log(at)) as opened,
         progress_bar(f"importing {len(files)} files") as progress,
     ):
-        found = import_decisions(opened, loop, files, progress=progress, wrong=report)
-    typer.echo(f"loop {loop!r} has {found.stored} more events; {found.known} were there, {found.wrong} lines wrong")
+        imported = import_decisions(opened, loop, files, progress=progress, wrong=report)
+    counts = f"{imported.stored} more events; {imported.known} were there, {imported.wrong} lines wrong"
+    typer.echo(f"loop {loop!r} has {counts}")
 
 
 @log.command()

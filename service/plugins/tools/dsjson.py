@@ -115,9 +115,9 @@ def _id_of(line: Line | Part) -> str:
     return native_id(line.event_id)
 
 
-def _checked(name: str, decode: Any, given: bytes) -> Any:
+def _checked(name: str, decode: Any, text: bytes) -> Any:
     try:
-        return decode(given)
+        return decode(text)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -125,26 +125,26 @@ def _checked(name: str, decode: Any, given: bytes) -> Any:
 @lru_cache(maxsize=20_000)
 def _action(place: int, text: bytes) -> Action:
     """Return an action, from memory where a catalogue repeats it."""
-    given = _object("_multi", _decode(text))
-    inner = given.get("i")
-    name = given.get("_tag") or (inner.get("id") if isinstance(inner, dict) else None) or str(place)
-    features = {key: value for key, value in given.items() if key != "i"}
+    fields = _object("_multi", _decode(text))
+    inner = fields.get("i")
+    name = fields.get("_tag") or (inner.get("id") if isinstance(inner, dict) else None) or str(place)
+    features = {key: value for key, value in fields.items() if key != "i"}
     return Action(native_id(str(name)), msgspec.Raw(_encode(_unwrapped(features))))
 
 
 def _unwrapped(features: dict[str, Any]) -> dict[str, Any]:
     """Return features with lists of objects merged, those of Azure's own namespaces without that name."""
-    found: dict[str, Any] = {}
+    unwrapped: dict[str, Any] = {}
     for name, value in features.items():
         if name[:1] == "_":
             continue
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             value = merge(value)
         if name in WRAPPED and isinstance(value, dict):
-            found.update(value)
+            unwrapped.update(value)
         else:
-            found[name] = value
-    return found
+            unwrapped[name] = value
+    return unwrapped
 
 
 def _probabilities(line: Line, chosen: int, n_actions: int) -> list[float]:
@@ -164,13 +164,13 @@ def _probabilities(line: Line, chosen: int, n_actions: int) -> list[float]:
     return [by_place[k] for k in range(1, n_actions + 1)]
 
 
-def _places(name: str, given: Any, first: int, n: int) -> list[int]:
+def _places(name: str, numbers: Any, first: int, n: int) -> list[int]:
     """Return different places of actions."""
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"{name} must be a list, got {str(given)[:40]}")
-    places = [_position(name, one, first + n - 1, first) for one in given]
+    if not isinstance(numbers, list) or not numbers:
+        raise ValueError(f"{name} must be a list, got {str(numbers)[:40]}")
+    places = [_position(name, one, first + n - 1, first) for one in numbers]
     if len(set(places)) < len(places):
-        raise ValueError(f"{name} must name each action once, got {str(given)[:100]}")
+        raise ValueError(f"{name} must name each action once, got {str(numbers)[:100]}")
     return places
 
 
@@ -215,7 +215,7 @@ def _of_slots(line: Line, actions: list[Action], context: dict[str, Any], slots:
         slots=[_slot(line, place, slot) for place, slot in enumerate(slots)],
         context=msgspec.Raw(_encode({"slot " if name == "slot" else name: value for name, value in context.items()})),
     )
-    found: list[Logged] = []
+    logged: list[Logged] = []
     taken: list[int] = []
     for place, (event, outcome) in enumerate(zip(_events_of(line, outcomes), outcomes, strict=True)):
         allowed = _places("_inc", slots[place].get("_inc", list(range(len(actions)))), 0, len(actions))
@@ -230,14 +230,14 @@ def _of_slots(line: Line, actions: list[Action], context: dict[str, Any], slots:
             defer=bool(line.skipped),
         )
         reward = None if line.skipped else -number("_label_cost", outcome.get("_label_cost"))
-        found.append(Logged(request, chosen, [p or 0.0 for p in probabilities], reward, _timestamp(line)))
-    return found
+        logged.append(Logged(request, chosen, [p or 0.0 for p in probabilities], reward, _timestamp(line)))
+    return logged
 
 
-def _slot(line: Line, place: int, given: dict[str, Any]) -> Slot:
+def _slot(line: Line, place: int, fields: dict[str, Any]) -> Slot:
     """Return a slot; its id is its place where the line's ids are new with every call."""
-    name = given.get("_id") if line.event_id is not None else None
-    features = _unwrapped(given)
+    name = fields.get("_id") if line.event_id is not None else None
+    features = _unwrapped(fields)
     if "id" in features:  # the native name of the slot's own
         features["id "] = features.pop("id")
     return Slot(id=native_id(str(name or place + 1)), features=msgspec.Raw(_encode(features)))
@@ -259,7 +259,7 @@ def _slot_probabilities(outcome: dict[str, Any], free: list[int], n_actions: int
         raise ValueError(f"_a must begin with an action that the slot may take, got {chosen}")
     if len(places) == 1:
         others = [k for k in free if k != chosen]
-        given = {chosen: own, **dict.fromkeys(others, (1 - own) / max(len(others), 1))}
+        by_action = {chosen: own, **dict.fromkeys(others, (1 - own) / max(len(others), 1))}
     else:
-        given = dict(zip(places, distribution("_p", p, len(places)), strict=True))
-    return chosen, [given.get(k) for k in range(n_actions)]
+        by_action = dict(zip(places, distribution("_p", p, len(places)), strict=True))
+    return chosen, [by_action.get(k) for k in range(n_actions)]

@@ -125,14 +125,14 @@ class _Importer:
         rows = self._unknown(file, rows)
         for place, (number, row) in enumerate(rows):
             try:
-                found = self._read(file, number, row)
+                decisions = self._read(file, number, row)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 ended = self._refuse(path, file.unit, number, str(error))
                 if ended is not None:
                     break
                 continue
-            logged += found
-            places += [place] * len(found)
+            logged += decisions
+            places += [place] * len(decisions)
         prepared = prepare([one.request for one in logged], self._loop, self._preparer)
         wrong = {place: made for place, made in zip(places, prepared, strict=True) if isinstance(made, ApiError)}
         for place, reason in sorted(wrong.items()):
@@ -154,27 +154,27 @@ class _Importer:
         """Return rows without those that an earlier run has stored: it went on at least to the last of a batch."""
         if not self._known(file, rows[-1:]):
             return rows
-        known, unknown = self._known(file, rows), []
+        stored, unknown = self._known(file, rows), []
         for number, row in rows:
             ids = _ids(file, number, row)
-            if known.issuperset(ids):
+            if stored.issuperset(ids):
                 self.known += len(ids)
             else:
                 unknown.append((number, row))
         return unknown
 
     def _known(self, file: DecisionFile, rows: Rows) -> set[str]:
-        asked = [name for number, row in rows for name in _ids(file, number, row)]
-        return {str(entry.event) for entry in self._log.find(self._name, asked) if entry.kind == RANK}
+        events = [name for number, row in rows for name in _ids(file, number, row)]
+        return {str(entry.event) for entry in self._log.find(self._name, events) if entry.kind == RANK}
 
     def _read(self, file: DecisionFile, number: int, row: Any) -> list[Logged]:
         low, high = self._settings.reward_range
-        found = file.read(number, row)
-        for one in found:
+        decisions = file.read(number, row)
+        for one in decisions:
             if one.reward is not None and not low <= one.reward <= high:
                 rule = f"{file.reward} must be in [{low:g}, {high:g}], the loop's reward_range, got {one.reward:g}"
                 raise ValueError(f"{rule}: make a loop with another range first")
-        return found
+        return decisions
 
     def _refuse(self, path: Path, unit: str, number: int, message: str) -> WrongLine | None:
         """Return what ends the import, None where the row is passed over."""

@@ -59,9 +59,9 @@ def prune_store(store: Store, log: Log, loops: list[str], before: int, show: Cal
     """
     removed = {loop: log.heads()[loop].removed for loop in loops}
     with _learner_of(store, log, loops) as learner:
-        asked = {loop: os.urandom(8).hex() for loop in loops}
-        log.append([[Record(loop, ERASE, body=encode(EraseBody(asked[loop], before)))] for loop in loops])
-        while not all(_is_done(log, loop, asked) for loop in loops):
+        tokens = {loop: os.urandom(8).hex() for loop in loops}
+        log.append([[Record(loop, ERASE, body=encode(EraseBody(tokens[loop], before)))] for loop in loops])
+        while not all(_is_done(log, loop, tokens) for loop in loops):
             if learner is None:
                 time.sleep(POLL_SECONDS)
             else:
@@ -100,9 +100,9 @@ def _learner_of(store: Store, log: Log, loops: list[str]) -> Iterator[Learner | 
             learner.publisher.close()
 
 
-def _is_done(log: Log, loop: str, asked: Mapping[str, str]) -> bool:
+def _is_done(log: Log, loop: str, tokens: Mapping[str, str]) -> bool:
     for entry in reversed(log.of_kind(loop, ERASED)):
         body = decode_erased(entry.body)
-        if body.cut and body.token == asked[loop]:
+        if body.cut and body.token == tokens[loop]:
             return is_pruned(log, loop, body.begun)
     return False

@@ -93,9 +93,9 @@ def export_log(
     def entries() -> Iterator[Entry]:
         for name, head in heads.items():
             after = 0
-            while after < head.last and (found := log.read(name, after, 1_000)):
-                yield from (entry for entry in found if entry.position <= head.last)
-                after = found[-1].position
+            while after < head.last and (batch := log.read(name, after, 1_000)):
+                yield from (entry for entry in batch if entry.position <= head.last)
+                after = batch[-1].position
             if log.heads()[name].removed != head.removed:
                 raise ValueError(f"records of loop {name!r} were removed meanwhile: export again")
 
@@ -258,8 +258,8 @@ def _entry_of_json(record: JsonRecord) -> Entry:
     return _checked(Entry(*names, example, body), bytes.fromhex(record.checksum))
 
 
-def _checked(entry: Entry, found: bytes) -> Entry:
-    if checksum(entry) != found:
+def _checked(entry: Entry, stored: bytes) -> Entry:
+    if checksum(entry) != stored:
         raise ValueError(f"record {entry.position} of loop {entry.loop!r} does not match its checksum")
     check_learnable(entry)
     return entry

@@ -176,8 +176,8 @@ def _check_heads(file: str, verification: Verification, seen: dict[str, Seen]) -
     for loop in sorted({*seen, *verification.heads}):
         head, there = verification.heads.get(loop, Head(0, 0, 0)), seen.get(loop, Seen())
         if there.n_records != head.last - head.removed:
-            wanted = head.last - head.removed
-            verification.add(file, f"loop {loop!r} must have {wanted} records, and has {there.n_records}", loop=loop)
+            expected = head.last - head.removed
+            verification.add(file, f"loop {loop!r} must have {expected} records, and has {there.n_records}", loop=loop)
         elif not _ends_at(there, head) and not any(one.loop == loop for one in verification.findings):
             verification.add(file, f"the head of loop {loop!r} does not match its last record", loop=loop)
 
@@ -207,8 +207,8 @@ def verify_log(log: Log, name: str, progress: Progress = ignore_progress) -> Ver
             and now.removed == head.removed
             and n_records != head.last - head.removed
         ):
-            wanted = head.last - head.removed
-            verification.add(name, f"loop {loop!r} must have {wanted} records, and has {n_records}", loop=loop)
+            expected = head.last - head.removed
+            verification.add(name, f"loop {loop!r} must have {expected} records, and has {n_records}", loop=loop)
     return verification
 
 

@@ -502,7 +502,7 @@ def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(t
                 request = RankRequest(actions=[Action(name)], event_id=f"{name}-{k}")
                 await engine.reward("default", (await engine.rank("default", request)).event_id, value)
         await engine.settle()
-        engine.earnings._known.clear()
+        engine.earnings._cached.clear()
         page = await popular(100, 1e6)
         assert [item.id for item in page.items][:2] == ["f2", "f3"]
         assert page.items[-1].id == "f5"
@@ -537,7 +537,7 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
             for item in (await recommend(asked(n=3, user=user, event_id=f"c{k}"))).items:
                 await engine.reward("default", item.event_id, {"f2": 1.0, "f5": 0.8, "f1": 0.3}.get(item.id, 0.3))
         await engine.settle()
-        engine.earnings._known.clear()
+        engine.earnings._cached.clear()
         assert engine.context.loop("default").n_learned == 0
         ranking = [item.id for item in (await engine.popular(8, 1e6)).items]
         taken, n = Counter(), 300

@@ -37,8 +37,8 @@ def story(folder, tell, films=FILMS, **options):
                 await engine.put_actions("default", [Action(name, raw(film)) for name, film in changes.items()])
 
             async def similar(item, n=10):
-                similarity._known.clear()  # else for some seconds
-                recommender.earnings._known.clear()
+                similarity._comparisons.clear()  # else for some seconds
+                recommender.earnings._cached.clear()
                 found = await similarity.similar("default", item, n)
                 return [each.id for each in found.items], found
 
