@@ -123,6 +123,11 @@ def loop_routes(admin: Admin) -> Routes:
         await admin.put_model(loop, await request.body())
         return Response(status_code=204)
 
+    _user_routes(routes, admin)
+    return routes
+
+
+def _user_routes(routes: Routes, admin: Admin) -> None:
     @routes.of_loop("GET", "/users/{user}/model", ADMIN, "Show a user's model.", reply=JSON)
     async def get_user_model(loop: Loop, user: User) -> Response:
         return json_response(admin.user_model(loop, user))
@@ -135,8 +140,6 @@ def loop_routes(admin: Admin) -> Routes:
     @routes.of_service("GET", LOOP_USER + "/events", ADMIN, "Export a user's events in one loop.", reply=LINES)
     async def get_user_events(loop: Loop, user: User) -> Response:
         return await _lines(admin.user_events(user, [loop]))
-
-    return routes
 
 
 def service_routes(admin: Admin, status: Status) -> Routes:

@@ -104,7 +104,12 @@ _updates = msgspec.msgpack.Decoder(Updates)
 def device_routes(devices: Devices, limits: Limits) -> Routes:
     """Return the routes that devices use."""
     routes = Routes()
+    _upload_routes(routes, devices, limits)
+    _model_routes(routes, devices, limits)
+    return routes
 
+
+def _upload_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
     @routes.hot(
         "POST", "/federated/residuals", DEVICE, "Upload residuals of a device.", body=Residuals, reply=ResidualsStored
     )
@@ -115,6 +120,24 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         stored = await devices.residuals(call.loop, sent.client, sent.residuals)
         return json_reply(encode(ResidualsStored(stored.positions, stored.version)))
 
+    @routes.of_loop(
+        "POST",
+        "/federated/updates",
+        DEVICE,
+        "Upload updates of a dense learner.",
+        body=Updates,
+        body_type=MSGPACK,
+        reply=UpdatesStored,
+    )
+    async def post_updates(loop: Loop, request: Request) -> Response:
+        sent = decode_msgpack(_updates, await request.body())
+        check_client(request.scope[CLIENT], sent.client)
+        at_most("updates", "too_many_updates", len(sent.updates), limits.updates)
+        stored = await devices.updates(loop, sent.client, sent.updates)
+        return json_response(UpdatesStored(stored.positions, stored.version, stored.number))
+
+
+def _model_routes(routes: Routes, devices: Devices, limits: Limits) -> None:
     @routes.of_loop(
         "GET",
         "/federated/model",
@@ -143,22 +166,6 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         return json_response(Scores(version, scored))
 
     @routes.of_loop(
-        "POST",
-        "/federated/updates",
-        DEVICE,
-        "Upload updates of a dense learner.",
-        body=Updates,
-        body_type=MSGPACK,
-        reply=UpdatesStored,
-    )
-    async def post_updates(loop: Loop, request: Request) -> Response:
-        sent = decode_msgpack(_updates, await request.body())
-        check_client(request.scope[CLIENT], sent.client)
-        at_most("updates", "too_many_updates", len(sent.updates), limits.updates)
-        stored = await devices.updates(loop, sent.client, sent.updates)
-        return json_response(UpdatesStored(stored.positions, stored.version, stored.number))
-
-    @routes.of_loop(
         "GET",
         "/federated/round",
         DEVICE,
@@ -176,8 +183,6 @@ def device_routes(devices: Devices, limits: Limits) -> Routes:
         if client is not None:
             check_client(request.scope[CLIENT], client)
         return json_response(devices.round(loop, client, t, model))
-
-    return routes
 
 
 def check_client(bound: str | None, client: str) -> None:
