@@ -181,12 +181,8 @@ class PostgresLog:
     def read(self, loop: str, after: int = 0, limit: int = 1_000, *, bodies: bool = True) -> list[Entry]:
         whole("after", after, least=0)
         whole("limit", limit)
-        body = BODIES if bodies else OTHER_BODIES
         where = "loop = %s AND position > %s ORDER BY position LIMIT %s"
-        rows = self._session.rows(
-            f"SELECT {NAMES}, {body} FROM fedres.log WHERE {where}", (_sought(loop), after, limit)
-        )
-        return [entry_of(row, with_body=bodies) for row in rows]
+        return self._select(where, _sought(loop), after, limit, bodies=bodies)
 
     def find(self, loop: str, events: Sequence[str]) -> list[Entry]:
         sought = [event for event in events if "\0" not in event]
@@ -194,23 +190,22 @@ class PostgresLog:
 
     def newest_of(self, loop: str, user: str, limit: int) -> list[Entry]:
         where = 'loop = %s AND "user" = %s ORDER BY position DESC LIMIT %s'
-        question = f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}"
-        rows = self._session.rows(question, (_sought(loop), _sought(user), limit))
-        return [entry_of(row, with_body=True) for row in rows]
+        return self._select(where, _sought(loop), _sought(user), limit)
 
     def of_kind(self, loop: str, kind: str) -> list[Entry]:
-        where = f"loop = %s AND kind = '{kind}' ORDER BY position"
-        rows = self._session.rows(f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}", (_sought(loop),))
-        return [entry_of(row, with_body=True) for row in rows]
+        return self._select(f"loop = %s AND kind = '{kind}' ORDER BY position", _sought(loop))
 
     def bases(self, loop: str, before: int) -> Iterator[Entry]:
         after = 0
         where = f"loop = %s AND kind = '{BASE}' AND position > %s AND position < %s ORDER BY position LIMIT 500"
-        question = f"SELECT {NAMES}, {BODIES} FROM fedres.log WHERE {where}"
-        while rows := self._session.rows(question, (_sought(loop), after, before)):
-            entries = [entry_of(row, with_body=True) for row in rows]
+        while entries := self._select(where, _sought(loop), after, before):
             yield from entries
             after = entries[-1].position
+
+    def _select(self, where: str, *parameters: object, bodies: bool = True) -> list[Entry]:
+        body = BODIES if bodies else OTHER_BODIES
+        rows = self._session.rows(f"SELECT {NAMES}, {body} FROM fedres.log WHERE {where}", parameters)
+        return [entry_of(row, with_body=bodies) for row in rows]
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         """Delete a user's records. When the server overwrites their bytes is up to the server (postgresql.md)."""

@@ -135,13 +135,9 @@ class SqliteLog:
 
     def append(self, groups: Sequence[Group], epochs: Mapping[str, int] = NO_EPOCHS) -> list[Outcome]:
         """Return the position of each group's first record once all are durable, or why that group was refused."""
-        with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock, {str(record.loop) for group in groups for record in group})
-            outcomes = batch.insert(groups)
-            batch.update_heads()
-            db.execute("COMMIT")
-            return outcomes
+        loops = {str(record.loop) for group in groups for record in group}
+        with self._connection() as db, self._transaction(db, loops) as batch:
+            return batch.insert(groups)
 
     def note(self, name: str) -> str | None:
         with self._connection() as db:
@@ -189,39 +185,27 @@ class SqliteLog:
 
     def erase(self, loop: str, user: str, body: Callable[[int], bytes], epoch: int | None = None) -> int:
         with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock, {loop})
-            db.execute(ERASE_USER, (loop, user))
-            [(n_erased,)] = db.execute("SELECT changes()")
-            db.execute(REPLACED_BASES, (loop,))
-            [(n_replaced,)] = db.execute("SELECT changes()")
-            batch.removed(loop, int(n_erased) + int(n_replaced))
-            batch.insert([[Record(loop, ERASED, body=body(int(n_erased)))]])
-            batch.update_heads()
-            db.execute("COMMIT")
+            with self._transaction(db, {loop}) as batch:
+                n_erased = batch.delete(loop, ERASE_USER, (loop, user))
+                batch.delete(loop, REPLACED_BASES, (loop,))
+                batch.insert([[Record(loop, ERASED, body=body(n_erased))]])
             _empty_wal(db)
-            return int(n_erased)
+            return n_erased
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
         """Delete some; ``after`` counts positions up to the cut, then those of base records, then frees pages."""
         with self._connection() as db:
             if after >= old.cut + old.done:
                 return _give_pages_back(db, after)
-            db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock, {loop})
-            if after < old.cut:
-                [end] = _first(db, LAST_OF_SOME, (loop, after, old.cut, PRUNED_AT_ONCE - 1)) or [old.cut]
-                db.execute(PRUNE_EVENTS, (loop, after, end, old.cut, old.begun))
-            else:
+            with self._transaction(db, {loop}) as batch:
+                if after < old.cut:
+                    [last] = _first(db, LAST_OF_SOME, (loop, after, old.cut, PRUNED_AT_ONCE - 1)) or [old.cut]
+                    batch.delete(loop, PRUNE_EVENTS, (loop, after, last, old.cut, old.begun))
+                    return int(last)
                 start = after - old.cut
                 [last] = _first(db, LAST_OF_BASES, (loop, start, old.done, BASES_AT_ONCE - 1)) or [old.done]
-                db.execute(PRUNE_BASES, (loop, start, last, old.done))
-                end = old.cut + last
-            [(n_pruned,)] = db.execute("SELECT changes()")
-            batch.removed(loop, int(n_pruned))
-            batch.update_heads()
-            db.execute("COMMIT")
-            return int(end)
+                batch.delete(loop, PRUNE_BASES, (loop, start, last, old.done))
+                return int(old.cut + last)
 
     def size(self) -> int:
         with self._connection() as db:
@@ -261,14 +245,8 @@ class SqliteLog:
         return self._file
 
     def drop(self, loop: str, position: int) -> None:
-        with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
-            batch = _Batch(db, self.clock, {loop})
-            db.execute("DELETE FROM log WHERE loop = ? AND position = ?", (loop, position))
-            [(n_dropped,)] = db.execute("SELECT changes()")
-            batch.removed(loop, int(n_dropped))
-            batch.update_heads()
-            db.execute("COMMIT")
+        with self._connection() as db, self._transaction(db, {loop}) as batch:
+            batch.delete(loop, "DELETE FROM log WHERE loop = ? AND position = ?", (loop, position))
 
     def now(self) -> int:
         return self.clock()
@@ -321,6 +299,15 @@ class SqliteLog:
             except BaseException:
                 self._drop()
                 raise
+
+    @contextlib.contextmanager
+    def _transaction(self, db: Connection, loops: set[str]) -> Iterator[_Batch]:
+        """Lend a batch that changes these loops, and commit; whoever lends the connection undoes what fails."""
+        db.execute("BEGIN IMMEDIATE")
+        batch = _Batch(db, self.clock, loops)
+        yield batch
+        batch.update_heads()
+        db.execute("COMMIT")
 
     def _drop(self) -> None:
         if self._db is not None:
@@ -412,12 +399,16 @@ class _Batch:
         digest = checksum(Entry(loop, position, time, kind, event, user, example, body))
         return loop, position, time, kind, event, user, digest, example, readable(body)
 
-    def removed(self, loop: str, n: int) -> None:
+    def delete(self, loop: str, statement: str, parameters: tuple[object, ...]) -> int:
+        """Delete records of a loop; return how many."""
         if loop not in self._heads:
             raise Refused(f"loop must be one that the log has, got {loop!r}")
+        self._db.execute(statement, parameters)
+        [(n,)] = self._db.execute("SELECT changes()")
         head = self._heads[loop]
-        self._heads[loop] = head._replace(removed=head.removed + n)
+        self._heads[loop] = head._replace(removed=head.removed + int(n))
         self._changed.add(loop)
+        return int(n)
 
     def update_heads(self) -> None:
         for loop in self._changed & self._heads.keys():
