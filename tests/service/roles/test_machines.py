@@ -130,6 +130,28 @@ def test_a_wait_time_ends_once_for_all_machines(world):
     assert len(set(digests(world.machines, world.database, world.folder, "short").values())) == 1
 
 
+def test_pages_and_feedback_are_learned_by_both_machines_and_answered_once(world):
+    items = [{"id": f"film {k}", "features": {"genre": "drama" if k % 2 else "comedy"}} for k in range(40)]
+    assert world.a.ask("POST", "/v1/loops", json={"name": "films"}).status_code == 201
+    assert world.a.ask("PUT", "/v1/loops/films/actions", json={"put": items}).status_code == 204
+    eventually(lambda: len(world.b.ask("GET", "/v1/loops/films/actions").json()["actions"]) == 40, "b's catalogue")
+    told = [
+        {"event_id": f"rating {k}", "user": f"u{k % 5}", "action": f"film {k % 40}", "reward": k % 2} for k in range(60)
+    ]
+    replies = [one.ask("POST", "/v1/loops/films/feedback", json={"events": told}) for one in world.machines]
+    assert [reply.json() for reply in replies] == [{"stored": 60, "repeated": 0}, {"stored": 0, "repeated": 60}]
+    for k, (one, other) in enumerate([world.machines, world.machines[::-1]] * 10):
+        body = {"user": f"u{k % 5}", "n": 3, "event_id": f"page {k}"}
+        page = one.ask("POST", "/v1/loops/films/recommend", json=body).json()
+        assert other.ask("POST", "/v1/loops/films/recommend", json=body).json()["items"] == page["items"]
+        for place, item in enumerate(page["items"]):
+            path = f"/v1/loops/films/events/{item['event_id']}/reward"
+            assert other.ask("POST", path, json={"value": place % 2}).status_code == 204
+    for machine in world.machines:
+        eventually(lambda: machine.status()["loops"]["films"]["rewarded_events"] == 60, "learning")  # noqa: B023
+    assert len(set(digests(world.machines, world.database, world.folder, "films").values())) == 1
+
+
 def test_a_user_is_erased_from_all_machines_whoever_is_asked(world):
     for k, machine in enumerate(world.machines):
         user = f"erased-{k}"
