@@ -22,6 +22,7 @@ from service.http.replies import NO_FRAMES, NO_SNIFFING, Headers, Reply, Send, r
 
 HEAD_BYTES = 65_536
 SLICE_BYTES = 4_096  # that are parsed at once: they hold 227 of the shortest requests
+SLICE_LINES = 450  # the same in lines, of which each request has two: a large body without any is not cut
 MOST_PIPELINED = 16  # requests of a connection that wait for their turn; no more are parsed
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: the system does not keep what the client does not take either
 NOT_PARSED = (httptools.HttpParserError, httptools.HttpParserUpgrade)
@@ -99,7 +100,7 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a slice; more than a slice waits for the requests before it."""
-        if self._unparsed or len(data) > SLICE_BYTES:
+        if self._unparsed or (len(data) > SLICE_BYTES and not self._has_few_requests(data)):
             self._unparsed += data
             self._parse_waiting()
             return
@@ -115,6 +116,10 @@ class Protocol(HttpToolsProtocol):
             self._await_rest(head_bytes, len(data))
         elif self._deadline is not None:
             self._unset_deadline()
+
+    def _has_few_requests(self, data: bytes) -> bool:
+        """Return whether data, with the head that it may go on with, holds no more requests than a slice can."""
+        return (self._head_bytes or 0) + len(data) <= HEAD_BYTES and data.count(b"\n") <= SLICE_LINES
 
     def _await_rest(self, head_bytes: int | None, n_bytes: int) -> None:
         """Set a deadline for the rest of a request; refuse a head that is too large.

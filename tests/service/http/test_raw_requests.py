@@ -63,6 +63,16 @@ def test_a_large_body_in_the_middle_of_many_requests_is_read_to_its_end(live):
     assert [status for status, _ in found] == [200] * 122
 
 
+def test_requests_with_bodies_of_one_long_line_are_answered_in_order_and_within_their_limits(live):
+    whole = [
+        rank(body=BODY[:-1] + b', "context": {"x": "%b"}}' % (b"y" * 900) + b" " * n) for n in (3_000, 50_000, 100)
+    ]
+    too_large = rank(body=BODY + b" " * 300_000)
+    found = exchange(live, b"".join(whole), *whole, CLOSE)
+    assert [status for status, _ in found] == [200] * 7
+    assert code(exchange(live, whole[0] + too_large)[1]) == (413, "body_too_large")
+
+
 def test_no_more_than_a_few_requests_of_a_connection_are_in_memory(live):
     """Twenty connections with 252 KB of the shortest requests each, none of which reads a reply."""
     protocols, most = live.server.server_state.connections, 0
@@ -145,9 +155,11 @@ def test_blanks_behind_a_length_are_no_part_of_it(live):
     assert [status for status, _ in found] == [200] * 3
 
 
-def test_a_head_that_is_too_long_is_refused_however_it_arrives(live):
-    long = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x-long: y\r\n" * (HEAD_BYTES // 11 + 400) + b"\r\n"
-    assert len(long) < 71_000
+@pytest.mark.parametrize("line", [b"x-long: y\r\n", b"x-long: %b\r\n" % (b"y" * 2_000)], ids=["many", "few lines"])
+def test_a_head_that_is_too_long_is_refused_however_it_arrives(live, line):
+    lines = line * ((HEAD_BYTES + 5_000) // len(line))
+    long = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + lines + b"\r\n"
+    assert HEAD_BYTES + SLICE_BYTES < len(long) < 71_000
     assert code(exchange(live, long)[0]) == (431, "head_too_large")
     assert code(exchange(live, long[:50_000], long[50_000:])[0]) == (431, "head_too_large")
 
