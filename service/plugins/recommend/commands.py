@@ -92,11 +92,11 @@ def import_feedback(
 ) -> None:
     """Store the ratings of a file as feedback, in calls of 500. An import that stopped is run again."""
     from fedres.client import Client, ServiceError
-    from service.plugins.recommend.feedback_files import Columns, Skipped, batches, read_feedback
+    from service.plugins.recommend.feedback_files import FeedbackColumns, Skipped, batches, read_feedback
 
     if not file.exists():
         raise ValueError(f"no file at {file}")
-    columns, stretched = Columns(item, reward_from, user, time, event_id, tuple(context or ())), _scale(scale)
+    columns, stretched = FeedbackColumns(item, reward_from, user, time, event_id, tuple(context or ())), _scale(scale)
     skipped, stored, repeated = Skipped(), 0, 0
     with progress_bar(f"importing {file.name}") as progress, Client(url, loop=loop, key=key, fallback=None) as client:
         try:

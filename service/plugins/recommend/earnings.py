@@ -33,7 +33,7 @@ def earned(reader: LoopReader, seconds: float) -> Earned:
     return sums
 
 
-class Scores(NamedTuple):
+class Popularity(NamedTuple):
     """How popular items are."""
 
     earned: Earned
@@ -77,15 +77,15 @@ class Earnings:
 
     def __init__(self, context: RankerContext) -> None:
         self._context = context
-        self._cached: dict[tuple[str, float], tuple[float, Any, Scores]] = {}  # and until when, of which loop
+        self._cached: dict[tuple[str, float], tuple[float, Any, Popularity]] = {}  # and until when, of which loop
 
-    async def scores(self, name: str, seconds: float = WINDOW) -> Scores:
+    async def scores(self, name: str, seconds: float = WINDOW) -> Popularity:
         """Return how popular items of a loop are, as it was a few seconds ago at most."""
         now, loop = monotonic(), self._context.loop(name).view
-        until, created_at, scores = self._cached.get((name, seconds), (0.0, None, Scores({})))
+        until, created_at, scores = self._cached.get((name, seconds), (0.0, None, Popularity({})))
         if now >= until or created_at != loop.created_at:
             answer = await self._context.reports.call(read_loop, name, loop.created_at, earned, seconds)
-            scores = Scores(msgspec.json.decode(answer, type=Earned))
+            scores = Popularity(msgspec.json.decode(answer, type=Earned))
             self._cached = {key: value for key, value in self._cached.items() if value[0] > now}
             self._cached[name, seconds] = now + FRESH_SECONDS, loop.created_at, scores
         return scores

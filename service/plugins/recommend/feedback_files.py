@@ -20,8 +20,10 @@ BATCH = 500  # events of one call
 ITEMS = ("item", "action")  # what the column with the action may be called where nobody says so
 REWARDS = ("reward", "rating")
 
+Line = tuple[int, dict[str, Any]]  # its number, and what is in it
 
-class Columns(NamedTuple):
+
+class FeedbackColumns(NamedTuple):
     """Which column is what; None stands for the usual names."""
 
     item: str | None = None
@@ -46,12 +48,12 @@ class Skipped:
 
 def read_feedback(
     path: Path,
-    columns: Columns,
+    columns: FeedbackColumns,
     reward_range: tuple[float, float],
     scale: tuple[float, float] | None,
     skipped: Skipped,
     progress: Progress = ignore_progress,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[Line]:
     """Yield the line of each event and the event; ``scale`` is what is stretched over the rewards of the loop.
 
     Without an id of its own, an event is known by the file's name, the line and its content: a repeated import stores
@@ -65,7 +67,7 @@ def read_feedback(
             skipped.add(str(error), at)
 
 
-def _rows(path: Path, columns: Columns, progress: Progress) -> tuple[Iterator[tuple[int, dict[str, Any]]], bool]:
+def _rows(path: Path, columns: FeedbackColumns, progress: Progress) -> tuple[Iterator[Line], bool]:
     """Return the rows of a file with their lines, and whether their cells are texts."""
     if not is_table(path):
         return read_objects(path, progress), False
@@ -83,7 +85,7 @@ def _event(
     path: Path,
     at: int,
     row: Mapping[str, Any],
-    columns: Columns,
+    columns: FeedbackColumns,
     reward_range: tuple[float, float],
     scale: tuple[float, float] | None,
     is_text: bool,
@@ -138,7 +140,7 @@ def _time(name: str, value: Any) -> float:
         raise ValueError(f"{name} must be seconds since 1970 or a time such as 2026-12-24T18:00:00Z") from None
 
 
-def batches(events: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+def batches(events: Iterator[Line]) -> Iterator[list[Line]]:
     """Yield events with their lines, as many as fit into one call."""
     while batch := [*islice(events, BATCH)]:
         yield batch

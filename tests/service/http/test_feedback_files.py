@@ -6,7 +6,7 @@ import os
 import forked
 import pytest
 
-from service.plugins.recommend.feedback_files import Columns, Skipped, read_feedback
+from service.plugins.recommend.feedback_files import FeedbackColumns, Skipped, read_feedback
 
 RATINGS = """user,item,rating,time,device
 anna,alien,5,1714557600,tv
@@ -26,13 +26,13 @@ def write(folder, name, text):
     return folder / name
 
 
-def read(path, columns=Columns(), reward_range=RANGE, scale=(1.0, 5.0)):  # noqa: B008
+def read(path, columns=FeedbackColumns(), reward_range=RANGE, scale=(1.0, 5.0)):  # noqa: B008
     skipped = Skipped()
     return list(read_feedback(path, columns, reward_range, scale, skipped)), skipped
 
 
 def test_ratings_are_stretched_and_lines_that_cannot_be_read_are_skipped_with_their_reason(tmp_path):
-    events, skipped = read(write(tmp_path, "r.csv", RATINGS), Columns(context=("device",)))
+    events, skipped = read(write(tmp_path, "r.csv", RATINGS), FeedbackColumns(context=("device",)))
     assert [at for at, _ in events] == [2, 3, 9]
     (_, first), (_, second), (_, last) = events
     assert {name: first[name] for name in first if name != "event_id"} == {
@@ -69,7 +69,8 @@ def test_lines_and_parquet_keep_their_types(tmp_path):
     [(_, first)], skipped = read(path, scale=None)
     assert (first["action"], first["context"], first["reward"]) == ({"id": "a", "features": {"x": 1}}, {"hour": 3}, 0.5)
     assert skipped.counts == {"item must not be empty": 1}
-    [(at, event)], _ = read(path, Columns(item="film", reward="stars", context=("hour",)), (-1.0, 1.0), (0.0, 5.0))
+    columns = FeedbackColumns(item="film", reward="stars", context=("hour",))
+    [(at, event)], _ = read(path, columns, (-1.0, 1.0), (0.0, 5.0))
     assert (at, event["action"], event["reward"], event["context"]) == (2, 7, pytest.approx(0.6), {"hour": 9})
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"user": [1, 2], "item": [7, 8], "rating": [5, None]}), tmp_path / "r.parquet")
