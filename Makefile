@@ -29,6 +29,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell *.md docs service fedres bandits libsvm_tasks research clients examples deploy
 
 kernels: .venv/installed
 	$(BIN)/python tools/compile_kernels.py

@@ -123,12 +123,12 @@ def fixed_horizon(kind: Experiment, effect: float) -> float:
 
 
 def sizes() -> list[list[str]]:
-    """Return the events for a single look by click rate and lift, with half and a tenth of the users in control."""
+    """Return the events for a single look: a row by click rate and share of users in control, a column by lift."""
     return [
-        [f"{rate:.0%}", f"{effect:.0%}"]
-        + [f"{fixed_horizon(Experiment('', share=share, rate=rate), effect):,.0f}" for share in (0.5, 0.1)]
+        [f"{rate:.0%}", f"{share:.0%}"]
+        + [f"{fixed_horizon(Experiment('', share=share, rate=rate), effect):,.0f}" for effect in (0.05, 0.1, 0.2, 0.5)]
         for rate in (0.3, 0.1, 0.03)
-        for effect in (0.05, 0.1, 0.2, 0.5)
+        for share in (0.5, 0.1)
     ]
 
 

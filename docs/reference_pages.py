@@ -12,6 +12,7 @@ from reference_tables import ERRORS, FEATURE_LIMITS, LIMITS, QUOTAS
 
 from fedres.event_ids import LONGEST_ID
 from fedres.scoring.flattening import Limits as FeatureLimits
+from research.reproduce.registry import read_claims, table
 from service import metrics
 from service.app import create_app
 from service.cli import app
@@ -220,6 +221,11 @@ def typescript_page():
     return text.replace("](../../docs/reference/", "](").replace("](../../docs/", "](../")
 
 
+def claims_page():
+    """Return the claims of the papers, with what was measured."""
+    return "# All claims\n\n" + table(read_claims(Path(__file__).parent / "results" / "claims.csv"))
+
+
 PAGES = {
     "http.md": http_page,
     "errors.md": errors_page,
@@ -228,4 +234,5 @@ PAGES = {
     "cli.md": cli_page,
     "python.md": python_page,
     "typescript.md": typescript_page,
+    "claims.md": claims_page,
 }

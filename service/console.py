@@ -31,13 +31,22 @@ def one_line_errors(command: Command) -> Command:
         try:
             return command(*args, **kwargs)
         except (ValueError, OSError, StoreUnavailable) as error:
-            typer.echo(f"fedres: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"fedres: {' '.join(_text(error).split())}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("fedres: interrupted; long experiments resume when run again", err=True)
             raise typer.Exit(130) from None
 
     return wrapped  # type: ignore[return-value]
+
+
+def _text(error: Exception) -> str:
+    """Return the message of an error; those of the system without their number."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"no file at {error.filename}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return str(error)
 
 
 def private_files() -> None:

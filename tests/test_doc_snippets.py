@@ -55,7 +55,7 @@ CODE = ("sh", "python", "js", "javascript", "sql")
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-MADE_FROM_CODE = {ROOT / line for line in (ROOT / ".gitignore").read_text().split() if line.endswith(".md")}
+MADE_FROM_CODE = {ROOT / line for line in (ROOT / ".gitignore").read_text().split() if "docs/reference/" in line}
 
 
 def pages():

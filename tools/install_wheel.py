@@ -64,7 +64,7 @@ def serve(folder: Path) -> None:
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            url = next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
+            url = next(found[1] for line in process.stdout if (found := re.search(r"dashboard +(http://\S+)/", line)))
             for path, body in (
                 ("/v1/rank", b'{"event_id": "e", "actions": [{"id": "tea"}, {"id": "juice"}]}'),
                 ("/v1/events/e/reward", b'{"value": 1}'),

@@ -108,7 +108,7 @@ def service(python: str, folder: str):
     command = [python, "-m", "service", "serve", "--port", "0", "--store", f"sqlite:///{folder}/store.db"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"page +(http://\S+)/", line)))
+            yield next(found[1] for line in process.stdout if (found := re.search(r"dashboard +(http://\S+)/", line)))
         finally:
             process.send_signal(signal.SIGTERM)
             process.stdout.read()

@@ -17,7 +17,7 @@ datasets = typer.Typer(no_args_is_help=True, help="List, download and look at da
 @datasets.command("list")
 @one_line_errors
 def list_datasets(json_file: JsonFile = None) -> None:
-    """List the catalogue, and which of its datasets are at hand."""
+    """List known datasets, and which of them are on this machine."""
     from dataclasses import asdict
 
     from rich.table import Table

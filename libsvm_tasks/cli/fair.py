@@ -25,7 +25,7 @@ def fair(
     backend: Backend = "loky",
     address: Address = None,
 ) -> None:
-    """Compare FedRes with peers that are equipped alike, every hyperparameter chosen by one rule off the test rows.
+    """Compare FedRes with other methods under equal conditions; hyperparameters are chosen on held-out rows.
 
     After an interruption, run the same command again to resume.
     """

@@ -85,8 +85,7 @@ def delays(
     delays: Annotated[
         str | None,
         typer.Option(
-            help="Round trips to try, separated by commas, below the rounds."
-            " [default: those of 0,20,40,80,120,200 that are]"
+            help="Round trips in rounds, separated by commas [default: 0,20,40,80,120,200, those below --rounds]."
         ),
     ] = None,
     clients: Clients = 50,

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import get_args
 
 from research.reproduce import (
@@ -70,18 +71,25 @@ def write_claims(run: Run) -> None:
         record = run.out / f"{name}.json"
         if record.exists():
             claims += [Claim(**claim) for claim in json.loads(record.read_text(encoding="utf-8"))["claims"]]
-    lines = [
-        f"{summary(claims)} The rules are in claims.csv.",
-        "",
-        f"| {' | '.join(SHOWN)} |",
-        "|" + "---|" * len(SHOWN),
-    ]
-    lines += [f"| {' | '.join(getattr(claim, name) for name in SHOWN)} |" for claim in claims]
-    (run.out / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (run.out / "claims.md").write_text(table(claims), encoding="utf-8")
     with (run.out / "claims.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEAD)
         writer.writerows(asdict(claim).values() for claim in claims)
+
+
+def table(claims: Sequence[Claim]) -> str:
+    """Return what was claimed, measured and found, in Markdown; ``claims.csv`` also has the rules of the verdicts."""
+    lines = [f"{summary(claims)} The rules are in claims.csv.", ""]
+    lines += [f"| {' | '.join(SHOWN)} |", "|" + "---|" * len(SHOWN)]
+    lines += [f"| {' | '.join(getattr(claim, name) for name in SHOWN)} |" for claim in claims]
+    return "\n".join(lines) + "\n"
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """Return the claims of a CSV file that ``write_claims`` wrote."""
+    with path.open(encoding="utf-8") as file:
+        return [Claim(**row) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 
 
 def summary(claims: Sequence[Claim]) -> str:

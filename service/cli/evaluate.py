@@ -62,7 +62,8 @@ def _option(name: str, text: str) -> inspect.Parameter:
 def evaluate(
     *,
     log: Annotated[
-        Path, typer.Argument(help="Logged decisions: JSON lines (also .gz), ours or VW's dsjson; .csv, .tsv, .parquet.")
+        Path,
+        typer.Argument(help="Logged decisions: JSON lines (also .gz), VW's dsjson, .csv, .tsv or .parquet."),
     ],
     policy: Annotated[
         list[str] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -20,7 +21,10 @@ app.add_typer(loops, name="loops")
 app.add_typer(users, name="users")
 
 Url = Annotated[str, typer.Option(envvar="FEDRES_URL", help="Address of the service.")]
-Key = Annotated[str | None, typer.Option(envvar="FEDRES_KEY", help="API key; status needs read, the others admin.")]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar="FEDRES_KEY", help="API key: read for `fedres status`, else admin."),
+]
 Loop = Annotated[str, typer.Argument(metavar="LOOP", help="Name of the loop.")]
 User = Annotated[str, typer.Argument(metavar="USER", help="Id of the user.")]
 Changes = Annotated[
@@ -40,10 +44,19 @@ def send(method: str, url: str, path: str, key: str | None, body: object = None)
     try:
         response = httpx.request(method, url.rstrip("/") + path, content=content, headers=headers, timeout=SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ValueError(f"no service at {url} ({error}); start one with `fedres serve`, or pass --url") from None
+        text = re.sub(r"^\[Errno -?\d+\] ", "", str(error))
+        raise ValueError(f"no service at {url} ({text}); start one with `fedres serve`, or pass --url") from None
     if response.is_error and path != "/readyz":
-        raise ValueError(_message(response))
+        raise ValueError(_message(response) + _existing(response, url, headers))
     return response
+
+
+def _existing(response: httpx.Response, url: str, headers: dict[str, str]) -> str:
+    """Return the names of all loops, for a request to one that does not exist."""
+    if "unknown_loop" not in response.text:
+        return ""
+    loops = httpx.get(f"{url.rstrip('/')}/v1/loops", headers=headers, timeout=SECONDS)
+    return "" if loops.is_error else f"; there are {', '.join(sorted(loops.json()['loops']))}"
 
 
 def _message(response: httpx.Response) -> str:

@@ -52,7 +52,7 @@ def serve(
         bool,
         typer.Option(
             "--any-architecture",
-            help="With PostgreSQL: learn also where another architecture began; models may differ in their last bits.",
+            help="With PostgreSQL: accept a log that another architecture began; models may differ in their last bits.",
         ),
     ] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
@@ -78,7 +78,7 @@ def serve(
         typer.Option(help="Origin of web pages that may call the service, such as https://shop.example. Repeatable."),
     ] = None,
     log_format: Annotated[str, typer.Option(help="Format of log lines: text or json.")] = "text",
-    log_level: Annotated[str, typer.Option(help="Least level of log lines: debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help="Lowest level of log lines: debug, info, warning or error.")] = "info",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line for each request.")] = False,
 ) -> None:
     """Start the service: HTTP API, dashboard, metrics. Ctrl-C stops it after saving the models.
@@ -150,9 +150,9 @@ def read_loops(text: str) -> tuple[str, ...]:
 
 def welcome(url: str, store: str, has_keys: bool, demo: bool) -> str:
     """Return what is said when the service is ready."""
-    access = "requests need a key" if has_keys else "no API keys yet, so none is needed (fedres keys add admin)"
-    places = f"  page     {url}/\n  API      {url}/docs\n  metrics  {url}/metrics"
-    places += f"\n  demo     {url}/demo" * demo
+    access = "requests need a key" if has_keys else "without API keys: open to all who reach it (fedres keys add)"
+    places = f"  dashboard  {url}/\n  API        {url}/docs\n  metrics    {url}/metrics"
+    places += f"\n  demo       {url}/demo" * demo
     ready = f"fedres {version('fedres')} is ready; its store is {store}; {access}"
     lines = [ready, places, "Press Ctrl-C to stop.", f"Try it:\n{example(url, has_keys)}"]
     if demo:
@@ -175,7 +175,7 @@ def add_key(
         str,
         typer.Argument(
             metavar="ROLE",
-            help="rank (decisions and rewards), device (federated), read (status, metrics) or admin (all).",
+            help="rank (decisions and rewards), device (private features), read (status, metrics) or admin (all).",
         ),
     ] = "",
     loop: Annotated[str | None, typer.Option(help="Restrict the key to this loop; default all loops.")] = None,
@@ -205,7 +205,7 @@ def rotate_key(
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Create a key that may do the same as another one, which expires, and print it."""
+    """Create a key with the rights of another one, which then expires, and print it."""
     if not 0 <= grace <= 3_650:
         raise ValueError(f"grace must be in [0, 3650] days, got {grace:g}")
     seconds = None if days is None else days * DAY

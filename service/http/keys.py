@@ -199,7 +199,7 @@ class Keys:
         with self.store.changing():
             self._refresh()
             if name not in self._keys:
-                raise ValueError(f"id must be that of a key, got {name!r}")
+                raise ValueError(f"no key has the id {name!r}; `fedres keys list` shows them")
             revoked = msgspec.structs.replace(self._keys[name], revoked=self._keys[name].revoked or time.time())
             self.store.write([*{**self._keys, name: revoked}.values()])
         self._refresh()
@@ -209,7 +209,7 @@ class Keys:
         self._refresh()
         old = self._keys.get(name)
         if old is None or old.revoked is not None:
-            raise ValueError(f"id must be that of a key that is not revoked, got {name!r}")
+            raise ValueError(f"no valid key has the id {name!r}; `fedres keys list` shows them")
         text = self.add(old.role, old.loop, old.client, seconds=seconds, explain=old.explain)
         end = self._now() + grace_seconds
         with self.store.changing():

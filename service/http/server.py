@@ -111,7 +111,9 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         sock.listen(BACKLOG)  # connections that come while nobody accepts wait
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from error
     return sock
 
 

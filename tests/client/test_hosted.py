@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import uuid
+from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 
@@ -511,7 +512,7 @@ def test_two_threads_that_call_first_share_connections_and_leave_none_open(monke
         return http
 
     connect = Client._new_http
-    with no_service() as url, Client(url, deadline=0.2) as client:
+    with no_service() as url, closing(Client(url, deadline=0.2)) as client:  # `with` would connect at once
         monkeypatch.setattr(Client, "_new_http", slow)
         threads = [threading.Thread(target=client.rank, kwargs={"actions": MENU}) for _ in range(2)]
         for thread in threads:
@@ -640,3 +641,14 @@ def test_what_is_at_its_default_is_not_sent():
     options = {"user": "u", "context": {"hour": 9}, "exclude": ["a"], "defer": True, "explain": True}
     full = check(RankRequest(actions=["a", "b"], event_id="e", **options)).body()
     assert full == {"event_id": "e", "actions": [{"id": "a"}, {"id": "b"}], **options}
+
+
+def test_opening_a_client_loads_what_connects_so_that_the_first_decision_has_its_whole_deadline():
+    with Client("http://127.0.0.1:1") as client:
+        assert client._engines
+
+    async def opened():
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            return client._http
+
+    assert asyncio.run(opened()) is not None

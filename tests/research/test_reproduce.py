@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from research.reproduce.figure import Claim, Figure, Run, verdict
-from research.reproduce.registry import FIGURES, reproduce, summary
+from research.reproduce.registry import FIGURES, read_claims, reproduce, summary, table
 from research.reproduce.statements import OURS, STATEMENTS, Statement
 from service.cli import app
 
@@ -107,12 +107,11 @@ def test_every_statement_names_its_source_rule_and_refutation():
 
 
 def test_the_published_table_has_every_statement_once_and_counts_itself():
-    with (RESULTS / "claims.csv").open() as file:
-        claims = [Claim(**row) for row in csv.DictReader(file)]
+    claims = read_claims(RESULTS / "claims.csv")
     found = {(claim.figure, *(getattr(claim, name) for name in Statement._fields)) for claim in claims}
     assert found == {(key.split("/")[0], *statement) for key, statement in STATEMENTS.items()}
     assert len(claims) == len(STATEMENTS)
-    lines = (RESULTS / "claims.md").read_text().splitlines()
+    lines = table(claims).splitlines()
     assert lines[0].startswith(summary(claims))
     assert [line.count(" | ") for line in lines[4:]] == [4] * len(claims)
     assert {claim.machine for claim in claims} <= {"aarch64", "x86_64"}

@@ -17,7 +17,7 @@ from forked import FEDRES, Forked
 from service.learn.control import Answer, Question
 from service.log.client import framed, receive_frame
 
-ADDRESS = re.compile(r"page +(https?://\S+)/")  # in the line that says where a service is
+ADDRESS = re.compile(r"dashboard +(https?://\S+)/")  # in the line that says where a service is
 IMPATIENT = (  # fedres that waits 0.1 s for a lock instead of 5, and 0.1 s between two snapshots instead of 10
     sys.executable,
     "-c",
@@ -191,7 +191,7 @@ class MachineProcess:
 
     def wait_until_started(self):
         for line in self.process.stdout:
-            if found := re.search(r"page +http://[\d.]+:(\d+)/", line):
+            if found := re.search(r"dashboard +http://[\d.]+:(\d+)/", line):
                 self.port = int(found[1])
                 return
         raise AssertionError(f"no start: {(self.folder / 'stderr').read_text()[-2000:]}")

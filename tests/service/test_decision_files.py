@@ -165,7 +165,7 @@ def test_the_command_takes_tables_and_lines_by_what_is_in_them(tmp_path):
     lines.write_text(json.dumps({**event, "probability": 0.5, "reward": 1}) + "\n")
     ended = run(app, ["log", "import", str(path), str(lines), *WORDS, "--loop", "shop", "--store", store])
     assert ended.exit_code == 0, ended.output
-    assert "loop 'shop' has 61 more events; 0 were there, 0 lines wrong" in ended.output
+    assert "61 events imported into loop 'shop'; 0 existed already, 0 lines skipped" in ended.output
     assert run(app, ["log", "verify", "--store", store]).exit_code == 0
     ended = run(app, ["log", "import", str(lines), "--action", "x", "--store", store])
     assert (ended.exit_code, "action must come with a table" in ended.output) == (2, True)

@@ -99,7 +99,7 @@ def fedres(*words):
         (["serve", "--tls-key", "key.pem"], "tls-key must come with --tls-cert"),
         (["report", "default", "--store", "sqlite:///none.db"], "no store at none.db"),
         (["keys", "add", "king"], "role must be one of admin, device, rank, read, got 'king'"),
-        (["keys", "revoke", "nobody"], "id must be that of a key, got 'nobody'"),
+        (["keys", "revoke", "nobody"], "no key has the id 'nobody'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, words, message):

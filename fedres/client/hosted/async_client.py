@@ -33,6 +33,7 @@ class AsyncClient(Base):
     _closed = False
 
     async def __aenter__(self) -> Self:
+        self._connected()  # imports take time, which would come off the first decision's deadline
         return self
 
     async def __aexit__(self, *_: object) -> None:

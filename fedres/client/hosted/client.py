@@ -47,6 +47,7 @@ class Client(Base):
     _closed = False
 
     def __enter__(self) -> Self:
+        self._connected()  # imports take time, which would come off the first decision's deadline
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 catalogue = typer.Typer(no_args_is_help=True, help="Fill the catalogue of a loop.")
 feedback = typer.Typer(no_args_is_help=True, help="Teach a loop what actions earned elsewhere.")
 
-Url = Annotated[str | None, typer.Option(help="The service; FEDRES_URL, or http://127.0.0.1:8000.")]
-Key = Annotated[str | None, typer.Option(help="A key with the role admin; FEDRES_KEY.")]
+Url = Annotated[
+    str | None, typer.Option(help="Address of the service [default: FEDRES_URL, else http://127.0.0.1:8000].")
+]
+Key = Annotated[str | None, typer.Option(help="API key with the role admin [default: FEDRES_KEY].")]
 
 
 @catalogue.callback()
@@ -40,7 +42,7 @@ def import_items(
     ] = None,
     retire: Annotated[bool, typer.Option("--retire", help="Retire the items that the file does not have.")] = False,
 ) -> None:
-    """Add or replace the items of a file, in calls of 2,000. An import that stopped is run again."""
+    """Add or replace the items of a file, in calls of 2,000. An interrupted import can be run again."""
     from fedres.client import Client, ServiceError
     from service.plugins.recommend.item_files import BATCH_ITEMS, batches, read_items
 
@@ -80,17 +82,18 @@ def import_feedback(
     url: Url = None,
     loop: Annotated[str, typer.Option(help="The loop.")] = "default",
     key: Key = None,
-    item: Annotated[str | None, typer.Option(help="Column with the action's id; item or action.")] = None,
-    reward_from: Annotated[str | None, typer.Option(help="Column with the reward; reward or rating.")] = None,
+    item: Annotated[str | None, typer.Option(help="Column with the action's id [default: item or action].")] = None,
+    reward_from: Annotated[str | None, typer.Option(help="Column with the reward [default: reward or rating].")] = None,
     scale: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Stretch such numbers over the loop's reward_range.")
+        str | None,
+        typer.Option(metavar="LOW:HIGH", help="Range of ratings to stretch over the loop's reward_range."),
     ] = None,
     user: Annotated[str, typer.Option(help="Column with the user.")] = "user",
     time: Annotated[str, typer.Option(help="Column with the time: seconds since 1970, or ISO 8601.")] = "time",
     event_id: Annotated[str, typer.Option(help="Column with the event's id.")] = "event_id",
     context: Annotated[list[str] | None, typer.Option(help="A column that is a feature of the context.")] = None,
 ) -> None:
-    """Store the ratings of a file as feedback, in calls of 500. An import that stopped is run again."""
+    """Store the ratings of a file as feedback, in calls of 500. An interrupted import can be run again."""
     from fedres.client import Client, ServiceError
     from service.plugins.recommend.feedback_files import FeedbackColumns, Skipped, batches, read_feedback
 
@@ -107,7 +110,7 @@ def import_feedback(
         except ServiceError as error:
             raise ValueError(f"{error} ({stored:,} events are in)") from None
     n_skipped = skipped.counts.total()
-    typer.echo(f"{stored:,} events imported, {repeated:,} were known, {n_skipped:,} lines skipped")
+    typer.echo(f"{stored:,} events imported, {repeated:,} existed already, {n_skipped:,} lines skipped")
     for reason, n in skipped.counts.most_common():
         typer.echo(f"  {n:,} × {reason} (line {skipped.first[reason]:,})")
 

@@ -36,7 +36,8 @@ def report(
     with opened_log(store, folder) as opened:
         made = live_loop(opened, loop)
         if made is None:
-            raise ValueError(f"loop {loop!r} does not exist in {store_at(store, folder).path}")
+            names = ", ".join(sorted(opened.heads()))
+            raise ValueError(f"loop {loop!r} does not exist in {store_at(store, folder).path}, which has {names}")
         shown = LoopReaders().loop(opened, loop, made.position).report()
     _print(shown)
     if html is not None:

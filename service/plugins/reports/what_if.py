@@ -71,7 +71,7 @@ def what_if(
     """Return values on events in which every action had a chance; ``settings`` are those in force, by position."""
     events = events[-MOST_EVALUATED:]
     if len(events) < LEAST_EVALUATED:
-        missing = f"there are {len(events)} decisions to tell from, and {LEAST_EVALUATED} are needed"
+        missing = f"{LEAST_EVALUATED} decisions are needed, and there are {len(events)} so far"
         return WhatIf(len(events), None, [SettingsValue(changes, None, None, None, missing) for changes in all_changes])
     values = [_value_of(changes, events, settings, now) for changes in all_changes]
     [logged] = evaluated(events, [], now.reward_range)

@@ -25,7 +25,7 @@ log = typer.Typer(
     help="Verify, back up, restore, export, import and prune the log of a service.",
 )
 
-BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `fedres log backup` has made.")]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `fedres log backup`.")]
 
 
 @contextlib.contextmanager
@@ -127,8 +127,7 @@ def backup(
 ) -> None:
     """Copy the store, as it is at one moment, to one file, and verify the copy. Works while the service runs.
 
-    FILE appears under its name once it is complete and good; until then an older one stays. It holds the log, from
-    which models are made again. Keys are in another file, STORE-keys: copy that too.
+    FILE is replaced once the copy is complete and verified. Keys are in another file, STORE-keys: copy that too.
     """
     from service.plugins.tools import maintenance
 
@@ -251,8 +250,8 @@ def _import_decisions(
         progress_bar(f"importing {len(files)} files") as progress,
     ):
         imported = import_decisions(opened, loop, files, progress=progress, wrong=report)
-    counts = f"{imported.stored} more events; {imported.known} were there, {imported.wrong} lines wrong"
-    typer.echo(f"loop {loop!r} has {counts}")
+    rest = f"{imported.known} existed already, {imported.wrong} lines skipped"
+    typer.echo(f"{imported.stored} events imported into loop {loop!r}; {rest}")
 
 
 @log.command()
@@ -265,7 +264,7 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Drop the record even if its checksum is valid.")] = False,
 ) -> None:
-    """Give a damaged record up for good: a loop stops learning in front of one, and goes on once it is dropped.
+    """Drop a damaged record for good: its loop, which stopped learning in front of it, continues.
 
     What the record said is lost. Restore a backup instead if there is one that has it.
     """
@@ -283,7 +282,7 @@ def drop(
 @log.command()
 @one_line_errors
 def prune(
-    older_than: Annotated[str, typer.Option(metavar="AGE", help="Such as 30d, 12h or 90m.")],
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Age, such as 30d, 12h or 90m.")],
     loop: Annotated[str | None, typer.Option(help="Only this loop [default: all].")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
@@ -291,10 +290,10 @@ def prune(
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Remove decisions that are older than this, with their rewards. Models keep what they learned from them.
+    """Remove decisions older than an age, with their rewards. Models keep what they learned from them.
 
-    Works while the service runs, which then does it in small steps, and while it is stopped. Events that wait for
-    a reward stay, and so do settings and the catalogue. The setting `retention` of a loop does the same day by day.
+    Works while the service runs or is stopped. Pending events, settings and the catalogue stay. The setting
+    `retention` of a loop does the same day by day.
     """
     from service.log.opening import store_at
     from service.plugins.tools import prune_store

@@ -106,7 +106,7 @@ def _chosen(heads: dict[str, Head], loop: str | None) -> dict[str, Head]:
     if loop is None:
         return heads
     if loop not in heads:
-        raise ValueError(f"loop must be one that the log has ({', '.join(sorted(heads))}), got {loop!r}")
+        raise ValueError(f"loop {loop!r} does not exist in the log, which has {', '.join(sorted(heads))}")
     return {loop: heads[loop]}
 
 

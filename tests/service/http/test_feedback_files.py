@@ -97,11 +97,11 @@ def test_the_command_imports_a_file_and_goes_on_where_it_stopped(live, tmp_path)
     first = command(live, tmp_path, *options)
     assert first.returncode == 0, first.stderr
     assert first.stdout == (
-        "583 events imported, 0 were known, 117 lines skipped\n  117 × rating must be in [1, 5] (line 2)\n"
+        "583 events imported, 0 existed already, 117 lines skipped\n  117 × rating must be in [1, 5] (line 2)\n"
     )
     write(tmp_path, "r.csv", "\n".join(["user,item,rating", *lines, "a\0b,f1,3"]))
     second = command(live, tmp_path, *options)
-    assert second.stdout.splitlines()[0] == "417 events imported, 583 were known, 201 lines skipped", second.stderr
+    assert second.stdout.splitlines()[0] == "417 events imported, 583 existed already, 201 lines skipped", second.stderr
     assert "1 × user must have no NUL (the character U+0000) (line 1,202)" in second.stdout
     live.settle("ratings")
     with live.client() as client:

@@ -72,7 +72,7 @@ def test_a_line_has_what_the_documentation_says(store, tmp_path):
         position: checksum(entry).hex() for position, entry in entries.items()
     }
     message = refusal(fedres_log("export", store, tmp_path / "x", "--loop", "none"))
-    assert "loop must be one that the log has (default, news), got 'none'" in message
+    assert "loop 'none' does not exist in the log, which has default, news" in message
     assert "format must be one of jsonl, parquet, got 'csv'" in refusal(
         fedres_log("export", store, tmp_path / "x", "--format", "csv")
     )

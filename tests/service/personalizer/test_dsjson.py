@@ -214,7 +214,7 @@ def test_the_command_makes_a_store_and_can_be_run_again(tmp_path):
     assert f"{second}, line 21: " in ended.output
     ended = run(app, ["log", "import", str(first), str(second), "--loop", "shop", "--store", store, "--skip-wrong"])
     assert ended.exit_code == 0, ended.output
-    assert "loop 'shop' has 0 more events; 40 were there, 1 lines wrong" in ended.output
+    assert "0 events imported into loop 'shop'; 40 existed already, 1 lines skipped" in ended.output
     assert run(app, ["log", "verify", "--store", store]).exit_code == 0
     (tmp_path / "x.jsonl").write_text("{}")
     ended = run(app, ["log", "import", str(first), str(tmp_path / "x.jsonl"), "--store", store])

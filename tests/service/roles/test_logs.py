@@ -38,7 +38,7 @@ def test_lines_can_be_json_and_then_everything_is(tmp_path):
     with serving(tmp_path, "--log-format", "json", "--access-log", wait=False) as service:
         until(lambda: any("is ready" in line for line in lines(tmp_path)))
         ready = next(one for one in map(json.loads, lines(tmp_path)) if "is ready" in one["message"])
-        service.url = re.search(r"page +(\S+)/", ready["message"])[1]
+        service.url = re.search(r"dashboard +(\S+)/", ready["message"])[1]
         reply = service.ask("/v1/rank", "POST", json=RANK, headers={"X-Request-Id": b"r-1\xa0"})
         assert reply.status_code == 200
         assert service.ask("/v1/users/berta/events").status_code == 200

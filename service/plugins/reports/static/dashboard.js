@@ -56,7 +56,7 @@ async function overview() {
     holder.replaceChildren(table(heads, found.map(([name, g]) => [link(name, "loops", name), ...(g.ranks ? summaryCells(name) : ["", "", ""]),
       count(g.ranks), number(g.policy_reward), number(g.control_reward), count(g.waiting_events), count(g.users), number(g.learner_lag_seconds, 2) + " s"]),
     [4, 5, 6, 7, 8, 9]),
-      ...(found.length ? [] : [el("p", { class: "note" }, "No loop has such a name.")]));
+      ...(found.length ? [] : [el("p", { class: "note" }, "No loop has this name.")]));
   }
   fill();
   setTimeout(() => summarize(all.filter(([, g]) => g.ranks).map(([name]) => name).slice(0, MOST_SUMMARIES))); // once the page is shown
@@ -163,7 +163,7 @@ function traffic(r) {
 const pages = p => p && section("Recommended items", figures([["items in the catalogue", count(p.items)], ["shown so far", percent(p.items ? p.shown / p.items : null)],
   ["places of new items", percent(p.new_share)]]),
   table(["place", "events", "reward per event"], p.places.map(one => [one.place, count(one.events), number(one.reward)]), [0, 1, 2]),
-  el("p", { class: "note" }, "An item is new until it was shown ten times. Places differ by what is shown there, and by how many people look so far."));
+  el("p", { class: "note" }, "An item is new until it was shown ten times. Places differ by what is shown there, and by how many people look that far."));
 
 const funnel = r => section("From decision to reward", table(["", "events", "share of decisions"], Object.entries(r.funnel).map(([name, n]) =>
   [name == "waiting" ? "pending" : name, count(n), percent(n / Math.max(1, r.funnel.ranked))]), [1, 2]),
@@ -173,7 +173,7 @@ const funnel = r => section("From decision to reward", table(["", "events", "sha
   asTable(["up to", "rewards"], r.delays.events.map((n, k) => [k < r.delays.up_to_seconds.length ? seconds(r.delays.up_to_seconds[k]) : "longer", count(n)]), [1]));
 
 function drift(d) {
-  if (!d) return section("Drift", el("p", { class: "note" }, "From 500 finished events of the policy on, the newest fifth is compared with the others. It takes 20 users in both."));
+  if (!d) return section("Drift", el("p", { class: "note" }, "From 500 finished events of the policy on, the newest fifth is compared with the others. Both parts need 20 users."));
   const names = { reward: "reward", bias: "reward less prediction", squared_error: "squared error of the prediction" };
   return section("Drift", el("p", {}, d.is_drifting ? "Recent rewards differ from predictions." : "Recent predictions are as good as before, or the difference is too small to tell."),
     table(["per event", "before", "recent", "difference"], Object.entries(names).map(([key, name]) =>
@@ -184,7 +184,7 @@ function drift(d) {
 
 const howPersonal = p => p && section("How personal", figures([["personal part of scores", percent(p.share)], ["users with a model", count(p.users_with_model)],
   ...(p.trust === null ? [] : [["trust in users' own data", percent(p.trust)]])]),
-  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${several(p.looked_at, "user")}, ${count(p.with_model)} of whom have a model of their own.` +
+  el("p", { class: "note" }, `Of the actions taken in the newest decisions of ${several(p.looked_at, "user")}, ${count(p.with_model)} of whom have a personal model.` +
     (p.trust === null ? "" : " Trust is how much of the uncertainty about what is special about a user the user's own data has taken away: 0% for a new user.")));
 
 function devices(loop, d, g, live) {
@@ -293,7 +293,7 @@ async function exportUser(loop, user) {
 function erase(loop, user) {
   const input = el("input", { id: "typed", autocomplete: "off", oninput: () => button.disabled = input.value != user });
   const button = confirm("Erase this user?", [
-    el("p", {}, "The user's model and events go from every file. This cannot be undone. What the shared model learned stays."),
+    el("p", {}, "The user's personal model and events are deleted from every file. This cannot be undone. The shared model keeps what it learned."),
     el("p", {}, el("label", { for: "typed" }, "Type the user's id to confirm: "), input)], "Erase for good", async () => {
     say("Erasing…");
     await ask(`${loopPath(loop)}/users/${segment(user)}`, { method: "DELETE" });

@@ -12,7 +12,7 @@ const post = async (path, body) => (await send(path, "POST", body)).text();
 
 function reasons(one) {
   const parts = (one?.strongest ?? []).slice(0, 3).map(p => `${[p.context, p.action].filter(Boolean).join(" × ") || "in general"} ${number(p.shared + p.personal, 2)}`);
-  return parts.length ? `Why: ${parts.join("; ")}. Personal part of the score: ${number(one.personal, 2)}.` : "Nothing is known yet.";
+  return parts.length ? `Why: ${parts.join("; ")}. Personal part of the score: ${number(one.personal, 2)}.` : "Nothing has been learned yet.";
 }
 
 function list(ranking, chosen, explanations, button) {
