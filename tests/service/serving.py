@@ -24,9 +24,9 @@ IMPATIENT = (  # fedres that waits 0.1 s for a lock instead of 5, and 0.1 s betw
     """
 from functools import partial
 from service.__main__ import main
-from service.log import opening
+from service.log import sqlite
 from service.roles import learner
-opening.sqlite_file = partial(opening.sqlite_file, busy_seconds=0.1)
+sqlite.sqlite_file = partial(sqlite.sqlite_file, busy_seconds=0.1)
 learner.Learner = partial(learner.Learner, snapshot_seconds=0.1)
 main()
 """,

@@ -24,7 +24,7 @@ from forked import build_app
 
 from service.learn.control import LearnerClient
 from service.learn.learner import Learner
-from service.log import opening
+from service.log import opening, sqlite
 from service.log.opening import Store, steady_clock
 from service.log.sqlite import system_clock
 from service.roles import learner, ranker, supervisor, writer
@@ -88,7 +88,7 @@ def install(store, busy_seconds=5.0, snapshot_seconds=10.0):
     def wall():
         return system_clock() + int(ahead.read_text() if ahead.exists() else 0)
 
-    opening.sqlite_file = lambda path: partial(obedient.connect, path, busy_seconds, pragmas)
+    sqlite.sqlite_file = lambda path: partial(obedient.connect, path, busy_seconds, pragmas)
     opening.steady_clock = lambda: steady_clock(wall)
     learner.Learner = partial(Learner, snapshot_seconds=snapshot_seconds)
 
