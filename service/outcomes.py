@@ -27,7 +27,7 @@ Part = Callable[[Values], float]
 
 
 class Guardrail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an outcome may do at most, in the mean per event against the control group."""
+    """How far the mean of an outcome per event may move against the control group."""
 
     outcome: str
     rise: float | None = None  # an alarm once it surely rose by more

@@ -68,7 +68,7 @@ class Defences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a loop's owner may choose; a log record of them is in force from its position on."""
+    """The settings of a loop; a record of them in the log applies from its position on."""
 
     model: Model = DEFAULT_MODEL  #: The model; fixed when the loop is created.
     #: How scores become probabilities. null: optimistic-squarecb; for adagrad epsilon-greedy.

@@ -42,13 +42,13 @@ class CatalogueChange(Struct, forbid_unknown_fields=True):
 
 
 class Unmatched(Struct):
-    """Rewards that came too late or have no event, the newest of them, oldest first."""
+    """The newest rewards that came too late or have no event, oldest first."""
 
     rewards: list[UnmatchedReward]
 
 
 class NewLoop(Struct, forbid_unknown_fields=True):
-    """A loop to be made; settings that are missing are at their defaults."""
+    """A loop to create; missing settings have their defaults."""
 
     name: Id  #: Letters, digits, -, _ and .
     #: Settings that differ from the defaults.
@@ -128,7 +128,7 @@ def loop_routes(admin: Admin) -> Routes:
 
 
 def _user_routes(routes: Routes, admin: Admin) -> None:
-    @routes.of_loop("GET", "/users/{user}/model", ADMIN, "Show a user's model.", reply=JSON)
+    @routes.of_loop("GET", "/users/{user}/model", ADMIN, "Show a user's personal model.", reply=JSON)
     async def get_user_model(loop: Loop, user: User) -> Response:
         return json_response(admin.user_model(loop, user))
 
@@ -150,7 +150,7 @@ def service_routes(admin: Admin, status: Status) -> Routes:
     async def get_loops() -> Response:
         return json_response(Loops(admin.loops()))
 
-    @routes.of_service("POST", "/v1/loops", ADMIN, "Make a loop.", body=NewLoop, reply=SettingsInForce, status=201)
+    @routes.of_service("POST", "/v1/loops", ADMIN, "Create a loop.", body=NewLoop, reply=SettingsInForce, status=201)
     async def post_loop(request: Request) -> Response:
         made = await read_json(request, NewLoop)
         await admin.create_loop(made.name, made.settings)

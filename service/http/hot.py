@@ -19,14 +19,14 @@ _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{kind}"} for kind in ("Rank
 
 
 class Batch(Struct, forbid_unknown_fields=True):
-    """Many requests at once, each decided or refused on its own."""
+    """Many requests at once, each decided or rejected separately."""
 
     #: The rank requests; each is decided or rejected separately.
     requests: Annotated[list[RankRequest], Meta(min_length=1)]
 
 
 class Decisions(Struct):
-    """What became of each request of a batch, in its order."""
+    """The result of each request of a batch, in its order."""
 
     #: A rank response or an error for each request, in order.
     results: list[Annotated[Any, Meta(extra_json_schema=_EITHER)]]
@@ -95,7 +95,7 @@ def hot_routes(ranker: Ranker, limits: Limits) -> Routes:
         await ranker.reward(call.loop, call.parameters["event_id"], sent.value, sent.id, sent.outcomes)
         return NO_CONTENT
 
-    @routes.hot("POST", "/events/{event_id}/activate", RANK, "Let a deferred event be learned from.", status=204)
+    @routes.hot("POST", "/events/{event_id}/activate", RANK, "Start the wait time of a deferred event.", status=204)
     async def activate(call: Call) -> Reply:
         await ranker.activate(call.loop, call.parameters["event_id"])
         return NO_CONTENT

@@ -40,7 +40,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """What every failure looks like."""
+    """The shape of every error."""
 
     error: ErrorDetail  #: What is wrong.
 

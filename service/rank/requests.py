@@ -61,7 +61,7 @@ class Ranked(Struct, gc=False):
 
 
 class RankResult(Struct, omit_defaults=True, gc=False):
-    """The answer; ``action_id`` is called ``action`` in JSON."""
+    """The decision; ``action_id`` is called ``action`` in JSON."""
 
     event_id: str  #: Id to send the reward to.
     action_id: str = field(name="action")  #: The chosen action.

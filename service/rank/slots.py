@@ -18,7 +18,7 @@ LONGEST_CALL_ID = LONGEST_ID - 10  # characters of the id of a call: its events 
 
 
 class Slot(Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A place for one action, its features, what it must not show, and what it would show without us."""
+    """A place for one action, its features, what it must not show, and what it would show without the service."""
 
     id: Id  #: Id of the slot; a feature of its context.
     features: Features = field(default_factory=Raw)  #: Features of the slot, added to its context.
@@ -50,7 +50,7 @@ class FilledSlot(Struct):
 
 
 class SlotsResult(Struct):
-    """The answer: the slots in the order they came and were filled in."""
+    """The filled slots, in the order of the request."""
 
     event_id: str  #: Id of the call.
     model_version: int  #: Position in the loop's log up to which the models had learned.

@@ -26,28 +26,28 @@ Loop = Annotated[str, Depends(loop_of)]
 
 
 class Residuals(Struct, forbid_unknown_fields=True):
-    """Examples of one device; a sequence number that comes twice counts once."""
+    """Examples of one device; a repeated sequence number counts once."""
 
     client: Id
     residuals: Annotated[list[Residual], Meta(min_length=1)]
 
 
 class ResidualsStored(Struct):
-    """Where in the log each of them is, and the version that is published."""
+    """Positions of the residuals in the log, and the published version."""
 
     positions: list[int]
     version: int
 
 
 class Updates(Struct, forbid_unknown_fields=True):
-    """Updates of one device; none make it known."""
+    """Updates of one device; an empty list registers it."""
 
     client: Id
     updates: list[Update]
 
 
 class UpdatesStored(Struct):
-    """The same, and the device's number in the loop."""
+    """Positions of the updates in the log, the published version, and the device's number in the loop."""
 
     positions: list[int]
     version: int
@@ -67,7 +67,7 @@ class Score(Struct):
 
 
 class Scores(Struct):
-    """The shared part of each action's score, in the order they came."""
+    """The shared part of each action's score, in the order of the request."""
 
     version: int
     scores: list[Score]

@@ -128,7 +128,7 @@ def _model_and_log_routes(routes: PersonalizerRoutes, parts: ModelAndLogs, admin
     path, shown = "/logs/properties", "The time of the log."
     add("GET", path, ADMIN, shown, BAD, lambda call: parts.log_properties(call.loop), reply=JSON)
     for path in ("/logs/interactions", "/logs/observations"):
-        shown = "Refused: for local inference, which is not there."
+        shown = "Rejected: for local inference, which does not exist."
         add("POST", path, ADMIN, shown, "InvalidRequest", refuse, body=BINARY, status=204)
     shown = "Leave events so far out."
     add("DELETE", "/logs", ADMIN, shown, BAD, lambda call: parts.delete_logs(call.loop), status=204)

@@ -57,14 +57,14 @@ class FeedbackEvent(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FeedbackRequest(Struct, forbid_unknown_fields=True):
-    """Events with their rewards; one with an id that is known is not stored again."""
+    """Events with their rewards; one whose id exists is not stored again."""
 
     #: Actions that were not chosen here, with their rewards.
     events: Annotated[list[FeedbackEvent], Meta(min_length=1)]
 
 
 class FeedbackStored(Struct):
-    """How many events are new, and how many were known."""
+    """How many events are new, and how many existed already."""
 
     stored: int  #: Events that are new.
     repeated: int  #: Events whose id was known.

@@ -57,7 +57,7 @@ async def popular(recommender: Recommender, name: str, n: int, seconds: float) -
 
 
 class SimilarItem(msgspec.Struct):
-    """An item and how like the other one it is."""
+    """An item and how similar it is."""
 
     id: str
     score: float  # from 0 to 1

@@ -41,7 +41,7 @@ class RecommendedItem(Struct, omit_defaults=True):
 
 
 class RecommendResult(Struct, omit_defaults=True):
-    """The answer: items in their places, the first one first."""
+    """The items of a page, in the order of their places."""
 
     event_id: str
     items: list[RecommendedItem]

@@ -20,7 +20,7 @@ class SeenDevice(msgspec.Struct):
 
 
 class DeviceList(msgspec.Struct):
-    """Those that uploaded last, the newest first."""
+    """The devices that uploaded last, newest first."""
 
     devices: list[SeenDevice]
 

@@ -23,7 +23,7 @@ ERRORS = 4.0  # half the width of intervals, in standard errors: somebody looks 
 
 
 class Change(msgspec.Struct):
-    """A mean per event before and of late."""
+    """A mean per event: earlier and recent."""
 
     earlier: float
     recent: float

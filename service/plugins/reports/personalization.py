@@ -28,7 +28,7 @@ class TakenAction(msgspec.Struct):
 
 
 class Personalization(msgspec.Struct):
-    """About the newest decisions of different users, by the models as they are now."""
+    """How personal the newest decisions of different users are, by the current models."""
 
     users_with_model: int  # of the loop
     looked_at: int  # decisions, of different users

@@ -75,7 +75,7 @@ class Traffic(msgspec.Struct):
 
 
 class Funnel(msgspec.Struct):
-    """What became of decisions and of rewards, since the loop was made."""
+    """Counts of decisions and rewards since the loop was created."""
 
     ranked: int = 0
     activated: int = 0  # deferred decisions count once they are activated

@@ -26,7 +26,7 @@ User = Annotated[str, Depends(user_of)]
 
 
 class Evaluate(Struct, forbid_unknown_fields=True):
-    """Policies to value on the logged events, by these estimators."""
+    """Policies to estimate from the logged events, by these estimators."""
 
     policies: Annotated[list[Id], Meta(min_length=1, max_length=20)]
     estimators: Annotated[list[Id], Meta(min_length=1, max_length=20)] = field(default_factory=lambda: ["snips", "dr"])
@@ -34,7 +34,7 @@ class Evaluate(Struct, forbid_unknown_fields=True):
 
 
 class WhatIfRequest(Struct, forbid_unknown_fields=True):
-    """Changes of ``policy``, ``epsilon``, ``gamma`` and ``floor`` to be valued; without any, some worth a look."""
+    """Changes of ``policy``, ``epsilon``, ``gamma`` and ``floor`` to estimate; without any, some are picked."""
 
     settings: Annotated[list[dict[str, Any]], Meta(max_length=20)] = []
 
@@ -47,11 +47,11 @@ def report_routes(reports: Reports) -> Routes:
     async def get_lift(loop: Loop) -> Response:
         return json_response(await reports.lift(loop))
 
-    @routes.of_loop("GET", "/report", READ, "Show what the log says of the loop.", reply=LoopReport)
+    @routes.of_loop("GET", "/report", READ, "Summarize a loop from its log.", reply=LoopReport)
     async def get_report(loop: Loop) -> Response:
         return Response(await reports.report(loop), media_type=JSON)
 
-    @routes.of_loop("POST", "/what-if", READ, "Value settings on the log.", body=WhatIfRequest, reply=WhatIf)
+    @routes.of_loop("POST", "/what-if", READ, "Estimate other settings from the log.", body=WhatIfRequest, reply=WhatIf)
     async def what_if(loop: Loop, request: Request) -> Response:
         sent = await read_json(request, WhatIfRequest)
         return Response(await reports.what_if(loop, sent.settings), media_type=JSON)
@@ -72,7 +72,9 @@ def report_routes(reports: Reports) -> Routes:
     async def get_decisions(loop: Loop, user: User) -> Response:
         return json_response(await reports.decisions(loop, user))
 
-    @routes.of_loop("POST", "/evaluations", ADMIN, "Value policies on the events.", body=Evaluate, reply=JSON)
+    @routes.of_loop(
+        "POST", "/evaluations", ADMIN, "Estimate other policies from the events.", body=Evaluate, reply=JSON
+    )
     async def evaluate(loop: Loop, request: Request) -> Response:
         sent = await read_json(request, Evaluate)
         document = await reports.evaluate(loop, sent.policies, sent.estimators, time_uniform=sent.time_uniform)
