@@ -26,7 +26,10 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
         "unknown_item": "The item is not in the catalogue.",
         "no_experiment": "The loop has no control group.",
     },
-    405: {"method_not_allowed": "The path has other methods."},
+    405: {
+        "method_not_allowed": "The path has other methods.",
+        "refused": "Rejected by the web framework; the status may differ.",
+    },
     408: {"request_timeout": "The request took too long to arrive."},
     409: {
         "event_exists": "Another request has this `event_id`, or the event is being erased: use a new id.",
@@ -77,7 +80,6 @@ ERRORS: dict[int, dict[str, str]] = {  # status: {code: meaning, and what to do}
     431: {"head_too_large": "The headers are too large."},
     500: {
         "internal": "A fault of the service; it is logged.",
-        "refused": "Rejected by the web framework, with the status that it chose.",
     },
     503: {
         "starting": "No models are published yet: retry.",
