@@ -109,8 +109,8 @@ def judge(ledger, database):
                     if entry.event in ranks:
                         wrong.append(f"{entry.event} is there twice")
                     body = json.loads(entry.body)
-                    taken = body["action"]
-                    ranks[entry.event] = (loop, body["actions"][taken]["id"], body["probabilities"][taken])
+                    taken, probabilities = body["action"], body["probabilities"] or [None]  # feedback has none
+                    ranks[entry.event] = (loop, body["actions"][taken]["id"], probabilities[taken])
                 elif entry.kind == "reward":
                     rewards.setdefault(entry.event, set()).add((loop, json.loads(entry.body)["value"]))
     wrong += [f"rank {event} is lost or changed" for event, told in ledger.ranks.items() if ranks.get(event) != told]
