@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
+SERVICE = Path(__file__).parents[2] / "tests" / "service"
+sys.path[1:1] = [str(SERVICE), str(SERVICE / "faults")]
 
 from fault_campaign import Campaign
 from fault_run import Service

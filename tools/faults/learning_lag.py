@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
+SERVICE = Path(__file__).parents[2] / "tests" / "service"
+sys.path[1:1] = [str(SERVICE), str(SERVICE / "faults")]
 
 from fault_clients import Connection, request_for
 from fault_run import Service
