@@ -290,7 +290,7 @@ def main():
     prepare(metrics)
     words = origin(folder)
     if words is None:
-        shutil.rmtree(metrics)
+        shutil.rmtree(metrics, ignore_errors=True)
         status = 0
     else:
         status = executed(words)

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "tests" / "service"
-sys.path[1:1] = [str(SERVICE), str(SERVICE / "faults")]
+sys.path.append(str(SERVICE))
+sys.path.append(str(SERVICE / "faults"))
 
 from fault_campaign import Campaign
 from fault_run import Service
