@@ -30,7 +30,7 @@ from service.http.request import Limits
 from service.http.server import Server, bind
 
 COMMAND = (sys.executable, "-u", "-P", "-c", "from service.cli import app; app()")
-PAGE = re.compile(r"^\s*page\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
+PAGE = re.compile(r"^\s*dashboard\s+http://127\.0\.0\.1:(\d+)/\s*$", re.MULTILINE)
 COMMITS = re.compile(r"^fedres_log_commit_seconds_(count|sum) (\S+)$", re.MULTILINE)
 START_SECONDS = 180.0  # the first start compiles
 STOP_SECONDS = 60.0
