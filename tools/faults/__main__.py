@@ -11,9 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-SERVICE = Path(__file__).parents[2] / "tests" / "service"
-sys.path.append(str(SERVICE))
-sys.path.append(str(SERVICE / "faults"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
 
 from fault_campaign import Campaign
 from fault_run import Service

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-SERVICE = Path(__file__).parents[2] / "tests" / "service"
-sys.path.append(str(SERVICE))
-sys.path.append(str(SERVICE / "faults"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
 
 from fault_clients import Connection, request_for
 from fault_run import Service
