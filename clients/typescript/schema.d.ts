@@ -6,7 +6,7 @@ export interface Action {
   features?: Record<string, unknown> | null;
 }
 
-/** Many requests at once, each decided or refused on its own. */
+/** Many requests at once, each decided or rejected separately. */
 export interface Batch {
   requests: RankRequest[];
 }
@@ -32,7 +32,7 @@ export interface Control {
   hold?: string | null;
 }
 
-/** What became of each request of a batch, in its order. */
+/** The result of each request of a batch, in its order. */
 export interface Decisions {
   results: (RankResult | Error)[];
 }
@@ -45,7 +45,7 @@ export interface Defences {
   combine?: "mean" | "median" | "trimmed-mean";
 }
 
-/** What every failure looks like. */
+/** The shape of every error. */
 export interface Error {
   error: ErrorDetail;
 }
@@ -56,7 +56,7 @@ export interface ErrorDetail {
   target: string | null;
 }
 
-/** Policies to value on the logged events, by these estimators. */
+/** Policies to estimate from the logged events, by these estimators. */
 export interface Evaluate {
   policies: string[];
   estimators?: string[];
@@ -81,7 +81,7 @@ export interface FilledSlot {
   ranking: Ranked[];
 }
 
-/** What an outcome may do at most, in the mean per event against the control group. */
+/** How far the mean of an outcome per event may move against the control group. */
 export interface Guardrail {
   outcome: string;
   rise?: number | null;
@@ -89,7 +89,7 @@ export interface Guardrail {
   revert?: boolean;
 }
 
-/** A loop to be made; settings that are missing are at their defaults. */
+/** A loop to create; missing settings have their defaults. */
 export interface NewLoop {
   name: string;
   settings?: Settings;
@@ -106,7 +106,7 @@ export interface RankRequest {
   explain?: boolean;
 }
 
-/** The answer; `action_id` is called `action` in JSON. */
+/** The decision; `action_id` is called `action` in JSON. */
 export interface RankResult {
   event_id: string;
   action: string;
@@ -136,13 +136,13 @@ export interface Residual {
   slopes?: number[] | null;
 }
 
-/** Examples of one device; a sequence number that comes twice counts once. */
+/** Examples of one device; a repeated sequence number counts once. */
 export interface Residuals {
   client: string;
   residuals: Residual[];
 }
 
-/** Where in the log each of them is, and the version that is published. */
+/** Positions of the residuals in the log, and the published version. */
 export interface ResidualsStored {
   positions: number[];
   version: number;
@@ -178,7 +178,7 @@ export interface Round {
   takes_part: boolean | null;
 }
 
-/** What a loop's owner may choose; a log record of them is in force from its position on. */
+/** The settings of a loop; a record of them in the log applies from its position on. */
 export interface Settings {
   model?: "adagrad" | "residual-kalman";
   policy?: "epsilon-greedy" | "greedy" | "optimistic-squarecb" | "squarecb" | null;
@@ -208,7 +208,7 @@ export interface Settings {
   annotations?: Record<string, unknown>;
 }
 
-/** A place for one action, its features, what it must not show, and what it would show without us. */
+/** A place for one action, its features, what it must not show, and what it would show without the service. */
 export interface Slot {
   id: string;
   features?: Record<string, unknown> | null;
@@ -226,7 +226,7 @@ export interface SlotsRequest {
   defer?: boolean;
 }
 
-/** The answer: the slots in the order they came and were filled in. */
+/** The filled slots, in the order of the request. */
 export interface SlotsResult {
   event_id: string;
   model_version: number;
@@ -241,7 +241,7 @@ export interface Strongest {
   personal: number;
 }
 
-/** Rewards that came too late or have no event, the newest of them, oldest first. */
+/** The newest rewards that came too late or have no event, oldest first. */
 export interface Unmatched {
   rewards: UnmatchedReward[];
 }

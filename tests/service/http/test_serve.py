@@ -51,7 +51,7 @@ def test_it_says_where_to_look_and_a_sigterm_under_load_ends_it_with_nothing_los
     with serving(tmp_path) as service, service.client() as client:
         load = threading.Thread(target=keep_asking, args=(client, acknowledged, busy))
         load.start()
-        assert "no API keys yet" in service.said[-2]
+        assert "without API keys: open to all" in service.said[-2]
         assert busy.wait(60)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
