@@ -34,6 +34,7 @@ async def test_each_record_of_a_turn_is_answered_on_its_own_and_in_order(writer)
 
 async def test_records_that_gather_during_a_commit_share_the_next_one_whoever_sent_them(writer):
     async with connected(writer, 3) as clients:
+        await outcomes([client.ping() for client in clients])  # all are accepted: during a commit, none is
         first = await held_up(writer, clients[0])
         futures = []
         for turn in range(4):

@@ -97,11 +97,9 @@ def running_writer(folder, **options):
 
 @asynccontextmanager
 async def connected(writer, n_clients=1):
-    """Lend connections of rankers; if several, the writer has accepted all: during a commit it accepts none."""
+    """Lend connections of rankers."""
     clients = [WriterClient(writer.path) for _ in range(n_clients)]
     await asyncio.wait_for(asyncio.gather(*(client.connect() for client in clients)), SOON)
-    if n_clients > 1:
-        await asyncio.wait_for(asyncio.gather(*(client.ping() for client in clients)), SOON)
     try:
         yield clients
     finally:
