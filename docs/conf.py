@@ -50,6 +50,15 @@ def drop_links_out(app, name, source):
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", keep_or_drop, source[0])
 
 
+def add_navigation(app, name, source):
+    """Make the sidebar from the list of all pages in index.md: one caption for each point, its links in their order."""
+    if name == "index":
+        for caption, links in re.findall(r"^- \*\*(.*?)\*\*:(.*?)(?=^- |^$)", source[0], re.DOTALL | re.MULTILINE):
+            pages = "\n".join(re.findall(r"\]\((.*?)\.md\)", links))
+            source[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n{pages}\n```\n"
+
+
 def setup(app):
     app.connect("builder-inited", write_reference)
     app.connect("source-read", drop_links_out)
+    app.connect("source-read", add_navigation)

@@ -21,55 +21,66 @@ from service.http.request import Limits
 from service.rank.quotas import Quotas
 
 
+def _table(*rows):
+    """Return rows of cells as a Markdown table; the first is its head."""
+    head, *others = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *others])
+
+
 def http_page():
     """Return every route of the service, and the types of what is sent."""
     document = create_app(None, None, keys=None).openapi()
-    lines = ["# HTTP", "", document["info"]["description"].strip(), ""]
-    lines += [
-        "A path below `/v1` also exists below `/v1/loops/{loop}`, unless it is about all loops. [The API](api.md)"
-    ]
-    lines += ["explains the calls, with examples.", ""]
-    tag = ""
+    parts, tag = [HTTP.format(description=document["info"]["description"].strip())], ""
     for path, methods in shortened(document)["paths"].items():
         for method, route in methods.items():
-            if route["tags"] != ["azure"]:  # docs/guides/azure-personalizer.md has these
-                if route["tags"] != [tag]:
-                    [tag] = route["tags"]
-                    lines += [f"## {tag.capitalize()}", "", TAGS[tag], ""]
-                lines += _route(method, path, route)
-    lines += ["## Types", ""]
-    for name in sorted(_reachable(document, "\n".join(lines))):
-        lines += _type(name, document["components"]["schemas"][name])
-    return "\n".join(lines)
+            if route["tags"] == ["azure"]:  # docs/guides/azure-personalizer.md has these
+                continue
+            if route["tags"] != [tag]:
+                [tag] = route["tags"]
+                parts.append(f"## {tag.capitalize()}\n\n{TAGS[tag]}")
+            parts.append(_route(method, path, route))
+    names = sorted(_reachable(document, "".join(parts)))
+    types = [_type(name, document["components"]["schemas"][name]) for name in names]
+    return "\n\n".join([*parts, "## Types", *types, ""])
+
+
+HTTP = """# HTTP
+
+{description}
+
+A path below `/v1` also exists below `/v1/loops/{{loop}}`, unless it is about all loops. [The API](api.md) explains the
+calls, with examples."""
 
 
 def _route(method, path, route):
-    yield from (f"### {method.upper()} {path}", "", route["summary"], "")
-    for parameter in route.get("parameters", []):
-        kind = _kind(parameter.get("schema", {}))
-        yield f"- `{parameter['name']}` in the {parameter['in']}: {kind}"
-    body = route.get("requestBody", {}).get("content", {})
-    for media, content in body.items():
-        yield f"- body, `{media}`: {_kind(content['schema']) if 'schema' in content else 'bytes'}"
-    for status, response in route["responses"].items():
-        if status.startswith("2"):
-            for media, content in response.get("content", {}).items():
-                yield f"- {status}, `{media}`: {_kind(content.get('schema', {}))}"
-            if not response.get("content"):
-                yield f"- {status}"
-    errors = [status for status in sorted(route["responses"]) if not status.startswith("2")]
-    yield from ((f"- {', '.join(errors)}: [Error](#error)", "") if errors else ("",))
+    """Return a route: what it takes, what it returns, how it fails."""
+    parameters = [
+        f"`{one['name']}` in the {one['in']}: {_kind(one.get('schema', {}))}" for one in route.get("parameters", [])
+    ]
+    bodies = [
+        f"body, `{media}`: {_kind(content['schema']) if 'schema' in content else 'bytes'}"
+        for media, content in route.get("requestBody", {}).get("content", {}).items()
+    ]
+    replies, errors = [], []
+    for status, response in sorted(route["responses"].items()):
+        media = response.get("content", {})
+        if not status.startswith("2"):
+            errors.append(status)
+        else:
+            replies += [f"{status}, `{kind}`: {_kind(media[kind].get('schema', {}))}" for kind in media] or [status]
+    failures = [f"{', '.join(errors)}: [Error](#error)"] if errors else []
+    points = "\n".join(f"- {point}" for point in [*parameters, *bodies, *replies, *failures])
+    return f"### {method.upper()} {path}\n\n{route['summary']}\n\n{points}"
 
 
 def _type(name, schema):
-    yield from (f"### {name}", "")
-    if schema.get("description"):
-        yield from (schema["description"].replace("``", "`").partition("\n\n")[0], "")
-    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    """Return a type with its fields."""
+    text = schema.get("description", "").replace("``", "`").partition("\n\n")[0]
+    rows = [("field", "type", "default", "meaning")]
     for field, kind in schema.get("properties", {}).items():
         default = "required" if field in schema.get("required", []) else f"`{json.dumps(kind.get('default'))}`"
-        yield f"| `{field}` | {_kind(kind)} | {default} | {kind.get('description', '')} |"
-    yield ""
+        rows.append((f"`{field}`", _kind(kind), default, kind.get("description", "")))
+    return "\n\n".join(part for part in (f"### {name}", text, _table(*rows)) if part)
 
 
 def _kind(schema):
@@ -104,13 +115,12 @@ def _reachable(document, text):
 
 def cli_page():
     """Return every command with its arguments and options."""
-    lines = ["# Command line", "", "`fedres COMMAND --help` prints the same.", ""]
+    parts = ["# Command line", "`fedres COMMAND --help` prints the same."]
     for name, command in _commands("fedres", typer.main.get_command(app)):
-        lines += [f"## {name}", "", _text(command.help), ""]
-        parameters = [one for one in command.params if one.name != "help"]
-        if parameters:
-            lines += ["| | default | |", "|---|---|---|", *map(_parameter, parameters), ""]
-    return "\n".join(lines)
+        parts += [f"## {name}", _text(command.help)]
+        parameters = [_parameter(one) for one in command.params if one.name != "help"]
+        parts += [_table(("", "default", ""), *parameters)] if parameters else []
+    return "\n\n".join([*parts, ""])
 
 
 def _commands(name, command):
@@ -125,7 +135,7 @@ def _parameter(parameter):
     words = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
     default = parameter.default
     shown = "" if default is None or default is False or callable(default) or parameter.required else f"`{default}`"
-    return f"| {', '.join(f'`{word}`' for word in words)} | {shown} | {_text(getattr(parameter, 'help', ''))} |"
+    return ", ".join(f"`{word}`" for word in words), shown, _text(getattr(parameter, "help", ""))
 
 
 def _text(help_text):
@@ -140,79 +150,82 @@ def _text(help_text):
 def metrics_page():
     """Return every metric with its help."""
     shown = metrics.text({}, log=dict.fromkeys(metrics.LOG_FIGURES, 0.0)).decode()
-    lines = ["# Metrics", "", "`/metrics` has these figures for Prometheus; those of a loop have the label `loop`."]
-    lines += ["[Monitor](../operate/monitor.md) says which to watch.", "", "| metric | meaning |", "|---|---|"]
     figures = re.findall(r"# HELP (fedres_\w+(?<!_created)) (.*)", shown)
-    lines += [f"| `{name}` | {text} |" for name, text in figures]
-    return "\n".join([*lines, ""])
+    rows = [(f"`{name}`", text) for name, text in figures]
+    return f"""# Metrics
+
+`/metrics` has these figures for Prometheus; those of a loop have the label `loop`. [Monitor](../operate/monitor.md)
+says which to watch.
+
+{_table(("metric", "meaning"), *rows)}
+"""
 
 
 def errors_page():
     """Return every error code with its status and meaning."""
-    lines = [
-        "# Errors",
-        "",
-        "Every error has the same shape: a code for programs, a message for people, and the field or object",
-    ]
-    lines += ["it is about (or `null`):", "", "```json"]
-    lines += [
-        '{"error": {"code": "invalid_settings", "message": "epsilon must be in [0, 1], got 2.0", "target": "epsilon"}}'
-    ]
-    lines += [
-        "```",
-        "",
-        "A request that gets 400 or 422 never succeeds as it is; one that gets 503, or 429 with a code of this table,",
-    ]
-    lines += [
-        "does later. [Quotas](limits.md#quotas) have codes of their own with 429, which waiting does not change.",
-        "",
-    ]
-    lines += ["| status | code | meaning, and what to do |", "|---|---|---|"]
-    lines += [f"| {status} | `{code}` | {text} |" for status, codes in ERRORS.items() for code, text in codes.items()]
-    return "\n".join([*lines, ""])
+    rows = [(status, f"`{code}`", text) for status, codes in ERRORS.items() for code, text in codes.items()]
+    return f"""# Errors
+
+Every error has the same shape: a code for programs, a message for people, and the field or object it is about (or
+`null`):
+
+```json
+{{"error": {{"code": "invalid_settings", "message": "epsilon must be in [0, 1], got 2.0", "target": "epsilon"}}}}
+```
+
+A request that gets 400 or 422 never succeeds as it is; one that gets 503, or 429 with a code of this table, does later.
+[Quotas](limits.md#quotas) have codes of their own with 429, which waiting does not change.
+
+{_table(("status", "code", "meaning, and what to do"), *rows)}
+"""
 
 
 def limits_page():
     """Return every limit of a request, and every quota of a loop."""
-    lines = ["# Limits", "", "A request beyond one of these gets 413, 422, 429 or 408 ([errors](errors.md)).", ""]
-    lines += ["| at most | what |", "|---:|---|"]
     figures = [(getattr(Limits(), name), text) for name, text in LIMITS.items()]
     figures += [(getattr(FeatureLimits(), name), text) for name, text in FEATURE_LIMITS.items()]
-    lines += [f"| {number:,.0f} | {text} |" for number, text in [*figures, (LONGEST_ID, "characters in an id")]]
-    lines += [
-        "",
-        "## Quotas",
-        "",
-        "Of each loop, but for the last three, which are of the service. Requests that would need more",
-    ]
-    lines += [
-        "get 429 with the code; `/v1/status` shows the quotas.",
-        "",
-        "| at most | what | code |",
-        "|---:|---|---|",
-    ]
-    lines += [f"| {getattr(Quotas(), name):,} | {text} | `too_many_{name}` |" for name, text in QUOTAS.items()]
-    return "\n".join([*lines, ""])
+    limits = [(f"{number:,.0f}", text) for number, text in [*figures, (LONGEST_ID, "characters in an id")]]
+    quotas = [(f"{getattr(Quotas(), name):,}", text, f"`too_many_{name}`") for name, text in QUOTAS.items()]
+    return f"""# Limits
+
+A request beyond one of these gets 413, 422, 429 or 408 ([errors](errors.md)).
+
+{_table(("at most", "what"), *limits)}
+
+## Quotas
+
+Of each loop, but for the last three, which are of the service. Requests that would need more get 429 with the code;
+`/v1/status` shows the quotas.
+
+{_table(("at most", "what", "code"), *quotas)}
+"""
 
 
 def python_page():
     """Return the public classes and functions, for autodoc."""
-    lines = [
-        "# Python",
-        "",
-        "`fedres.client.Client` and `AsyncClient` need `pip install fedres`, the rest of `fedres` and `bandits`",
+    sections = "\n\n".join(map(_module, ("fedres.client", "fedres", "bandits", "libsvm_tasks")))
+    return f"""# Python
+
+`fedres.client.Client` and `AsyncClient` need `pip install fedres`, the rest of `fedres` and `bandits` the extra
+`learn`, and `libsvm_tasks` the extra `bench` ([install](../start/install.md)).
+
+{sections}
+"""
+
+
+def _module(name):
+    """Return the directives for what a module exports: functions, then classes."""
+    module = import_module(name)
+    public = [(word, getattr(module, word)) for word in module.__all__]
+    functions = [f".. autofunction:: {name}.{word}" for word, thing in public if isfunction(thing)]
+    classes = [
+        f".. autoclass:: {name}.{word}\n   :members:"
+        + "\n   :inherited-members:" * word.endswith(("Client", "Learner"))
+        for word, thing in public
+        if isclass(thing)
     ]
-    lines += ["the extra `learn`, and `libsvm_tasks` the extra `bench` ([install](../start/install.md)).", ""]
-    for name in ("fedres.client", "fedres", "bandits", "libsvm_tasks"):
-        module = import_module(name)
-        public = [(word, getattr(module, word)) for word in module.__all__]
-        lines += [f"## {name}", "", "```{eval-rst}"]
-        lines += [f".. autofunction:: {name}.{word}" for word, thing in public if isfunction(thing)]
-        for word in (word for word, thing in public if isclass(thing)):
-            lines += [f".. autoclass:: {name}.{word}", "   :members:"]
-            lines += ["   :inherited-members:"] * (word.endswith(("Client", "Learner")))
-        lines += ["```", ""]
-    return "\n".join(lines)
+    directives = "\n".join([*functions, *classes])
+    return f"## {name}\n\n```{{eval-rst}}\n{directives}\n```"
 
 
 def typescript_page():

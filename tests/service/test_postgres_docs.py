@@ -81,7 +81,6 @@ def test_its_commands_run(tmp_path, database):
     made, erasing = BLOCKS["sql"]
     assert made.count("CREATE") == 2  # a role and a database, which the tests have
     assert options_of(BLOCKS["sh"][0]) == []
-    assert options_of(BLOCKS["sh"][2]) == ["--loops", "shop,news"]
     with running(MachineProcess(tmp_path / "a", database)) as [machine]:
         for user in USERS:
             asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}

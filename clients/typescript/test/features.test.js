@@ -8,7 +8,7 @@ import { expand, featureHash, hashed, pairKey } from "../features.js";
 
 const page = readFileSync(new URL("../../../docs/reference/hashing.md", import.meta.url), "utf8");
 const rows = (head) =>
-  page.split(head)[1].split("\n\n")[0].split("\n").slice(2).map((row) => row.split("|").slice(1, -1).map((cell) => cell.trim()));
+  page.split(head)[1].split("\n\n")[0].trimEnd().split("\n").slice(2).map((row) => row.split("|").slice(1, -1).map((cell) => cell.trim()));
 const name = (cell) => (cell === "(none)" ? null : cell.slice(1, -1));
 const hash = (cell) => (name(cell) === null ? 0 : featureHash(name(cell)));
 
