@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache, partial
 from importlib.metadata import version
+from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -17,7 +19,7 @@ from service.http.audit import Audit
 from service.http.hosts import Hosts
 from service.http.hot import hot_routes
 from service.http.keys import Keys
-from service.http.openapi import document, shortened
+from service.http.openapi import document
 from service.http.pages import PATHS, add_docs
 from service.http.replies import Receive, Scope, Send, failure
 from service.http.request import Limits
@@ -86,11 +88,8 @@ def create_app(
     app.add_exception_handler(HTTPException, _refused)
     for kind in (ApiError, StoreUnavailable, Exception):
         app.add_exception_handler(kind, _failed)
-    made = document(app, declared, limits)
-    if root_path:
-        made["servers"] = [{"url": root_path}]
-    app.openapi = lambda: made  # type: ignore[method-assign]  # the way FastAPI has for this
-    add_docs(app, msgspec.json.encode(made), msgspec.json.encode(shortened(made)))
+    app.openapi = cache(partial(_document, app, declared, limits, root_path))  # type: ignore[method-assign]
+    add_docs(app)
     app.first = Router(
         app.rest,
         [*declared, *page_routes()],
@@ -103,6 +102,14 @@ def create_app(
         access_log=access_log,
     )
     return app
+
+
+def _document(app: App, declared: Sequence[Route], limits: Limits, root_path: str) -> dict[str, Any]:
+    """Return the OpenAPI document, which takes longer to make than all else that a ranker starts with."""
+    made = document(app, declared, limits)
+    if root_path:
+        made["servers"] = [{"url": root_path}]
+    return made
 
 
 def declared_routes(context: RankerContext, status: Status, limits: Limits, root_path: str = "") -> list[Route]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from inspect import getsource
 from typing import Any
 
@@ -189,6 +190,7 @@ def _operation_id(route: Route) -> str:
     return "_".join([route.method.lower(), *(part.strip("{}") for part in route.path.split("/") if part)])
 
 
+@cache
 def field_descriptions(kind: type) -> dict[str, str]:
     """Return what a type's comments say of its fields, by their names in JSON: those that begin with ``#:``.
 

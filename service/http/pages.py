@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
+import msgspec
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
+
+from service.http.openapi import shortened
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -38,11 +42,11 @@ def source_hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
+def add_docs(app: FastAPI) -> None:
     """Add the document, the page and its files; addresses are relative, so that it works below any path.
 
-    The page shows the short document, which has each route once. Both are encoded once: anybody may read them, and
-    encoding takes 20 ms.
+    The page shows the short document, which has each route once. Both are made and encoded once, in a thread, when
+    somebody asks for one.
     """
     page = get_swagger_ui_html(
         openapi_url="docs/openapi.json",
@@ -55,10 +59,9 @@ def add_docs(app: FastAPI, document: bytes, short: bytes) -> None:
     [script] = re.findall("<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
     headers = {**HEADERS, "Content-Security-Policy": DOCS_POLICY.format(script=source_hash(script))}
 
-    json = "application/json"
-    app.add_api_route("/docs/openapi.json", fixed_response(short, json), include_in_schema=False)
+    app.add_api_route("/docs/openapi.json", json_response(lambda: shortened(app.openapi())), include_in_schema=False)
     app.add_api_route("/docs", fixed_response(bytes(page.body), "text/html", headers), include_in_schema=False)
-    app.add_api_route("/openapi.json", fixed_response(document, json), include_in_schema=False)
+    app.add_api_route("/openapi.json", json_response(lambda: app.openapi()), include_in_schema=False)
     for name, media_type in ASSETS.items():
         content = (files(PACKAGE) / "static" / name).read_bytes()
         app.add_api_route(f"/docs/{name}", fixed_response(content, media_type, CACHED), include_in_schema=False)
@@ -71,3 +74,9 @@ def fixed_response(content: bytes, media_type: str, headers: Mapping[str, str] |
         return Response(content, media_type=media_type, headers=headers)
 
     return send
+
+
+def json_response(make: Callable[[], object]) -> Callable[[], Response]:
+    """Return an endpoint that always sends the same, which is made the first time, in a thread."""
+    encoded = cache(lambda: msgspec.json.encode(make()))
+    return lambda: Response(encoded(), media_type="application/json")
