@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -90,15 +91,14 @@ def test_the_examples_of_its_readme_run(live):
 
 
 def test_its_types_are_those_of_the_service():
-    command = [sys.executable, "generate_types.py", "--check"]
-    env = {**os.environ, "PYTHONPATH": str(FOLDER.parents[1])}
-    assert subprocess.run(command, cwd=FOLDER, env=env, check=False).returncode == 0, "run generate_types.py"
+    command = [sys.executable, str(FOLDER / "generate_types.py"), "--check"]
+    assert forked.run(command).returncode == 0, "run generate_types.py"
 
 
 PACKAGES = Path(tempfile.gettempdir()) / f"fedres-typescript-{os.getuid()}"  # installed once, not in the repository
 STRICT = ("--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit")
 NO_NETWORK = "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH"
-TARGET = ("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable")
+TARGET = ("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable", "--skipDefaultLibCheck")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,6 @@ learner.Learner = partial(learner.Learner, snapshot_seconds=0.1)
 main()
 """,
 )
-TIMEOUT = 60.0  # seconds, of whatever a test of machines waits for
 DEADLINE = 120.0  # seconds, generous: until something happens that must
 
 
@@ -106,14 +106,18 @@ def served(command, folder, *, popen=Forked, end=signal.SIGTERM):
     assert process.returncode == 0
 
 
-def until(found, deadline=DEADLINE):
-    """Return the first result of ``found`` that is true."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        if result := found():
-            return result
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
+def until(condition, what="it"):
+    """Return the first result of ``condition`` that is true, whatever connections it loses before."""
+    pause, deadline, failure = 0.005, time.monotonic() + DEADLINE, None
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (httpx.TransportError, OSError, EOFError) as error:
+            failure = error
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.1)  # to ask a service takes it, and us, time that others need
+    raise AssertionError(f"{what} did not happen within {DEADLINE:g} s: {failure!r}")
 
 
 def has_ended(pid):
@@ -151,19 +155,6 @@ def _sockets(pid):
 
 
 # Machines that share a database
-
-
-def eventually(condition, what, seconds=TIMEOUT):
-    """Return what ``condition`` returns once that is true."""
-    deadline, failure = time.monotonic() + seconds, None
-    while time.monotonic() < deadline:
-        try:
-            if found := condition():
-                return found
-        except (httpx.TransportError, OSError, EOFError) as error:
-            failure = error
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s: {failure!r}")
 
 
 class MachineProcess:
@@ -211,8 +202,11 @@ class MachineProcess:
         self.process.stdout.close()
 
     def close(self):
+        """End it, and remove what the next start would."""
         self.kill()
         self.http.close()
+        for note in self.folder.glob("*-run"):
+            shutil.rmtree(note.read_text().strip(), ignore_errors=True)
 
     def ask(self, method, path, **options):
         return self.http.request(method, self.url + path, **options)
@@ -238,7 +232,7 @@ class MachineProcess:
         """Return the digest of a loop's models, with all that is in the log learned."""
         [note] = self.folder.glob("*-run")
         with socket.socket(socket.AF_UNIX) as learner:
-            learner.settimeout(TIMEOUT)
+            learner.settimeout(DEADLINE)
             learner.connect(str(Path(note.read_text().strip()) / "learner.sock"))
             learner.sendall(framed(Question("digest", loop)))
             answer = msgspec.msgpack.decode(receive_frame(learner.recv), type=Answer)

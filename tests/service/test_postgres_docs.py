@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 from forked import FEDRES, run
-from serving import MachineProcess, eventually, running
+from serving import MachineProcess, running, until
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "operate" / "postgresql.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def play(url, machines, database):
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
 
         def post(path, body):
-            return eventually(lambda: (reply := client.post(path, json=body)).status_code < 300 and reply, path)
+            return until(lambda: (reply := client.post(path, json=body)).status_code < 300 and reply, path)
 
         for k in range(40):
             if k == 20:
@@ -70,7 +70,7 @@ def play(url, machines, database):
             asked = {"user": USERS[k % 4], "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"e{k}"}
             post("/v1/rank", asked)
             post(f"/v1/events/e{k}/reward", {"value": 1})
-        eventually(lambda: client.get("/v1/status").json()["loops"]["default"]["rewarded_events"] == 40, "learning")
+        until(lambda: client.get("/v1/status").json()["loops"]["default"]["rewarded_events"] == 40, "learning")
         machines[0].start()
         assert machines[0].digest() == machines[1].digest()
     with psycopg.connect(database) as db:
@@ -88,7 +88,7 @@ def test_its_commands_run(tmp_path, database):
         command = [FEDRES, "keys", "add", "admin", "--store", database]
         key = run(command, check=True, cwd=tmp_path)
         bearer = {"Authorization": f"Bearer {key.stdout.strip()}"}
-        eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")
+        until(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")
         assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
         assert machine.stop() == 0
     with psycopg.connect(database, autocommit=True) as db:

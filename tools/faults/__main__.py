@@ -16,7 +16,6 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
 
 from fault_campaign import Campaign
 from fault_run import Service
-from fault_server import Nursery
 
 
 def progress(began):
@@ -28,19 +27,18 @@ def progress(began):
 
 async def run(options, folder):
     began = time.monotonic()
-    async with Nursery() as nursery:
-        service = Service(nursery, Path(folder, "store.db"), options.database)
-        campaign = Campaign(service, rankers=options.rankers, seed=options.seed, say=progress(began))
-        try:
-            await campaign.run(options.kills, options.pauses)
-        except BaseException as error:
-            campaign.found.append(f"the campaign ended early: {error!r}")
-            raise
-        finally:
-            print(f"\n{time.monotonic() - began:.0f} s", *campaign.table(), sep="\n", flush=True)
-            if options.errors:
-                print(service.server.errors()[-options.errors :], file=sys.stderr)
-            service.whereabouts.hang_up()
+    service = Service(Path(folder, "store.db"), options.database)
+    campaign = Campaign(service, rankers=options.rankers, seed=options.seed, say=progress(began))
+    try:
+        await campaign.run(options.kills, options.pauses)
+    except BaseException as error:
+        campaign.found.append(f"the campaign ended early: {error!r}")
+        raise
+    finally:
+        print(f"\n{time.monotonic() - began:.0f} s", *campaign.table(), sep="\n", flush=True)
+        if options.errors:
+            print(service.server.errors()[-options.errors :], file=sys.stderr)
+        await service.clear()
     return campaign.found
 
 

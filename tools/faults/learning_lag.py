@@ -18,7 +18,6 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "service" / "faults"))
 
 from fault_clients import Connection, request_for
 from fault_run import Service
-from fault_server import Nursery
 
 N_CONNECTIONS = 32
 
@@ -43,8 +42,8 @@ async def watch(service, n, learned):
 
 async def measure(rate, seconds, folder):
     """Return the decisions and rewards a second that were reached, and the lag of each reward in seconds."""
-    async with Nursery() as nursery:
-        service = Service(nursery, Path(folder, "store.db"))
+    service = Service(Path(folder, "store.db"))
+    try:
         await service.start()
         n, begin = int(rate * seconds / 2), time.monotonic() + 0.5
         slots = [(i, begin + 2 * i / rate) for i in range(n)]
@@ -53,7 +52,8 @@ async def measure(rate, seconds, folder):
             watch(service, n, learned),
             *(client(service, slots[k::N_CONNECTIONS], acknowledged) for k in range(N_CONNECTIONS)),
         )
-        service.whereabouts.hang_up()
+    finally:
+        await service.clear()
     times, counts = np.array(learned).T
     acknowledged = np.sort(acknowledged)
     lags = times[np.searchsorted(counts, np.arange(1, n + 1))] - acknowledged

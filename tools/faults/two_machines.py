@@ -16,7 +16,7 @@ sys.path[:0] = [str(SERVICE), str(SERVICE / "roles")]
 from conftest import Postgres  # noqa: E402
 from machines import Ledger, Load, digests, judge  # noqa: E402
 from proxies import StallingProxy  # noqa: E402
-from serving import MachineProcess, eventually, running  # noqa: E402
+from serving import MachineProcess, running, until  # noqa: E402
 
 LOOPS = ("default", "news")
 KILLED = ("ranker", "ranker", "learner", "learner", "log", "machine")
@@ -45,7 +45,7 @@ class Campaign:
             self.ledger.grow(5)
             machine.start()
         else:
-            eventually(lambda: machine.kill_role(what) or True, f"the death of a {what}")
+            until(lambda: machine.kill_role(what) or True, f"the death of a {what}")
             self.ledger.grow(5)
         self._count(f"kill -9 of a {what}")
 
@@ -59,11 +59,11 @@ class Campaign:
 
     def partition(self):
         self.proxy.stall()
-        eventually(lambda: not self.b.is_ready(), "b noticing")
+        until(lambda: not self.b.is_ready(), "b noticing")
         assert self.a.is_ready()
         time.sleep(self.rng.uniform(0.0, 5.0))
         self.proxy.heal()
-        eventually(self.b.is_ready, "b coming back")
+        until(self.b.is_ready, "b coming back")
         self.ledger.grow(5)
         self._count("partition between b and PostgreSQL")
 
@@ -76,7 +76,7 @@ class Campaign:
         self.rng.shuffle(faults)
         with running(*self.machines):
             self.a.ask("POST", "/v1/loops", json={"name": "news"})
-            eventually(lambda: "news" in self.b.ask("GET", "/v1/loops").json()["loops"], "b following")
+            until(lambda: "news" in self.b.ask("GET", "/v1/loops").json()["loops"], "b following")
             with Load(self.machines, self.ledger, seed=1, n_clients=6, loops=LOOPS):
                 for fault in faults:
                     fault()
@@ -86,7 +86,7 @@ class Campaign:
                 if len(set(found.values())) != 1:
                     wrong.append(f"models of {loop} differ: {found}")
                 told = sum(of == loop for of, _ in self.ledger.rewards.values())
-                states = [eventually(machine.status, "a status") for machine in self.machines]
+                states = [until(machine.status, "a status") for machine in self.machines]
                 counts = [state["loops"][loop]["rewarded_events"] for state in states]
                 if counts != [told] * 2:
                     wrong.append(f"{loop}: {told} events were rewarded, machines learned from {counts}")

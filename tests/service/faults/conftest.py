@@ -17,38 +17,27 @@ def runner():
         yield runner
 
 
-@pytest.fixture(scope="session")
-def nursery(runner):
-    from fault_server import Nursery
-
-    nursery = Nursery()
-    runner.run(nursery.__aenter__())
-    yield nursery
-    runner.run(nursery.__aexit__())
-
-
 @pytest.fixture
-def play(runner, nursery, tmp_path):
+def play(runner, tmp_path):
     """Run a scenario, an async function of a service on a new store."""
-    return _player(runner, nursery, tmp_path / "store.db")
+    return _player(runner, tmp_path / "store.db")
 
 
 @pytest.fixture
-def play_on_postgres(runner, nursery, tmp_path, database):
+def play_on_postgres(runner, tmp_path, database):
     """Run a scenario of a service whose log is in PostgreSQL."""
-    return _player(runner, nursery, tmp_path / "store", database)
+    return _player(runner, tmp_path / "store", database)
 
 
-def _player(runner, nursery, store, database=None):
+def _player(runner, store, database=None):
     from fault_run import Service
 
     async def run(scenario):
-        service = Service(nursery, store, database)
+        service = Service(store, database)
         try:
             async with asyncio.timeout(SOON):
                 await scenario(service)
         finally:
-            service.whereabouts.hang_up()
-            await nursery.clear()
+            await service.clear()
 
     return lambda scenario: runner.run(run(scenario))

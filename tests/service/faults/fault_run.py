@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fault_changers import SETTINGS
 from fault_clients import EARLIEST, SUMS, Client, Connection, Whereabouts, path_of
+from fault_server import RunningServer
 
 from service.learn.learner import replay
 from service.log.direct import is_pruned
@@ -37,10 +38,9 @@ LOOPS = (EARLIEST, SUMS)
 class Service:
     """One store, and whichever supervisor runs on it at the moment."""
 
-    def __init__(self, nursery, store, database=None):
+    def __init__(self, store, database=None):
         self.store, self.database, self.whereabouts = store, database, Whereabouts()
         self.server = None
-        self._nursery = nursery
         self._connection = Connection(self.whereabouts)
 
     async def start(self, **options):
@@ -50,7 +50,7 @@ class Service:
     async def begin(self, **options):
         """Start a service and do not wait for it."""
         self._connection.close()
-        self.server = await self._nursery.start(self.store, database=self.database, **options)
+        self.server = RunningServer(self.store, database=self.database, **options)
 
     async def wait_until_up(self):
         self.whereabouts.set(await self.server.url())
@@ -64,6 +64,13 @@ class Service:
         """End all processes of the service this very moment."""
         self.whereabouts.unset()
         await self.server.kill()
+
+    async def clear(self):
+        """End what runs, and remove what the next service on the store would."""
+        self.whereabouts.hang_up()
+        if self.server is not None:
+            await self.server.kill()
+            self.server.clean_up()
 
     async def stop(self, number):
         """Ask it to end; return its exit status."""

@@ -1,10 +1,8 @@
 """Several slots of a page over real HTTP."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
+import forked
 import pytest
 
 from service.http.request import Limits
@@ -57,8 +55,7 @@ def test_an_export_is_valued_by_the_service_and_the_command_line_alike(client, t
     inside = client.post("/v1/loops/valued/evaluations", json=asked).json()
     (tmp_path / "events.jsonl").write_bytes(client.get("/v1/loops/valued/events").content)
     words = ["evaluate", "events.jsonl", "--policy", "uniform", "--estimator", "ips", "--json", "value.json"]
-    fedres = Path(sys.executable).with_name("fedres")
-    done = subprocess.run([fedres, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = forked.run([forked.FEDRES, *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "value.json").read_text()) | {"events_since": None} == inside
     logged, uniform = inside["rows"]

@@ -118,33 +118,32 @@ async def explore(engine, n, seed, batch=100):
 EXPLORING = [{"policy": "epsilon-greedy", "epsilon": 0.4}, {"floor": 0.3}, {"policy": "squarecb", "gamma": 0.5}]
 
 
-@pytest.mark.parametrize("settings", EXPLORING, ids=["epsilon-greedy", "optimistic-squarecb", "squarecb"])
-def test_five_known_policies_are_valued_from_exported_events_within_three_standard_errors(tmp_path, settings):
+@pytest.fixture(scope="module", params=EXPLORING, ids=["epsilon-greedy", "optimistic-squarecb", "squarecb"])
+def explored(request, tmp_path_factory):
+    """Return 2,000 events as they are exported, and the records of their decisions."""
+
     async def story():
-        async with running(tmp_path) as engine:
-            await engine.put_settings("default", settings)
-            await explore(engine, 3_000, seed=0)
-            events = list(await engine.events("default"))
-        assert len(events) == 3_000
-        for chances in POLICIES.values():
-            kinds = [int(event["context"]["kind"][1]) for event in events]
-            target = [chances[kind][int(event["action"][1])] for kind, event in zip(kinds, events, strict=True)]
-            values = [t * e["reward"] / e["probability"] for t, e in zip(target, events, strict=True)]
-            truth = np.mean([np.dot(chances[kind], MEANS[kind]) for kind in kinds])
-            assert abs(np.mean(values) - truth) < 3 * np.std(values) / np.sqrt(len(values))
+        async with running(tmp_path_factory.mktemp("explored")) as engine:
+            await engine.put_settings("default", request.param)
+            await explore(engine, 2_000, seed=0)
+            return await engine.events("default"), [entry for entry in engine.logged() if entry.kind == "rank"]
 
-    asyncio.run(story())
+    return asyncio.run(story())
 
 
-@pytest.mark.parametrize("policy", ["optimistic-squarecb", "squarecb", "epsilon-greedy"])
-def test_actions_are_drawn_as_often_as_their_probabilities_say(tmp_path, policy):
-    async def story():
-        async with running(tmp_path) as engine:
-            await engine.put_settings("default", {"policy": policy})
-            await explore(engine, 2_000, seed=1)
-            return [entry for entry in engine.logged() if entry.kind == "rank"]
+def test_five_known_policies_are_valued_from_exported_events_within_three_standard_errors(explored):
+    events, _ = explored
+    assert len(events) == 2_000
+    for chances in POLICIES.values():
+        kinds = [int(event["context"]["kind"][1]) for event in events]
+        target = [chances[kind][int(event["action"][1])] for kind, event in zip(kinds, events, strict=True)]
+        values = [t * e["reward"] / e["probability"] for t, e in zip(target, events, strict=True)]
+        truth = np.mean([np.dot(chances[kind], MEANS[kind]) for kind in kinds])
+        assert abs(np.mean(values) - truth) < 3 * np.std(values) / np.sqrt(len(values))
 
-    decisions = [msgspec.json.decode(entry.body) for entry in asyncio.run(story())]
+
+def test_actions_are_drawn_as_often_as_their_probabilities_say(explored):
+    decisions = [msgspec.json.decode(entry.body) for entry in explored[1]]
     chances = np.array([decision["probabilities"] for decision in decisions])
     taken = np.eye(3)[[decision["action"] for decision in decisions]]
     assert chances.sum(1) == pytest.approx(1)

@@ -8,7 +8,7 @@ import threading
 import time
 
 import httpx
-from serving import TIMEOUT, eventually
+from serving import DEADLINE, until
 
 from service.learn.learner import replay
 from service.log.postgres import PostgresLog
@@ -28,16 +28,16 @@ class Ledger:
         self.refused = 0  # requests that were answered with 503 or not at all, and repeated
         self.wrong = []
 
-    def grow(self, by=20, seconds=TIMEOUT):
+    def grow(self, by=20):
         """Return once so many more events are complete."""
         wanted = len(self.rewards) + by
-        eventually(lambda: len(self.rewards) >= wanted or self.wrong, f"{by} more events", seconds)
+        until(lambda: len(self.rewards) >= wanted or self.wrong, f"{by} more events")
 
 
 class Load:
     """Clients that rank on one machine and send the reward to another; what fails they repeat until it is answered."""
 
-    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.0):
+    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.05):
         self.machines, self.ledger, self.loops, self.pause = machines, ledger, loops, pause
         self._stopping = threading.Event()
         self._threads = [
@@ -76,7 +76,7 @@ class Load:
         self.ledger.rewards[event] = (loop, value)
 
     def _repeat(self, http, rng, path, body):
-        deadline = time.monotonic() + 2 * TIMEOUT
+        deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             machine = rng.choice(self.machines)
             try:

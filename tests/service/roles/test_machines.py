@@ -9,7 +9,7 @@ import time
 import pytest
 from machines import ACTIONS, Ledger, Load, digests, judge
 from proxies import StallingProxy
-from serving import MachineProcess, eventually, running
+from serving import MachineProcess, running, until
 
 from service.http.key_table import KeyTable
 from service.http.keys import Keys
@@ -90,12 +90,12 @@ def test_a_restart_of_the_database_costs_nothing_that_was_acknowledged(world):
         for how in ("fast", "immediate"):
             world.ledger.grow()
             world.postgres.stop(how)
-            refused = eventually(lambda: (reply := reward(world.a, "x")).status_code == 503 and reply, "a refusal")
+            refused = until(lambda: (reply := reward(world.a, "x")).status_code == 503 and reply, "a refusal")
             assert refused.json()["error"]["code"] == "store_io"
             world.postgres.start()
             world.ledger.grow()
     for machine in world.machines:
-        eventually(machine.is_ready, "readiness")
+        until(machine.is_ready, "readiness")
     world.check()
 
 
@@ -106,12 +106,12 @@ def test_a_machine_without_the_database_says_so_and_comes_back(world):
     asking.start()
     with world.load([world.a]):
         world.ledger.grow()
-        eventually(lambda: not world.b.is_ready(), "b noticing")
+        until(lambda: not world.b.is_ready(), "b noticing")
         assert world.a.is_ready()
         asking.join()
         assert [reply.status_code for reply in replies] == [503]
         world.proxy.heal()
-        eventually(world.b.is_ready, "b coming back")
+        until(world.b.is_ready, "b coming back")
     known = rank(world.b, "during the partition").json()  # whether or not the first attempt was stored
     world.ledger.ranks["during the partition"] = ("default", known["action"], known["probability"])
     with world.load():
@@ -121,12 +121,12 @@ def test_a_machine_without_the_database_says_so_and_comes_back(world):
 
 def test_a_wait_time_ends_once_for_all_machines(world):
     assert world.a.ask("POST", "/v1/loops", json={"name": "short", "settings": {"wait_time": 0.2}}).status_code == 201
-    eventually(lambda: "short" in world.b.ask("GET", "/v1/loops").json()["loops"], "b following the loop")
+    until(lambda: "short" in world.b.ask("GET", "/v1/loops").json()["loops"], "b following the loop")
     for k, machine in enumerate(world.machines):
         body = {"user": "anna", "context": {}, "actions": ACTIONS, "event_id": f"short {k}"}
         assert machine.ask("POST", "/v1/loops/short/rank", json=body).status_code == 200
     for machine in world.machines:
-        eventually(lambda: machine.status()["loops"]["short"]["learned_events"] == 2, "the end of the wait")  # noqa: B023
+        until(lambda: machine.status()["loops"]["short"]["learned_events"] == 2, "the end of the wait")  # noqa: B023
     assert len(set(digests(world.machines, world.database, world.folder, "short").values())) == 1
 
 
@@ -134,7 +134,7 @@ def test_pages_and_feedback_are_learned_by_both_machines_and_answered_once(world
     items = [{"id": f"film {k}", "features": {"genre": "drama" if k % 2 else "comedy"}} for k in range(40)]
     assert world.a.ask("POST", "/v1/loops", json={"name": "films"}).status_code == 201
     assert world.a.ask("PUT", "/v1/loops/films/actions", json={"put": items}).status_code == 204
-    eventually(lambda: len(world.b.ask("GET", "/v1/loops/films/actions").json()["actions"]) == 40, "b's catalogue")
+    until(lambda: len(world.b.ask("GET", "/v1/loops/films/actions").json()["actions"]) == 40, "b's catalogue")
     told = [
         {"event_id": f"rating {k}", "user": f"u{k % 5}", "action": f"film {k % 40}", "reward": k % 2} for k in range(60)
     ]
@@ -148,7 +148,7 @@ def test_pages_and_feedback_are_learned_by_both_machines_and_answered_once(world
             path = f"/v1/loops/films/events/{item['event_id']}/reward"
             assert other.ask("POST", path, json={"value": place % 2}).status_code == 204
     for machine in world.machines:
-        eventually(lambda: machine.status()["loops"]["films"]["rewarded_events"] == 60, "learning")  # noqa: B023
+        until(lambda: machine.status()["loops"]["films"]["rewarded_events"] == 60, "learning")  # noqa: B023
     assert len(set(digests(world.machines, world.database, world.folder, "films").values())) == 1
 
 
@@ -158,12 +158,12 @@ def test_a_user_is_erased_from_all_machines_whoever_is_asked(world):
         assert rank(world.a, f"of {user}", user).status_code == 200
         assert reward(world.b, f"of {user}").status_code == 204
         for one in world.machines:
-            eventually(lambda: one.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")  # noqa: B023
+            until(lambda: one.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")  # noqa: B023
             one.digest()  # writes the snapshot
         assert machine.ask("DELETE", f"/v1/users/{user}", timeout=60).status_code == 204
         assert user.encode() not in _models(machine)
         for one in world.machines:
-            eventually(lambda: user.encode() not in _models(one), "clean files")  # noqa: B023
+            until(lambda: user.encode() not in _models(one), "clean files")  # noqa: B023
             assert one.ask("GET", f"/v1/users/{user}/model").status_code == 404
         assert world.postgres.ask(f"SELECT count(*) FROM fedres.log WHERE \"user\" = '{user}'") == [(0,)]
     assert len(set(digests(world.machines, world.database, world.folder).values())) == 1
@@ -177,7 +177,7 @@ def test_a_machine_that_was_away_during_an_erasure_catches_up(world):
     user = "missed"
     assert rank(world.a, f"of {user}", user).status_code == 200
     assert reward(world.a, f"of {user}").status_code == 204
-    eventually(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")
+    until(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 200, "a model")
     world.proxy.stall()
     with world.load([world.a], n_clients=1):
         world.ledger.grow(5)
@@ -186,8 +186,8 @@ def test_a_machine_that_was_away_during_an_erasure_catches_up(world):
         assert world.a.ask("DELETE", f"/v1/users/{user}", timeout=60).status_code == 204
         world.ledger.grow(5)
     world.proxy.heal()
-    eventually(world.b.is_ready, "b coming back")
-    eventually(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 404, "b forgetting")
+    until(world.b.is_ready, "b coming back")
+    until(lambda: world.b.ask("GET", f"/v1/users/{user}/model").status_code == 404, "b forgetting")
     assert user.encode() not in _models(world.b)
     assert len(set(digests(world.machines, world.database, world.folder).values())) == 1
 
@@ -213,7 +213,7 @@ def test_keys_are_shared_and_known_while_the_database_is_away(world):
     key = keys.add("admin")
     bearer = {"Authorization": f"Bearer {key}"}
     for machine in world.machines:
-        eventually(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")  # noqa: B023
+        until(lambda: machine.ask("GET", "/v1/loops").status_code == 401, "the key")  # noqa: B023
         assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
     world.postgres.stop("fast")
     time.sleep(1.1)  # longer than keys are cached
@@ -224,7 +224,7 @@ def test_keys_are_shared_and_known_while_the_database_is_away(world):
     [known] = keys.list()
     keys.revoke(known.id)
     for machine in world.machines:
-        eventually(lambda: machine.ask("GET", "/v1/loops", headers=bearer).status_code == 401, "its end")  # noqa: B023
+        until(lambda: machine.ask("GET", "/v1/loops", headers=bearer).status_code == 401, "its end")  # noqa: B023
     keys.close()
 
 
