@@ -19,7 +19,7 @@ def rewards(setup, policy="epsilon-greedy", **options):
 
 @pytest.mark.slow
 def test_fedres_is_ahead_of_both_baselines_where_clients_differ_in_part():
-    got = rewards(Setup("digits", clients=50, rounds=1500, rollouts=3, task="permuted"))
+    got = rewards(Setup("digits", clients=50, rounds=1500, rollouts=2, task="permuted"))
     assert (got["fedres"] - got["independent"]).min() > 0.03
     assert (got["fedres"] - got["central"]).min() > 0.03
 
@@ -27,7 +27,7 @@ def test_fedres_is_ahead_of_both_baselines_where_clients_differ_in_part():
 @pytest.mark.slow
 @pytest.mark.parametrize("features", ["half", "all"])
 def test_fedres_is_close_to_central_where_all_clients_have_the_same_task(features):
-    got = rewards(Setup("digits", 50, 1500, 3, "same", features))
+    got = rewards(Setup("digits", 50, 1500, 2, "same", features))
     assert (got["fedres"] - got["central"]).mean() > -0.03
     assert (got["fedres"] - got["independent"]).min() > 0.1
 

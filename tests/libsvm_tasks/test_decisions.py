@@ -221,7 +221,7 @@ def test_every_player_plays_and_repeats_itself(stream, player):
     entry = PLAYERS[player]
     if not entry.installed:
         pytest.skip(f"{player} needs the package {entry.package}, which is not part of the extra dev")
-    figures = [play(STREAMS[stream], entry.make(STREAMS[stream]), 5, 60) for _ in range(2)]
+    figures = [play(STREAMS[stream], entry.make(STREAMS[stream]), 5, 30) for _ in range(2)]
     assert figures[0] == figures[1]
     assert -1 <= figures[0] <= 1
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import threading
 from concurrent.futures import Future
+from http.client import HTTPConnection
 
 import httpx
 import uvloop
@@ -79,6 +80,19 @@ class Live:
     def client(self, key=None):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=False)
+
+    @contextlib.contextmanager
+    def asking(self):
+        """Lend a function for thousands of requests without a body, which take httpx four times as long."""
+
+        def ask(method, path, **headers):
+            connection.request(method, path, headers=headers)
+            with connection.getresponse() as reply:
+                reply.read()
+            return reply
+
+        with contextlib.closing(HTTPConnection(*self.address, timeout=30)) as connection:
+            yield ask
 
     def make_loop(self, name, **settings):
         with self.client() as http:
