@@ -11,14 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
 import pytest
-from forked import Forked, path
+from forked import Forked, path, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -100,38 +100,7 @@ def started(command, folder):
             rest.join()
 
 
-class Interpreter:
-    """Runs one example after the other, each in a namespace of its own: imports take longer than most of them."""
-
-    LOOP = """
-import contextlib, io, json, sys, traceback
-sys.path[0] = ""
-for line in sys.stdin:
-    printed, error = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile(json.loads(line), "example", "exec"), {"__name__": "__main__"})
-        except BaseException:
-            error = traceback.format_exc()
-    print(json.dumps([printed.getvalue(), error]), flush=True)
-"""
-
-    def __init__(self, folder):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, "-c", self.LOOP], cwd=folder, env=ENV, **pipes)
-
-    def run(self, code):
-        self.process.stdin.write(json.dumps(code) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait(60)
-
-
-def follow(page, folder, stack, addresses, interpreter):
+def follow(page, folder, stack, addresses):
     """Do what a page says; return what its commands and examples printed."""
     printed = []
     for block in blocks(page):
@@ -144,9 +113,9 @@ def follow(page, folder, stack, addresses, interpreter):
             port = re.search(r"--port (\d+)", code)
             addresses[port[1] if port else "8000"] = stack.enter_context(started(code, folder))
         elif block.language == "python":
-            said, error = interpreter.run(code)
-            assert error is None, f"{page.name}: {block.code}\n{said}\n{error}"
-            printed.append(said)
+            done = run([sys.executable, "-c", code], cwd=folder)
+            assert done.returncode == 0, f"{page.name}: {block.code}\n{done.stdout}\n{done.stderr}"
+            printed.append(done.stdout)
         elif block.language == "sh":
             code = code.replace("curl -s", "curl -sS --fail-with-body")
             command = ["sh", "-e", "-c", code]
@@ -161,7 +130,7 @@ def follow(page, folder, stack, addresses, interpreter):
 @pytest.mark.slow
 def test_the_tutorial_leads_to_a_page_that_learns(tmp_path):
     with ExitStack() as stack:
-        first, visits, explained = follow(TUTORIAL, tmp_path, stack, {}, None)
+        first, visits, explained = follow(TUTORIAL, tmp_path, stack, {})
     assert json.loads(first)["probability"] == pytest.approx(1 / 3)
     clicks = [int(number) for number in re.findall(r": (\d+) clicks", visits)]
     assert max(clicks[0], 75) < clicks[-1]
@@ -173,9 +142,8 @@ def test_the_tutorial_leads_to_a_page_that_learns(tmp_path):
 def test_the_guides_do_what_they_say(tmp_path):
     with ExitStack() as stack:  # one service for all: a start takes seconds
         url = stack.enter_context(started("fedres serve", tmp_path))
-        interpreter = stack.enter_context(closing(Interpreter(tmp_path)))
         for page in HERE:
-            follow(page, tmp_path, stack, {"8000": url}, interpreter)
+            follow(page, tmp_path, stack, {"8000": url})
         if shutil.which("node") is None:
             pytest.skip("node is not installed: all guides but the part on Next.js were followed")
         visit(tmp_path, url)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
+from serving import served
 
 from research.fair.table import EXPERIMENTS
 from research.reproduce.registry import read_claims
@@ -59,26 +61,18 @@ def test_it_reports_no_method_that_only_an_experiment_has():
 def test_its_curl_lines_and_its_python_work_as_printed(tmp_path):
     [python] = [code for lang, code in BLOCKS if lang == "py"]
     lines = [line for lang, code in BLOCKS if lang == "sh" for line in code.splitlines() if line.startswith("curl")]
-    command = [Path(sys.executable).with_name("fedres"), "serve", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            said = iter(server.stdout.readline, "")
-            url = next(found[0] for line in said if (found := re.search(r"http://[\d.]+:\d+", line)))
-            answers = [
-                subprocess.run(
-                    [*shlex.split(line.replace("http://127.0.0.1:8000", url)), "--fail-with-body"],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                for line in lines
-            ]
-            code = (
-                python.replace("http://127.0.0.1:8000", url) + "    assert client.flush() and not decision.fallback\n"
-            )
-            subprocess.run([sys.executable, "-c", code], check=True)
-        finally:
-            server.terminate()
+    with served([forked.FEDRES, "serve"], tmp_path) as (url, _):
+        answers = [
+            subprocess.run(
+                [*shlex.split(line.replace("http://127.0.0.1:8000", url)), "--fail-with-body"],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for line in lines
+        ]
+        code = python.replace("http://127.0.0.1:8000", url) + "    assert client.flush() and not decision.fallback\n"
+        forked.run([sys.executable, "-c", code], check=True)
     assert '"action":' in answers[0]
     assert answers[1] == ""
     assert all(answer.endswith("\n") for answer in answers if answer)
