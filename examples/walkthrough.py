@@ -64,7 +64,7 @@ def second_loop(client: httpx.Client) -> None:
 def export_and_evaluate(client: httpx.Client) -> None:
     Path("events.jsonl").write_bytes(client.get("/v1/events").raise_for_status().content)
     wanted = {"policies": ["uniform", "constant:coffee"], "estimators": ["snips"]}
-    print("valued:", client.post("/v1/evaluations", json=wanted).raise_for_status().json())
+    print("estimated:", client.post("/v1/evaluations", json=wanted).raise_for_status().json())
 
 
 with httpx.Client(base_url=URL, timeout=30) as client:

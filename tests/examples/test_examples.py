@@ -32,7 +32,7 @@ def url(tmp_path):
         ),
         (
             [sys.executable, EXAMPLES / "walkthrough.py"],
-            ["shared by all", "in a batch", "on a page", "epsilon 0.2", "valued"],
+            ["shared by all", "in a batch", "on a page", "epsilon 0.2", "estimated"],
         ),
     ],
 )

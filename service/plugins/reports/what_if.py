@@ -20,12 +20,12 @@ from service.plugins.reports.lift import Bounds
 from service.plugins.reports.report import LEAST_EVALUATED, FinishedDecision, evaluated
 from service.settings import Settings
 
-CHANGEABLE = ("policy", "epsilon", "gamma", "floor")  # settings that the log can value
+CHANGEABLE = ("policy", "epsilon", "gamma", "floor")  # settings that can be estimated from the log
 MOST_EVALUATED = 10_000  # events, the newest
 OPTIMISTIC = "optimistic-squarecb"
 
 
-class SettingsValue(msgspec.Struct):
+class SettingsEstimate(msgspec.Struct):
     """Changed settings, and what the loop would have earned per event under them, exploration included."""
 
     settings: dict[str, Any]  # as PATCH /settings takes them
@@ -40,7 +40,7 @@ class WhatIf(msgspec.Struct):
 
     events: int  # finished decisions of the policy that this is about
     logged: Bounds | None  # what they earned; null below 100 of them
-    valued: list[SettingsValue]
+    estimates: list[SettingsEstimate]
 
 
 def candidates(now: Settings) -> list[dict[str, Any]]:
@@ -68,28 +68,30 @@ def what_if(
     now: Settings,
     all_changes: Sequence[dict[str, Any]],
 ) -> WhatIf:
-    """Return values on events in which every action had a chance; ``settings`` are those in force, by position."""
+    """Return estimates from events in which every action had a chance; ``settings`` are those in force, by position."""
     events = events[-MOST_EVALUATED:]
     if len(events) < LEAST_EVALUATED:
         missing = f"{LEAST_EVALUATED} decisions are needed, and there are {len(events)} so far"
-        return WhatIf(len(events), None, [SettingsValue(changes, None, None, None, missing) for changes in all_changes])
-    values = [_value_of(changes, events, settings, now) for changes in all_changes]
+        return WhatIf(
+            len(events), None, [SettingsEstimate(changes, None, None, None, missing) for changes in all_changes]
+        )
+    estimates = [_estimate(changes, events, settings, now) for changes in all_changes]
     [logged] = evaluated(events, [], now.reward_range)
-    return WhatIf(len(events), Bounds(logged.value, logged.low, logged.high), values)
+    return WhatIf(len(events), Bounds(logged.value, logged.low, logged.high), estimates)
 
 
-def _value_of(
+def _estimate(
     changes: dict[str, Any], events: Sequence[FinishedDecision], settings: Mapping[int, Settings], now: Settings
-) -> SettingsValue:
+) -> SettingsEstimate:
     new = changed(now, changes)
     targets = {event.event_id: _target(event, settings[event.settings], new) for event in events}
     evaluable = [event for event in events if targets[event.event_id]]
     if len(evaluable) < LEAST_EVALUATED:
         missing = f"only {len(evaluable)} of the decisions were made by {new.policy}, whose widths are not in the log"
-        return SettingsValue(changes, None, None, None, missing)
+        return SettingsEstimate(changes, None, None, None, missing)
     _, row = evaluated(evaluable, [lambda event: targets[event.event_id] or []], now.reward_range)
     difference = Bounds(row.difference, row.difference_low, row.difference_high)
-    return SettingsValue(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
+    return SettingsEstimate(changes, Bounds(row.value, row.low, row.high), difference, float(row.ess), row.warning)
 
 
 def _target(decision: FinishedDecision, then: Settings, new: Settings) -> list[float] | None:

@@ -81,17 +81,17 @@ def test_other_settings_are_valued_from_logged_scores_and_probabilities():
     wanted = [{"policy": "greedy"}, {"epsilon": 1.0}, {"policy": "squarecb", "gamma": 1e9}, {"epsilon": 0.5}]
     found = what_if(events, {1: now}, now, wanted)
     truths = [0.8, 0.5, 0.8, 0.65]
-    for one, truth in zip(found.valued, truths, strict=True):
+    for one, truth in zip(found.estimates, truths, strict=True):
         assert one.reward.low < truth < one.reward.high
         assert one.reward.value == pytest.approx(truth, abs=0.05)
         assert one.difference.low < truth - 0.65 < one.difference.high
-    assert found.valued[0].difference.low > 0
-    assert found.valued[3].difference.value == pytest.approx(0.0, abs=1e-12)  # nothing changes
+    assert found.estimates[0].difference.low > 0
+    assert found.estimates[3].difference.value == pytest.approx(0.0, abs=1e-12)  # nothing changes
     few = what_if(events[:99], {1: now}, now, wanted)
-    assert [one.reward for one in few.valued] == [None] * 4
+    assert [one.reward for one in few.estimates] == [None] * 4
     unlike = [{"policy": "optimistic-squarecb"}]  # no widths in this log
     kalman = Settings(policy="epsilon-greedy")
-    assert what_if(events, {1: kalman}, kalman, unlike).valued[0].reward is None
+    assert what_if(events, {1: kalman}, kalman, unlike).estimates[0].reward is None
 
 
 def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabilities():
@@ -136,11 +136,11 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
             trusts = [(await personalization(engine.context, "default", [one])).trust for one in taken]
             assert trusts[0] > 0.2
             assert trusts[1] == 0.0
-            valued = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
-            assert valued.events == 150
-            assert valued.valued[0].settings == {"gamma": 75.0}
-            assert all(one.reward is not None for one in valued.valued)
-            await engine.patch_settings("default", valued.valued[0].settings)  # what "apply" does
+            estimated = msgspec.json.decode(await engine.what_if("default", []), type=WhatIf)
+            assert estimated.events == 150
+            assert estimated.estimates[0].settings == {"gamma": 75.0}
+            assert all(one.reward is not None for one in estimated.estimates)
+            await engine.patch_settings("default", estimated.estimates[0].settings)  # what "apply" does
             assert engine.settings("default")[1].gamma == 75.0
             for wrong in ([{"wait_time": 5}], [{"epsilon": 2}]):
                 assert (await refused(engine.what_if("default", wrong)))[0] == 422

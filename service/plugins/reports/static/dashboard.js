@@ -204,25 +204,25 @@ const features = r => wide(section("Features of the newest events", table(["of",
   [f.kind, f.name, number(f.importance, 2), percent(f.coverage), count(f.values), NOTES[f.note] ?? f.note]), [2, 3, 4])));
 
 const described = changes => Object.entries(changes).map(([name, value]) => `${name} = ${value ?? "default"}`).join(", ");
-const valued = new Map(); // by loop: what was asked for stays while the page is renewed
+const estimates = new Map(); // by loop: what was asked for stays while the page is renewed
 
 function whatIf(loop) {
   const holder = el("div"), fill = found => holder.replaceChildren(
     el("p", { class: "note" }, `Estimated from the newest ${count(found.events)} decisions of the policy, with the models that made them. They earned ${bounds(found.logged)} per event.`),
-    table(["settings", "reward per event", "difference", "note", ""], found.valued.map(one => [described(one.settings), bounds(one.reward), bounds(one.difference), one.warning,
+    table(["settings", "reward per event", "difference", "note", ""], found.estimates.map(one => [described(one.settings), bounds(one.reward), bounds(one.difference), one.warning,
       one.reward && el("button", { onclick: () => apply(loop, one) }, "Apply…")])));
   const button = el("button", { onclick: act(async () => {
-    valued.set(loop, await (await send(`${loopPath(loop)}/what-if`, "POST", {})).json());
-    fill(valued.get(loop));
+    estimates.set(loop, await (await send(`${loopPath(loop)}/what-if`, "POST", {})).json());
+    fill(estimates.get(loop));
   }) }, "Estimate other settings");
-  if (valued.has(loop)) fill(valued.get(loop));
+  if (estimates.has(loop)) fill(estimates.get(loop));
   return section("What if it explored differently?", el("p", {}, button), holder);
 }
 
 const apply = (loop, one) => confirm("Change these settings?", [el("p", {}, described(one.settings)),
   el("p", {}, `The estimated difference is ${bounds(one.difference)} per event. It takes effect at once, and needs an admin key.`)], "Apply", async () => {
   await send(`${loopPath(loop)}/settings`, "PATCH", one.settings);
-  valued.delete(loop);
+  estimates.delete(loop);
   await show(false);
   say("The settings are changed.");
 });
