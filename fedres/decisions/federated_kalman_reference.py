@@ -87,7 +87,7 @@ class Device:
         own.drift = NoDrift(-np.inf)  # its examples are few
         for name, of in server.fields.items():
             log_tau = DEVICE_LOG_TAU + min(of.own.log_tau - the.FIRST_LOG_TAU, 0.0)
-            own.fields[name] = Field(Fixed(), Fixed(log_tau), Fixed(log_tau), Fixed(log_tau))
+            own.fields[name] = Field(log_tau, log_tau, Fixed)
         counts: Counter[int] = Counter()
         for example in examples:
             self._adopt_scales(example)
@@ -108,7 +108,7 @@ class Device:
         self._adopt_scales(example)
         for name in map(int, example.action[2]):
             if (name or 1) not in self.own.fields and len(self.own.fields) < the.MAX_FIELDS:
-                self.own.fields[name or 1] = Field(Fixed(), *[Fixed(DEVICE_LOG_TAU) for _ in range(3)])
+                self.own.fields[name or 1] = Field(DEVICE_LOG_TAU, DEVICE_LOG_TAU, Fixed)
         own = part_of(self.own, example.context, example.action)
         shared = part_of(self.server, example.seen, example.action)
         event = Event(None, example.context, example.action, example.reward)

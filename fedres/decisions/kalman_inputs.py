@@ -24,6 +24,7 @@ from fedres.decisions.constants import (
     NUMBER_LIMIT,
     REBASE,
 )
+from fedres.decisions.elementary import exp, log
 from fedres.decisions.kalman_state import (
     BLOCKS,
     CONSTANT,
@@ -71,7 +72,7 @@ def find_scale(keys: Array, key: Key) -> Any:
 
 @bare_kernel
 def signed_log(value: float, unit: float) -> float:
-    return math.copysign(math.log1p(abs(value) / unit), value)
+    return math.copysign(log(1.0 + abs(value) / unit), value)
 
 
 @bare_kernel
@@ -410,9 +411,9 @@ def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
 
 
 @bare_kernel
-def prior_of(shared: Any, place: int, coordinate: int) -> float:
+def prior_of(shared: Any, place: int, coordinate: int) -> Any:
     """Return the prior variance of a coordinate that is in a block's covariance."""
-    return math.exp(shared.block_log_tau[place, min(coordinate, 1)])
+    return exp(shared.block_log_tau[place, min(coordinate, 1)])
 
 
 @bare_kernel
@@ -433,8 +434,8 @@ def rebase(shared: Any, place: int, constant: float, context: float, squares: Ar
     """
     mean, P, A, right = shared.means[place], shared.covariances[place], squares[0], squares[1]
     d = mean.size
-    of_constant = math.exp(-constant) - 1 / prior_of(shared, place, 0)
-    of_context = math.exp(-context) - 1 / prior_of(shared, place, 1)
+    of_constant = exp(-constant) - 1 / prior_of(shared, place, 0)
+    of_context = exp(-context) - 1 / prior_of(shared, place, 1)
     for i in range(d):
         for j in range(d):
             A[i, j], right[i, j] = P[i, j] * (of_context if j else of_constant), P[i, j]

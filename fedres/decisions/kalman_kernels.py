@@ -30,6 +30,7 @@ from fedres.decisions.constants import (
     MOST_NOISE,
     START_EVENTS,
 )
+from fedres.decisions.elementary import exp, log
 from fedres.decisions.kalman_inputs import (
     Key,
     action_blocks,
@@ -64,6 +65,10 @@ from fedres.decisions.kalman_own import (
 )
 from fedres.decisions.kalman_state import (
     ANYBODY,
+    AT_BIAS,
+    AT_BLOCK,
+    AT_FIELD,
+    AT_SLOT,
     BASES,
     BLOCKS,
     CONSTANT,
@@ -76,6 +81,7 @@ from fedres.decisions.kalman_state import (
     LENGTH,
     LIGHT,
     LOG_DRIFT,
+    MET,
     NOISE,
     OWN,
     OWN_BIAS,
@@ -302,7 +308,7 @@ def drift_idle(shared: Any, phi: float) -> None:
     drift[DRIFT_IDLE] += phi / max(shared.counts[BLOCKS] - 1, 1)
     if drift[DRIFT_IDLE] < IDLE_DRIFT:
         return
-    share = 1 - math.exp(-drift[DRIFT_IDLE])
+    share = 1 - exp(-drift[DRIFT_IDLE])
     for block in range(shared.counts[BLOCKS]):
         if shared.block_used[block] < drift[DRIFT_SINCE]:
             covariance = shared.covariances[block]
@@ -332,7 +338,7 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
 
 
 @bare_kernel
-def usual_tau(shared: Any, field: int) -> float:
+def usual_tau(shared: Any, field: int) -> Any:
     """Return the prior variance of what a block of the field says of a usual context, the mean of z."""
     constant, square = constant_input(shared.numbers[LENGTH]), 0.0
     for i in range(1, len(shared.moment)):
@@ -352,7 +358,7 @@ def step_light(shared: Any, field: int, said: float, error: float) -> None:
     shared.light_gains[field] += said * error
     shared.slope_squares[field, LIGHT] += said * said
     slack = math.sqrt(shared.numbers[NOISE] * shared.slope_squares[field, LIGHT])
-    log_tau = math.log(usual_tau(shared, field)) if shared.light_gains[field] + slack >= 0 else LEAST_LOG_TAU
+    log_tau = log(usual_tau(shared, field)) if shared.light_gains[field] + slack >= 0 else LEAST_LOG_TAU
     shared.log_tau[field, LIGHT] = min(max(log_tau, LEAST_LOG_TAU), MOST_LOG_TAU)
 
 
@@ -423,7 +429,8 @@ def learn_weights(
     """Let all weights of the blocks of an event take their Kalman step."""
     where, t_keys, t = scratch.where, scratch.t_keys[:n_tail], scratch.t[:n_tail]
     for f in range(n_blocks):
-        block, field, slot, bias, x = where[f, 0], where[f, 1], where[f, 2], where[f, 3], scratch.xs[f]
+        block, field, x = where[f, AT_BLOCK], where[f, AT_FIELD], scratch.xs[f]
+        slot, bias = where[f, AT_SLOT], where[f, AT_BIAS]
         if block >= 0:
             learn_core(shared, block, scratch.z, x, scratch.gains[f], error, q, ahead, phi)
         else:
@@ -444,12 +451,12 @@ def learn_weights(
 def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
     """Let all log τ of the blocks of an event follow their slopes; after the weights, which used the old ones."""
     for f in range(n_blocks):
-        field, slopes, factor = scratch.where[f, 1], scratch.slopes[f], error * scratch.xs[f]
+        field, slopes, factor = scratch.where[f, AT_FIELD], scratch.slopes[f], error * scratch.xs[f]
         step_prior(shared, field, OWN, factor * slopes[OWN])
         step_prior(shared, field, TAIL, factor * slopes[TAIL])
         step_prior(shared, field, OWN_BIAS, factor * slopes[OWN_BIAS])
         step_core(shared, field, factor * slopes[CONSTANT], factor * slopes[CORE])
-        if scratch.where[f, 0] < 0:
+        if scratch.where[f, AT_BLOCK] < 0:
             step_light(shared, field, scratch.xs[f] * slopes[LIGHT], error)
 
 
@@ -463,94 +470,129 @@ def step_noise(shared: Any, error: float, q: float, variance: float) -> None:
 
 
 @bare_kernel
+def read_event(scratch: Any, shared: Any, events: Any, e: int, new: bool) -> Any:
+    """Fill in the inputs and the features of an event; return the numbers of places, of the tail and of features."""
+    first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
+    n_places, n_tail = inputs_in(scratch, shared, events.hashes[first:middle], events.values[first:middle], new)
+    z, places = scratch.z, scratch.places[:n_places]
+    for a in range(n_places):
+        for b in range(n_places):
+            shared.moment[places[a], places[b]] += z[places[a]] * z[places[b]]
+    n_features = action_blocks(
+        shared, events.hashes[middle:last], events.values[middle:last], events.fields[middle:last], new,
+        scratch.keys, scratch.xs, scratch.names,
+    )  # fmt: skip
+    return n_places, n_tail, n_features
+
+
+@bare_kernel
+def open_own(scratch: Any, shared: Any, own: Array) -> None:
+    """Count an event of a personal model, and turn that to the present basis."""
+    if own[COUNT] == 0:
+        own[BASIS] = shared.counts[BASES] - 1
+    own[CLOCK] += 1
+    turn_own(shared, own, scratch)
+
+
+@bare_kernel
+def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features: int) -> int:
+    """Find room for the weights of an event's features and count their reuse; return how many there is room for."""
+    keys, where, m = scratch.keys, scratch.where, 0
+    for f in range(n_features):
+        key, field, met = keys[f], field_place(shared, scratch.names[f], True), 0
+        count_reuse(shared, field, ANYBODY, times_learned(shared, key))
+        if own.size:
+            met = times_met(own, key)
+            count_reuse(shared, field, USER, met)
+        block = touch_block(shared, key, field, scratch.squares)
+        row = touch_light(shared, key) if block < 0 else -1
+        if block < 0 and row < 0:
+            continue
+        keys[m], scratch.xs[m] = key, scratch.xs[f]
+        where[m, AT_BLOCK], where[m, AT_FIELD], where[m, MET] = block if block >= 0 else -1 - row, field, met
+        where[m, AT_SLOT], where[m, AT_BIAS] = -1, -1
+        if own.size:
+            where[m, AT_SLOT] = touch_slot(own, key, field, scratch.r.size, workspace.limit, met > 0)
+            where[m, AT_BIAS] = touch_bias(own, key, workspace.most_biases)
+        m += 1
+    return m
+
+
+@bare_kernel
+def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, n_tail: int) -> Any:
+    """Return mean and variance of all weights of a block at x = 1; fill in their gains, and slopes by log τ."""
+    where, slopes = scratch.where[f], scratch.slopes[f]
+    block, field, slot, bias = where[AT_BLOCK], where[AT_FIELD], where[AT_SLOT], where[AT_BIAS]
+    for side in range(slopes.size):
+        slopes[side] = 0.0
+    if block >= 0:
+        gain = scratch.gains[f]
+        mean, variance = core_part(shared, block, field, scratch.z, scratch.places[:n_places], gain)
+        slopes[CONSTANT], slopes[CORE] = core_slopes(shared, block, gain)
+    else:
+        light = shared.light[-1 - block]
+        mean, variance, _ = diagonal_part(light, 1.0, tau_of(shared, field, LIGHT))
+        if where[MET] == 0:
+            slopes[LIGHT] = diagonal_part(light, 1.0, usual_tau(shared, field))[0]
+    if n_tail:
+        tail_mean, tail_variance, slopes[TAIL] = tail_part(
+            shared, scratch.keys[f], scratch.t_keys[:n_tail], scratch.t[:n_tail], tau_of(shared, field, TAIL)
+        )
+        mean += tail_mean
+        variance += tail_variance
+    if slot >= 0:
+        tau, gain, root = tau_of(shared, field, OWN), scratch.own_gains[f], scratch.squares[0]
+        own_mean, own_variance = own_part(own, slot, scratch.r, tau, gain, root)
+        slopes[OWN] = own_slope(own, slot, scratch.r.size, tau, gain, root, scratch.own_weights[f])
+        mean += own_mean
+        variance += own_variance
+    if bias >= 0:
+        numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
+        bias_mean, bias_variance, slopes[OWN_BIAS] = diagonal_part(numbers, 1.0, tau_of(shared, field, OWN_BIAS))
+        mean += bias_mean
+        variance += bias_variance
+    return mean, variance
+
+
+@bare_kernel
+def slope_by_drift(scratch: Any, shared: Any, n_places: int, n_blocks: int) -> float:
+    """Return the slope of an event's mean by φ."""
+    slope, z, places = 0.0, scratch.z, scratch.places
+    for f in range(n_blocks):
+        block = scratch.where[f, AT_BLOCK]
+        for j in range(n_places if block >= 0 else 0):
+            slope += scratch.xs[f] * shared.mean_slopes[block, places[j]] * z[places[j]]
+    return slope
+
+
+@bare_kernel
 def learn_in(
     scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
 ) -> float:  # fmt: skip
-    k, squares = shared.bases.shape[2], 0.0
-    keys, xs, names, gains = scratch.keys, scratch.xs, scratch.names, scratch.gains
-    where, slopes, own_weights, own_gains = scratch.where, scratch.slopes, scratch.own_weights, scratch.own_gains
+    squares = 0.0
     for e in range(events.users.size):
         renew_basis(shared, scratch.squares)
-        first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
-        n_places, n_tail = inputs_in(scratch, shared, events.hashes[first:middle], events.values[first:middle], new)
-        z, places, t_keys, t, r = (
-            scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
-        )  # fmt: skip
-        for a in range(places.size):
-            for b in range(places.size):
-                shared.moment[places[a], places[b]] += z[places[a]] * z[places[b]]
-        user = events.users[e]
-        own = workspace.words[:0]
+        n_places, n_tail, n_features = read_event(scratch, shared, events, e, new)
+        user, own = events.users[e], workspace.words[:0]
         if user >= 0:
             own = workspace.words[workspace.starts[user] : workspace.starts[user + 1]]
-            if own[COUNT] == 0:
-                own[BASIS] = shared.counts[BASES] - 1
-            own[CLOCK] += 1
-            turn_own(shared, own, scratch)
-        n_blocks = action_blocks(
-            shared, events.hashes[middle:last], events.values[middle:last], events.fields[middle:last], new,
-            keys, xs, names,
-        )  # fmt: skip
-        mean, variance, m = 0.0, 0.0, 0
+            open_own(scratch, shared, own)
+        n_blocks = touch_all(scratch, shared, own, workspace, n_features)
+        mean, variance = 0.0, 0.0
         for f in range(n_blocks):
-            field = field_place(shared, names[f], True)
-            known = 0
-            count_reuse(shared, field, ANYBODY, times_learned(shared, keys[f]))
-            if user >= 0:
-                known = times_met(own, keys[f])
-                count_reuse(shared, field, USER, known)
-            block = touch_block(shared, keys[f], field, scratch.squares)
-            row = touch_light(shared, keys[f]) if block < 0 else -1
-            if block < 0 and row < 0:
-                continue
-            slot = touch_slot(own, keys[f], field, k, workspace.limit, known > 0) if user >= 0 else -1
-            bias = touch_bias(own, keys[f], workspace.most_biases) if user >= 0 else -1
-            for side in range(slopes.shape[1]):
-                slopes[m, side] = 0.0
-            if block >= 0:
-                part_mean, part_variance = core_part(shared, block, field, z, places, gains[m])
-                slopes[m, CONSTANT], slopes[m, CORE] = core_slopes(shared, block, gains[m])
-            else:
-                tau = tau_of(shared, field, LIGHT)
-                part_mean, part_variance, _ = diagonal_part(shared.light[row], 1.0, tau)
-                if known == 0:
-                    slopes[m, LIGHT] = diagonal_part(shared.light[row], 1.0, usual_tau(shared, field))[0]
-                block = -1 - row
-            if n_tail:
-                tail_mean, tail_variance, slopes[m, TAIL] = tail_part(
-                    shared, keys[f], t_keys, t, tau_of(shared, field, TAIL)
-                )
-                part_mean += tail_mean
-                part_variance += tail_variance
-            if slot >= 0:
-                tau, root = tau_of(shared, field, OWN), scratch.squares[0]
-                own_mean, own_variance = own_part(own, slot, r, tau, own_gains[m], root)
-                slopes[m, OWN] = own_slope(own, slot, k, tau, own_gains[m], root, own_weights[m])
-                part_mean += own_mean
-                part_variance += own_variance
-            if bias >= 0:
-                numbers = own[bias + BIAS_NUMBERS : bias + BIAS_WORDS].view(np.float32)
-                tau = tau_of(shared, field, OWN_BIAS)
-                own_mean, own_variance, slopes[m, OWN_BIAS] = diagonal_part(numbers, 1.0, tau)
-                part_mean += own_mean
-                part_variance += own_variance
-            mean += xs[f] * part_mean
-            variance += xs[f] * xs[f] * part_variance
-            keys[m], xs[m], where[m, 0], where[m, 1], where[m, 2] = keys[f], xs[f], block, field, slot
-            where[m, 3] = bias
-            m += 1
+            part_mean, part_variance = learning_part(scratch, shared, own, f, n_places, n_tail)
+            mean += scratch.xs[f] * part_mean
+            variance += scratch.xs[f] * scratch.xs[f] * part_variance
         error = (np.float64(events.rewards[e]) - low) / span - mean - beside[e, 0]
-        squares += error * error
         variance += beside[e, 1]
-        beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, m)
-        q, ahead, phi = shared.numbers[NOISE] + variance, 0.0, math.exp(shared.drift[LOG_DRIFT])
-        for f in range(m):
-            for j in range(places.size if where[f, 0] >= 0 else 0):
-                ahead += xs[f] * shared.mean_slopes[where[f, 0], places[j]] * z[places[j]]
-        learn_weights(scratch, shared, own, m, n_tail, error, q, ahead, phi)
-        step_priors(scratch, shared, m, error)
+        beside[e, 0], beside[e, 1] = error, length_of(scratch, n_places, n_tail, n_blocks)
+        q, phi = shared.numbers[NOISE] + variance, exp(shared.drift[LOG_DRIFT])
+        ahead = slope_by_drift(scratch, shared, n_places, n_blocks)
+        learn_weights(scratch, shared, own, n_blocks, n_tail, error, q, ahead, phi)
+        step_priors(scratch, shared, n_blocks, error)
         step_drift(shared, error * ahead)
         drift_idle(shared, phi)
         shared.counts[LEARNED] += 1
         step_noise(shared, error, q, variance)
+        squares += error * error
     return squares

@@ -23,6 +23,7 @@ from fedres.decisions.constants import (
     OWN_DENSE,
     SLOT_HEAD,
 )
+from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_inputs import Key
 from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, numbers_of, slot_words
 from fedres.local_learners.adagrad import bare_kernel, kernel
@@ -34,8 +35,8 @@ AGAIN = 1 << 31  # is added to the event that learned a bias last, if it was not
 
 
 @bare_kernel
-def tau_of(shared: Any, field: Any, side: int) -> float:
-    return math.exp(log_tau_of(shared, field, side))
+def tau_of(shared: Any, field: Any, side: int) -> Any:
+    return exp(log_tau_of(shared, field, side))
 
 
 @bare_kernel

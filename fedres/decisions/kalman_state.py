@@ -41,6 +41,9 @@ UNIT, MEAN, DEVIATION, RMS = range(4)  # of a scale's statistics
 # constant's weight in the core.
 OWN, TAIL, CORE, OWN_BIAS, LIGHT, CONSTANT = range(6)
 ANYBODY, USER = range(2)  # columns of ``reuse``: whether anybody, or the user, has learned a feature before
+# Columns of ``where``: the place of a block, or −1 − the row of a light entry; the place of its field, its personal
+# slot, the first word of its personal bias, and how often the user has met it.
+AT_BLOCK, AT_FIELD, AT_SLOT, AT_BIAS, MET = range(5)
 SCALE_SLOTS = 2048  # a power of two, of which MAX_SCALES are used
 
 
@@ -120,8 +123,7 @@ class Scratch(NamedTuple):
     keys: Array  # uint32, 1 + m: blocks
     xs: Array  # float64, 1 + m
     names: Array  # uint32, 1 + m: fields
-    where: Array  # int64, (1 + m) × 4: place of a block, or −1 − the row of a light entry; place of its field, personal
-    # slot, first word of a personal bias
+    where: Array  # int64, (1 + m) × 5: where the weights of a block are
     slopes: Array  # float64, (1 + m) × 6
     gains: Array  # float64, (1 + m) × d
     own_weights: Array  # float64, (1 + m) × k
@@ -141,7 +143,7 @@ def scratch_for(d: int, k: int, n_context: int, n_action: int, n_gains: int) -> 
         np.empty(m, np.uint32),
         np.empty(m),
         np.empty(m, np.uint32),
-        np.empty((m, 4), np.int64),
+        np.empty((m, 5), np.int64),
         np.empty((m, 6)),
         np.empty((n_gains, d)),
         np.empty((n_gains, k)),

@@ -1,35 +1,23 @@
-"""Residual Kalman with a learned personal prior: the readable twin of ``residual_kalman``, in plain NumPy.
+"""``residual-kalman`` in plain NumPy: the readable twin, which the compiled model is tested against.
 
-The reward of an action is linear. Each action feature f (an id, a category, a number) owns a *block*: one weight for
-each context coordinate. Block 0 is part of every action. All users share one Bayesian regression; each user has a small
-one on what the shared one leaves over. How far users may differ, the prior variance τ of personal weights, is
-learned from the stream, once for each field (the JSON key that an action feature came from).
+docs/how-it-works/decision-model.md has the equations and the reasons. Features are hashed: a context is (hashes,
+values), an action (hashes, values, fields), where a field is the JSON key that a feature came from; an action feature
+is a number if its hash is its field's or its value is not 1. Only learning changes anything, and what is kept is
+bounded: what was not learned for the longest time makes room, in the shared model and in each personal one.
 
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
     predict   m_a = Σ_f x_f (W_f·z + w_f·t + β_uf + w_uf·r)     over block 0 and the blocks of a
               v_a = Σ_f x_f² (ρ (z'P_f z + Σ c t²) + ρ_u (c_uf + r'C_uf r))   over the blocks of a but block 0
     learn     e = reward − m,  q = noise + v with block 0;  every block takes a Kalman step with the same e and q
-
-ρ is the share of a field's learned features that anybody, and ρ_u that the same user, learns more than once: exploring
-pays only where the answer is used again. It concerns predictions only; q has all of v.
-
-A feature has a dense block while there is room. Later ones have a *light* entry instead, one weight for all contexts,
-until they are learned often: then the block that was not learned for the longest time becomes a light entry.
-
-Features are hashed: a context is (hashes, values), an action (hashes, values, fields); an action feature is a number if
-its hash is its field's or its value is not 1. Only learning changes anything. What is kept is bounded: blocks that were
-not learned for the longest time make room, in the shared model and in each personal one. A user has a bias β for
-hundreds of features and weights w of directions for a few; a feature that is new to the user takes no other's place. A
-user's model is turned to a new basis when the user learns next, so that a renewal costs nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,11 +128,9 @@ class Field:
     """What is learned of a field of actions: priors of its kinds of weights, and its reuse."""
 
     def __init__(
-        self, own: Prior | None = None, tail: Prior | None = None, core: Prior | None = None,
-        constant: Prior | None = None,
+        self, shared: float = the.FIRST_SHARED_LOG_TAU, tail: float = the.FIRST_LOG_TAU, prior: type[Prior] = Prior
     ) -> None:  # fmt: skip
-        self.own, self.tail, self.core = own or Prior(), tail or Prior(), core or Prior(the.FIRST_SHARED_LOG_TAU)
-        self.constant = constant or Prior(the.FIRST_SHARED_LOG_TAU)
+        self.constant, self.core, self.tail, self.own = prior(shared), prior(shared), prior(tail), prior()
         self.bias, self.light = Prior(), LightPrior(the.LEAST_LOG_TAU)
         self.reuse, self.own_reuse = Reuse(), Reuse()
 
@@ -153,31 +139,13 @@ class Field:
         return np.array([self.constant.log_tau, *[self.core.log_tau] * (size - 1)])
 
 
-class Diagonal:
-    """Weights taken as independent, without their prior: c = 1/(1/τ + h), w = b·c. As τ moves, they move with it."""
+class Information:
+    """Weights in information form, without their prior: C = (H + I/τ)⁻¹, w = C b. As τ moves, they move with it.
+
+    A user's weights of directions, of which H is dense over the first; or one tail weight, bias or light entry.
+    """
 
     def __init__(self, size: int = 1) -> None:
-        self.b, self.h = np.zeros(size, np.float32), np.zeros(size, np.float32)
-
-    def predict(self, inputs: Array, tau: float) -> Array:
-        """Return mean Σ w i, variance Σ c i² and d mean/d log τ = Σ w i c/τ."""
-        c = 1 / (1 / tau + self.h.astype(float))
-        return np.array([self.b * c @ inputs, c @ inputs**2, self.b * c * c @ inputs / tau])
-
-    def learn(self, inputs: Array, tau: float, error: float, q: float) -> None:
-        """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
-        c = 1 / (1 / tau + self.h.astype(float))
-        self._set(self.b * c + c * inputs * error / q, self.h + inputs**2 / (q - c * inputs**2), tau)
-
-    def _set(self, mean: Array, h: Array, tau: float) -> None:
-        self.h = h.astype(np.float32)
-        self.b = (mean * (1 / tau + self.h.astype(float))).astype(np.float32)
-
-
-class Personal:
-    """A user's weights of a block, without their prior: C = (H + I/τ)⁻¹, w = C b; H is dense over the first only."""
-
-    def __init__(self, size: int) -> None:
         self.b, self.H = np.zeros(size, np.float32), np.zeros((size, size), np.float32)
         first = np.arange(size) < the.OWN_DENSE
         self.kept, self.first = np.eye(size) + np.outer(first, first) > 0, first
@@ -198,9 +166,9 @@ class Personal:
         rest = q - np.where(self.first, gain[self.first] @ r[self.first], gain * r)
         self._set(w + gain * error / q, self.H + np.outer(r, r) / rest, tau)
 
-    def turned(self, turn: Array, tau: float) -> Personal:
+    def turned(self, turn: Array, tau: float) -> Information:
         """Return it in another basis: means are turned, precisions keep what there is room for."""
-        found = Personal(len(self.b))
+        found = Information(len(self.b))
         found._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
         return found
 
@@ -235,16 +203,16 @@ class Dense:
     def drift(self, share: float) -> None:
         self.covariance += share * (np.diag(np.exp(self.log_tau)) - self.covariance)
 
-    def to_light(self, z: Array) -> Diagonal:
+    def to_light(self, z: Array) -> Information:
         """Return what it says of a usual context z: h is the precision that was learned, b that times the value."""
-        variance, light = z @ self.covariance @ z, Diagonal()
-        light.h[0] = max(float(1 / variance - 1 / (np.exp(self.log_tau) @ z**2)), 0.0)
+        variance, light = z @ self.covariance @ z, Information()
+        light.H[0, 0] = max(float(1 / variance - 1 / (np.exp(self.log_tau) @ z**2)), 0.0)
         light.b[0] = self.mean @ z / variance
         return light
 
-    def from_light(self, light: Diagonal, z: Array) -> None:
+    def from_light(self, light: Information, z: Array) -> None:
         """Learn what a light entry says: at a usual context z the value b/h, with the noise 1/h."""
-        gain, b, h = np.exp(self.log_tau) * z, float(light.b[0]), float(light.h[0])
+        gain, b, h = np.exp(self.log_tau) * z, float(light.b[0]), float(light.H[0, 0])
         self.mean = b * gain / (1 + h * (gain @ z))
         self.covariance = self.covariance - h * np.outer(gain, gain) / (1 + h * (gain @ z))
 
@@ -258,51 +226,65 @@ class Dense:
 
 @dataclass
 class Block:
-    """The weights of one action feature, of all users (``Dense``) or of one (``Personal``)."""
+    """The weights of one action feature."""
 
     key: int
     field: int
-    used: int
-    weights: Any
-    times: int = 1  # learned
+    weights: Any  # Dense, or Information of a light entry or of one user
+    used: int  # when it was learned last
+    times: int = 0  # learned
 
 
-@dataclass
+class Table:
+    """Blocks in rows, as many as there is room for."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.rows = limit, list[Block]()
+
+    def find(self, key: int) -> Block | None:
+        return next((block for block in self.rows if block.key == key), None)
+
+    def times(self, key: int) -> int:
+        return sum(block.times for block in self.rows if block.key == key)
+
+    def weights(self) -> dict[int, Any]:
+        return {block.key: block.weights for block in self.rows}
+
+    def touch(self, key: int, name: int, now: int, new: Any, window: Sequence[int] | None = None) -> Block | None:
+        """Return the block of a key, or one with these new weights; None if there is no room for it.
+
+        Without room it takes the row of the window that was learned least recently, unless that is part of this event.
+        """
+        block = self.find(key)
+        if block is None:
+            block, row = Block(key, name, new, now), len(self.rows)
+            if row == self.limit:
+                row = min(range(1, row) if window is None else window, key=lambda k: self.rows[k].used, default=-1)
+                if row < 0 or self.rows[row].used == now:
+                    return None
+            self.rows[row : row + 1] = [block]
+        block.used, block.times = now, block.times + 1
+        return block
+
+
 class Own:
     """A user's model."""
 
-    basis: int
-    clock: int = 0  # events learned
-    blocks: list[Block] = field(default_factory=list)
-    biases: list[Block] = field(default_factory=list)
+    def __init__(self, basis: int, n_blocks: int, n_biases: int) -> None:
+        self.basis, self.clock = basis, 0  # events learned
+        self.blocks, self.biases = Table(n_blocks), Table(n_biases)
 
 
-def weights_by_key(blocks: list[Block]) -> dict[int, Any]:
-    return {block.key: block.weights for block in blocks}
+class Used(NamedTuple):
+    """A feature in an event: its value, its field, its weights, and what they predict at x = 1 (``_part``)."""
 
-
-def times_learned(blocks: list[Block], key: int) -> int:
-    return sum(block.times for block in blocks if block.key == key)
-
-
-def touch(
-    blocks: list[Block], key: int, now: int, limit: int, make: Callable[[], Block], *, replaces: bool = True
-) -> Block | None:
-    """Return the block of a key, or a new one, if need be where the least recently used was; None if all are in use."""
-    for block in blocks:
-        if block.key == key:
-            block.used, block.times = now, block.times + 1
-            return block
-    if len(blocks) < limit:
-        blocks.append(make())
-        return blocks[-1]
-    if not replaces:
-        return None
-    oldest = min(range(1, limit), key=lambda k: blocks[k].used, default=0)  # block 0 stays
-    if blocks[oldest].used == now:
-        return None
-    blocks[oldest] = make()
-    return blocks[oldest]
+    key: int
+    x: float
+    of: Field
+    shared: Dense | Information
+    mine: Information | None
+    bias: Information | None
+    parts: Array
 
 
 def tail_place(block: int, coordinate: int, bits: int) -> int:
@@ -310,10 +292,6 @@ def tail_place(block: int, coordinate: int, bits: int) -> int:
     mixed = (block * 0x9E3779B1 ^ coordinate * 0x85EBCA77) & 0xFFFFFFFF
     mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
     return (mixed ^ mixed >> 13) & (1 << bits) - 1
-
-
-def _size(event: Event) -> int:
-    return len(event.context[0]) + len(event.action[0])
 
 
 class ResidualKalman:
@@ -324,9 +302,8 @@ class ResidualKalman:
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
         choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT,
     ) -> None:  # fmt: skip
-        self.max_light = max_light
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
-        self.max_blocks, self.tail_bits, self.own_bytes, self.own_size = max_blocks, tail_bits, own_bytes, own_size
+        self.tail_bits, self.own_bytes, self.own_size = tail_bits, own_bytes, own_size
         self.choice_events = choice_events
         self.first: list[Event] | None = []  # until they are learned again
         self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
@@ -334,9 +311,8 @@ class ResidualKalman:
         self.drift = Drift(the.LEAST_LOG_DRIFT)
         self.scales: dict[tuple[str, int], Scale] = {}
         self.fields: dict[int, Field] = {0: Field()}
-        self.blocks: list[Block] = []
-        self.light: list[Block] = []
-        self.tail: dict[int, Diagonal] = {}
+        self.blocks, self.light = Table(max_blocks), Table(max_light)
+        self.tail: dict[int, Information] = {}
         self.own: dict[Hashable, Own] = {}
 
     def predict(self, user: Hashable, context: Hashed, actions: Sequence[Action]) -> tuple[Array, Array]:
@@ -345,7 +321,7 @@ class ResidualKalman:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
         inputs = self._inputs(context)
         shared, mine = self.shared_weights(), self.own.get(user)
-        own, biases = self._turned(mine), weights_by_key(mine.biases) if mine else {}
+        own, biases = self._turned(mine), mine.biases.weights() if mine else {}
         sides = slice(None, 3 if user is None else 5)  # without a user there is no personal side
         base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0), biases.get(0))[0, sides].sum()
         found = []
@@ -361,9 +337,9 @@ class ResidualKalman:
         means, widths = np.array(found).T
         return means, widths
 
-    def shared_weights(self) -> dict[int, Dense | Diagonal]:
+    def shared_weights(self) -> dict[int, Dense | Information]:
         """Return those of all features; a feature with a block may have an old light entry."""
-        return weights_by_key(self.light) | weights_by_key(self.blocks)
+        return self.light.weights() | self.blocks.weights()
 
     def learn(self, event: Event) -> None:
         """Learn a reward. The first 16 begin the shared model; all first ones are kept until they are learned again."""
@@ -373,13 +349,9 @@ class ResidualKalman:
             self._learn(event, new=True)
         elif self.first and len(self.first) == the.START_EVENTS:
             self._begin(self.first)
-        if self.first and (len(self.first) == self.choice_events or sum(map(_size, self.first)) >= the.MOST_KEPT):
+        size = sum(len(kept.context[0]) + len(kept.action[0]) for kept in self.first or ())
+        if self.first and (len(self.first) == self.choice_events or size >= the.MOST_KEPT):
             self._choose()
-
-    def _begin(self, start: Sequence[Event]) -> None:
-        self._settle(start)
-        for each in start:
-            self._learn(each, new=False)
 
     def _choose(self) -> None:
         """Learn the first events again, with τ of one field at a time at 1 and of all others at .01; keep the best."""
@@ -387,12 +359,11 @@ class ResidualKalman:
         several = len(self.fields) > 2 and len(first) > the.START_EVENTS
         for main in [*self.fields][1 : 1 + the.CHOICE_FIELDS] if several else []:
             trial = type(self)(
-                (self.low, self.low + self.span), max_blocks=self.max_blocks, tail_bits=self.tail_bits,
-                own_bytes=self.own_bytes, own_size=self.own_size, max_light=self.max_light,
+                (self.low, self.low + self.span), max_blocks=self.blocks.limit, max_light=self.light.limit,
+                tail_bits=self.tail_bits, own_bytes=self.own_bytes, own_size=self.own_size,
             )  # fmt: skip
             for name in [*self.fields][1:]:
-                first_tau = the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU
-                trial.fields[name] = Field(core=Prior(first_tau), constant=Prior(first_tau))
+                trial.fields[name] = Field(the.FIRST_SHARED_LOG_TAU if name == main else the.FIRST_LOG_TAU)
             trial._begin(first[: the.START_EVENTS])
             squares = sum(trial._learn(each, new=True) ** 2 for each in first[the.START_EVENTS :])
             for name, of in self.fields.items():  # trials know no users
@@ -401,8 +372,8 @@ class ResidualKalman:
                 least, self.noise, self.drift = squares, trial.noise, trial.drift
                 self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
 
-    def _settle(self, start: Sequence[Event]) -> None:
-        """Choose the core by the start's contexts; one divisor for all makes their mean squared length 1."""
+    def _begin(self, start: Sequence[Event]) -> None:
+        """Choose the core by the start's contexts, of which one divisor makes the mean squared length 1; learn them."""
         counts: Counter[int] = Counter()
         for event in start:
             self._inputs_scaled(event.context, new=True)
@@ -412,7 +383,8 @@ class ResidualKalman:
         self.core |= {key: 1 + k for k, (_, key) in enumerate(frequent)}
         self.length, d = math.sqrt(1 + counts.total() / len(start)), len(self.core)
         self.bases, self.moment = [np.eye(d)[:, : self.own_size]], np.zeros((d, d))
-        self.own_limit = the.own_slots(min(d, self.own_size), self.own_bytes)
+        for event in start:
+            self._learn(event, new=False)
 
     def _scaled(self, kind: str, key: int, value: float, *, new: bool) -> float:
         if new and ((kind, key) in self.scales or len(self.scales) < the.MAX_SCALES):
@@ -464,15 +436,15 @@ class ResidualKalman:
         """
         z, t, r = inputs
         parts = np.zeros((3, 5))
-        if isinstance(shared, Diagonal):
+        if isinstance(shared, Information):
             parts[:, 1] = shared.predict(np.ones(1), of.light.tau)
         else:
             parts[:, :2] = (shared or Dense(of.log_tau(len(z)))).predict(z)
         for coordinate, value in t:
-            weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Diagonal()
+            weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Information()
             parts[:, 2] += weight.predict(np.array([value]), of.tail.tau)
-        parts[:, 3] = (own or Personal(len(r))).predict(r, of.own.tau)
-        parts[:, 4] = (bias or Diagonal()).predict(np.ones(1), of.bias.tau)
+        parts[:, 3] = (own or Information(len(r))).predict(r, of.own.tau)
+        parts[:, 4] = (bias or Information()).predict(np.ones(1), of.bias.tau)
         return parts
 
     def _usual(self) -> Array:
@@ -485,33 +457,27 @@ class ResidualKalman:
         return float(np.exp(of.log_tau(len(self.core))) @ self._usual() ** 2)
 
     def _touch(self, key: int, name: int, of: Field) -> Block | None:
-        """Return the block or the light entry that a feature learns in; None if all are in use by this event."""
-        now, usual = self.learned, self._usual()
-        light = next((each for each in self.light if each.key == key), None)
-        often = not self.max_light or (light is not None and light.times >= the.LIGHT_TIMES)
-        before, fresh = [*self.blocks], Dense(of.log_tau(len(usual)))
-        block = touch(self.blocks, key, now, self.max_blocks, lambda: Block(key, name, now, fresh), replaces=often)
-        if block is None and self.max_light:
+        """Return the block or the light entry that a feature learns in; None if there is no room for it."""
+        light, usual, before = self.light.find(key), self._usual(), [*self.blocks.rows]
+        often = not self.light.limit or (light is not None and light.times >= the.LIGHT_TIMES)
+        fresh = Dense(of.log_tau(len(usual)))
+        block = self.blocks.touch(key, name, self.learned, fresh, window=None if often else ())
+        if block is None:
             return self._touch_light(key, name)
-        if block and len(before) == self.max_blocks and block not in before and light:
-            gone = next(each for each in before if each not in self.blocks)
-            block.weights.from_light(light.weights, usual)
+        if light and block.weights is fresh:
+            fresh.from_light(light.weights, usual)
             block.times = light.times + 1
-            old = self._touch_light(gone.key, gone.field)
-            if old:
+            gone = next(each for each in before if each not in self.blocks.rows)
+            if old := self._touch_light(gone.key, gone.field):
                 old.weights, old.times, old.used = gone.weights.to_light(usual), gone.times, gone.used
+        elif block.weights is not fresh:
+            block.weights.rebase(of.log_tau(len(usual)))
         return block
 
     def _touch_light(self, key: int, name: int) -> Block | None:
-        now, n, fresh = self.learned, len(self.light), Block(key, name, self.learned, Diagonal())
-        if n < self.max_light or any(each.key == key for each in self.light):
-            return touch(self.light, key, now, self.max_light, lambda: fresh)
+        n = len(self.light.rows)
         window = [(key + k) % n for k in range(min(n, the.LIGHT_WINDOW))]
-        oldest = min(window, key=lambda row: self.light[row].used)
-        if self.light[oldest].used == now:
-            return None
-        self.light[oldest] = fresh
-        return fresh
+        return self.light.touch(key, name, self.learned, Information(), window)
 
     def _step_core(self, of: Field, of_constant: float, of_context: float) -> None:
         """Let priors of core weights follow their slopes: of the constant by itself where actions have one field."""
@@ -521,90 +487,110 @@ class ResidualKalman:
             of.constant.log_tau = of.core.log_tau
             return
         of.constant.step(of_constant if n >= start else 0.0)
-        of.core.step(of_context if n >= min(start, the.CONTEXT_TAU_EVENTS * len(self.blocks)) else 0.0)
+        of.core.step(of_context if n >= min(start, the.CONTEXT_TAU_EVENTS * len(self.blocks.rows)) else 0.0)
 
     def _drift_idle(self, phi: float) -> None:
         """Let blocks drift that are not learned, by φ in the time in which each block is learned once on average."""
         drift = self.drift
-        drift.idle += phi / max(len(self.blocks) - 1, 1)
+        drift.idle += phi / max(len(self.blocks.rows) - 1, 1)
         if drift.idle >= the.IDLE_DRIFT:
-            for block in self.blocks:
+            for block in self.blocks.rows:
                 if block.used < drift.since:
                     block.weights.drift(1 - math.exp(-drift.idle))
             drift.idle, drift.since = 0.0, self.learned + 1
 
-    def _turned(self, own: Own | None) -> dict[int, Personal]:
-        """Return a user's blocks by key, in the present basis."""
+    def _turned(self, own: Own | None) -> dict[int, Information]:
+        """Return a user's weights of directions by key, in the present basis."""
         if own is None or own.basis == len(self.bases) - 1:
-            return weights_by_key(own.blocks) if own else {}
+            return own.blocks.weights() if own else {}
         turn = self.bases[-1].T @ self.bases[own.basis]
-        return {block.key: block.weights.turned(turn, self._field(block.field).own.tau) for block in own.blocks}
+        return {block.key: block.weights.turned(turn, self._field(block.field).own.tau) for block in own.blocks.rows}
+
+    def _renew_basis(self) -> None:
+        """Take the leading eigenvectors of the mean of zz' at 32, 64, ... events; from twice the core's size on."""
+        n = self.learned
+        if n >= 2 * max(the.START_EVENTS, len(self.core)) and n & (n - 1) == 0 and len(self.bases) < the.MAX_BASES:
+            self.bases.append(eigenvectors(self.moment / n, self.own_size))
+
+    def _opened(self, user: Hashable) -> Own | None:
+        """Return the personal model that learns, in the present basis from now on."""
+        if user is None:
+            return None
+        n_blocks = the.own_slots(min(len(self.core), self.own_size), self.own_bytes)
+        fresh = Own(len(self.bases) - 1, n_blocks, the.own_biases(self.own_bytes))
+        own, turned = self.own.setdefault(user, fresh), self._turned(self.own[user])
+        for block in own.blocks.rows:
+            block.weights = turned[block.key]
+        own.basis, own.clock = len(self.bases) - 1, own.clock + 1
+        return own
+
+    def _use(self, key: int, x: float, name: int, inputs: Any, own: Own | None) -> Used | None:
+        """Find the weights that a feature of an event learns in, count its reuse, and predict; None without room."""
+        of, mine, bias, met = self._field(name, new=True), None, None, own.biases.times(key) if own else 0
+        of.reuse.add(self.blocks.times(key) or self.light.times(key))
+        if own:
+            of.own_reuse.add(met)
+        shared = self._touch(key, name, of)
+        if shared is None:
+            return None
+        if own:  # what is new to the user takes no other's directions
+            fresh = Information(len(inputs[2]))
+            mine = own.blocks.touch(key, name, own.clock, fresh, window=None if met else ())
+            bias = own.biases.touch(key, name, own.clock, Information())
+        own_weights, own_bias = mine.weights if mine else None, bias.weights if bias else None
+        parts = self._part(key, of, inputs, shared.weights, own_weights, own_bias)
+        parts[:, 3:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
+        if isinstance(shared.weights, Information):  # what it would predict, if it counts, for a user who is new to it
+            parts[2, 1] = 0.0 if met else shared.weights.predict(np.ones(1), self._usual_tau(of))[0]
+        return Used(key, x, of, shared.weights, own_weights, own_bias, parts)
 
     def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
-        n, d, bases = self.learned, len(self.core), len(self.bases)
-        if n >= 2 * max(the.START_EVENTS, d) and n & (n - 1) == 0 and bases < the.MAX_BASES:
-            self.bases.append(eigenvectors(self.moment / n, self.own_size))
-        z, t, r = inputs = self._inputs(event.context, new=new)
+        """Learn an event beside the mean and the variance of another model; return the error."""
+        self._renew_basis()
+        z, *_ = inputs = self._inputs(event.context, new=new)
         self.moment += np.outer(z, z)
-        own = None if event.user is None else self.own.setdefault(event.user, Own(len(self.bases) - 1))
-        if own:
-            own.clock += 1
-            turned = self._turned(own)
-            for block in own.blocks:
-                block.weights = turned[block.key]
-            own.basis = len(self.bases) - 1
-        used = []
-        for key, (x, name) in [(0, (1.0, 0)), *self._features(event.action, new=new).items()]:
-            of = self._field(name, new=True)
-            of.reuse.add(times_learned(self.blocks, key) or times_learned(self.light, key))
-            known = times_learned(own.biases, key) if own else 0
-            if own:
-                of.own_reuse.add(known)
-            shared = self._touch(key, name, of)
-            if shared is None:
-                continue
-            if isinstance(shared.weights, Dense):
-                shared.weights.rebase(of.log_tau(len(z)))
-            mine = own and touch(own.blocks, key, own.clock, self.own_limit,
-                                 lambda: Block(key, name, own.clock, Personal(len(r))),  # noqa: B023
-                                 replaces=known > 0)  # fmt: skip
-            bias = own and touch(own.biases, key, own.clock, the.own_biases(self.own_bytes),
-                                 lambda: Block(key, name, own.clock, Diagonal()))  # fmt: skip # noqa: B023
-            parts = self._part(key, of, inputs, shared.weights, mine and mine.weights, bias and bias.weights)
-            parts[:, 3:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
-            if isinstance(shared.weights, Diagonal):  # what it would say, if it counts, to a user who is new to it
-                parts[2, 1] = shared.weights.predict(np.ones(1), self._usual_tau(of))[0] if not known else 0.0
-            used.append((key, x, of, shared.weights, mine, bias, parts))
-        error = (event.reward - self.low) / self.span - sum(x * parts[0].sum() for _, x, *_, parts in used) - beside[0]
-        variance = sum(x * x * parts[1].sum() for _, x, *_, parts in used) + beside[1]
-        q = self.noise + variance  # expected error²
-        ahead = sum(x * float(w.slope @ z) for _, x, _, w, *_ in used if isinstance(w, Dense))  # d m/d φ
-        for key, x, of, shared, mine, bias, _ in used:
-            if isinstance(shared, Dense):
-                shared.learn(x * z, error, q, self.drift.tau, ahead)
-            else:
-                shared.learn(np.array([x]), of.light.tau, error, q)
-            for coordinate, value in t:
-                place = tail_place(key, coordinate, self.tail_bits)
-                self.tail.setdefault(place, Diagonal()).learn(np.array([x * value]), of.tail.tau, error, q)
-            if mine:
-                mine.weights.learn(x * r, of.own.tau, error, q)
-            if bias:
-                bias.weights.learn(np.array([x]), of.bias.tau, error, q)
-        for _, x, of, shared, *_, parts in used:  # after the weights: all of them used the old τ
-            slopes = error * x * parts[2]
-            if isinstance(shared, Dense):
-                self._step_core(of, slopes[0], slopes[1])
-            else:
-                of.light.count(x * parts[2, 1], error, self.noise, self._usual_tau(of))
-            for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
-                prior.step(slope)
+        own, features = self._opened(event.user), {0: (1.0, 0)} | self._features(event.action, new=new)
+        used = [use for key, (x, name) in features.items() if (use := self._use(key, x, name, inputs, own))]
+        error = (event.reward - self.low) / self.span - sum(use.x * use.parts[0].sum() for use in used) - beside[0]
+        variance = sum(use.x * use.x * use.parts[1].sum() for use in used) + beside[1]
+        ahead = sum(use.x * float(use.shared.slope @ z) for use in used if isinstance(use.shared, Dense))  # d m/d φ
+        for use in used:
+            self._learn_weights(use, inputs, error, self.noise + variance, ahead)
+        for use in used:  # after the weights: all of them used the old τ
+            self._step_priors(use, error)
         phi = self.drift.tau
-        self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
+        self.drift.step(error * ahead, moves=self.learned >= the.CORE_TAU_START)
         self._drift_idle(phi)
-        # Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate.
         self.learned += 1
-        square = (self.noise / q * error) ** 2 + self.noise * variance / q
-        rate = max(1 / (self.learned + 20), the.LEAST_NOISE_RATE)
-        self.noise = min(max(self.noise + rate * (square - self.noise), the.LEAST_NOISE), the.MOST_NOISE)
+        self._step_noise(error, variance)
         return float(error)
+
+    def _learn_weights(self, use: Used, inputs: Any, error: float, q: float, ahead: float) -> None:
+        (z, t, r), x, of = inputs, use.x, use.of
+        if isinstance(use.shared, Dense):
+            use.shared.learn(x * z, error, q, self.drift.tau, ahead)
+        else:
+            use.shared.learn(np.array([x]), of.light.tau, error, q)
+        for coordinate, value in t:
+            place = tail_place(use.key, coordinate, self.tail_bits)
+            self.tail.setdefault(place, Information()).learn(np.array([x * value]), of.tail.tau, error, q)
+        if use.mine:
+            use.mine.learn(x * r, of.own.tau, error, q)
+        if use.bias:
+            use.bias.learn(np.array([x]), of.bias.tau, error, q)
+
+    def _step_priors(self, use: Used, error: float) -> None:
+        of, slopes = use.of, error * use.x * use.parts[2]
+        if isinstance(use.shared, Dense):
+            self._step_core(of, slopes[0], slopes[1])
+        else:
+            of.light.count(use.x * use.parts[2, 1], error, self.noise, self._usual_tau(of))
+        for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
+            prior.step(slope)
+
+    def _step_noise(self, error: float, variance: float) -> None:
+        """Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate."""
+        q = self.noise + variance
+        square, rate = (self.noise / q * error) ** 2 + self.noise * variance / q, 1 / (self.learned + 20)
+        noise = self.noise + max(rate, the.LEAST_NOISE_RATE) * (square - self.noise)
+        self.noise = min(max(noise, the.LEAST_NOISE), the.MOST_NOISE)
