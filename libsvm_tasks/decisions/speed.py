@@ -1,4 +1,7 @@
-"""What residual-kalman costs: microseconds to decide and to learn, and bytes of a personal model."""
+"""What residual-kalman costs: microseconds to decide and to learn, and bytes of its models.
+
+``python -m libsvm_tasks.decisions.speed`` prints it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.decisions.constants import CORE_SIZE
 from fedres.decisions.kalman_kernels import predict
+from fedres.decisions.kalman_state import Events
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
 from fedres.local_learners.adagrad import kernel
 
@@ -46,3 +51,23 @@ def measure(repeats: int = 5) -> dict[str, float]:
         deciding.append((time.process_time() - start) / BATCH)
     largest = float(max(own.nbytes for own in owns))
     return {"decide_us": 1e6 * min(deciding), "learn_us": 1e6 * min(learning), "personal_bytes": largest}
+
+
+def catalogue_bytes(n_ids: int = 100_000) -> float:
+    """Return the bytes of a shared model that has learned so many ids, of contexts that fill the core."""
+    model, n_context = ResidualKalman(), CORE_SIZE - 1
+    hashes = np.tile(np.arange(1, n_context + 2, dtype=np.uint32), (n_ids, 1))
+    hashes[:, -1] = np.arange(1000, 1000 + n_ids)
+    fields, starts = np.full(hashes.size, 9, np.uint32), np.arange(n_ids + 1) * (n_context + 1)
+    rewards = (np.random.default_rng(0).random(n_ids) < 0.5).astype(np.float32)
+    model.learn(
+        Events(hashes.ravel(), np.ones(hashes.size, np.float32), fields, starts, np.full(n_ids, n_context), rewards,
+               np.full(n_ids, -1))
+    )  # fmt: skip
+    assert model.shared is not None
+    return float(sum(array.nbytes for array in model.shared))
+
+
+if __name__ == "__main__":
+    for name, value in {**measure(), "bytes_of_100000_ids": catalogue_bytes()}.items():
+        print(f"{name}: {value:,.1f}")
