@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer.testing
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
@@ -31,6 +32,7 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:  # a commit t
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 60 ms each, which every client of httpx pays
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # as long, for every command of a test
 
 
 @pytest.fixture(autouse=True)
