@@ -145,7 +145,8 @@ def drive(fleet: Fleet, url: str, folders: list[Path], rng: np.random.Generator,
             running[home] = subprocess.Popen([sys.executable, script, url, str(home)])
         while missing(running, "uploaded"):
             watch(folders, bar, progress, until=time.time() + 0.5)
-        time.sleep(0.2)  # the service publishes what it has learned
+        while not has_learned(url):  # else devices would be examined with models that change meanwhile
+            time.sleep(0.05)
         replace(folders[0].parent / "examination", "0")
         wait_for(running, "result.json")
     finally:
@@ -154,6 +155,12 @@ def drive(fleet: Fleet, url: str, folders: list[Path], rng: np.random.Generator,
             process.wait()
         progress.remove_task(bar)
     return fleet.kills
+
+
+def has_learned(url: str) -> bool:
+    """Return whether the models that a service has published know all of its log."""
+    status = httpx.get(f"{url}/v1/status").raise_for_status().json()
+    return bool(status["learned_position"] >= status["position"])
 
 
 def watch(folders: list[Path], bar: Any, progress: Progress, until: float) -> None:
@@ -186,12 +193,15 @@ def replace(file: Path, text: str) -> None:
 
 
 def read_uploads(store: Path) -> list[Upload]:
-    """Return the residuals in the order in which they were learned."""
+    """Return the residuals in the order in which they were learned, which is each device's own."""
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
-        rows = db.execute("SELECT position, user, body FROM log WHERE kind = 'residual' ORDER BY position").fetchall()
-    found = []
-    for position, client, body in rows:
-        said = json.loads(body)
+        order = "FROM log WHERE kind = 'residual' ORDER BY position"
+        rows = db.execute(f"SELECT position, event, user, body {order}").fetchall()
+    found, last = [], dict.fromkeys((client for _, _, client, _ in rows), 0)
+    for position, event, client, body in rows:
+        said, seq = json.loads(body), int(event.rpartition("/")[2])
+        assert last[client] < seq, f"upload {seq} of {client} was learned after {last[client]}"
+        last[client] = seq
         found.append(Upload(client, position, said["version"], said["local"]))
     return found
 
