@@ -264,11 +264,15 @@ def prepare(folder):
     from service.roles.config import METRICS_FOLDER
 
     os.environ[METRICS_FOLDER] = str(folder)
+    import typer.main
+
     import service.cli
     from service.roles import learner, ranker, supervisor, writer
     from service.roles.warm_up import warm_up
 
-    _ = (service.cli, learner, ranker, supervisor, writer)
+    _ = (learner, ranker, supervisor, writer)
+    typer.main.get_command = functools.cache(typer.main.get_command)  # all commands are made once, not in every process
+    typer.main.get_command(service.cli.app)
     warm_up()
     build_app()
 
