@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
@@ -54,6 +54,7 @@ def merged_classes(data, task):
     return set(data.label[task.rows[task.label < 0]]) | set(data.label[test_rows[task.test_label < 0]])
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_no_two_clients_share_a_training_row_and_no_training_row_is_a_test_row(drawn):
     _, _, task = drawn
@@ -61,6 +62,7 @@ def test_no_two_clients_share_a_training_row_and_no_training_row_is_a_test_row(d
     assert not np.isin(task.test_features[..., 0], task.rows).any()
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_training_and_test_rows_of_every_client_are_balanced(drawn):
     _, settings, task = drawn
@@ -75,6 +77,7 @@ def test_training_and_test_rows_of_every_client_are_balanced(drawn):
     assert (np.abs(task.test_label) == 1).all()
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_a_client_tells_the_merged_classes_from_one_other_class(drawn):
     data, settings, task = drawn
@@ -88,6 +91,7 @@ def test_a_client_tells_the_merged_classes_from_one_other_class(drawn):
     assert len(merged) <= max(1, 3 * data.n_classes // 10)
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_features_are_the_rows_of_the_dataset_as_they_are(drawn):
     data, _, task = drawn
@@ -96,6 +100,7 @@ def test_features_are_the_rows_of_the_dataset_as_they_are(drawn):
     assert task.features.dtype == task.test_features.dtype == np.float64
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_every_epoch_shows_each_row_of_a_client_once(drawn):
     _, settings, task = drawn
@@ -119,6 +124,7 @@ def test_global_and_local_features_are_two_halves_or_half_and_all(n_features, se
     assert same(half, everything, *(name for name in ALL_FIELDS if name != "local_features"))
 
 
+@settings(max_examples=50)
 @given(tasks())
 def test_the_same_seed_gives_the_same_task(drawn):
     data, settings, task = drawn

@@ -1,6 +1,7 @@
 """``fedres serve`` as processes: on a store of its own (``served``, ``serving``), or machines that share a database."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -58,7 +59,9 @@ class Serving:
         return {(one["role"], one["number"]): one for one in self.ask("/v1/status").json()["processes"]}
 
     def pid(self, role, number=0):
-        return self.processes()[role, number]["pid"]
+        """Return the process of a role as the supervisor knows it, 0 while it is being started again."""
+        known = json.loads((self.run_folder() / "processes.json").read_bytes())
+        return next(one["pid"] for one in known if (one["role"], one["number"]) == (role, number))
 
     def run_folder(self):
         return Path(Path(f"{self.store}-run").read_text().strip())

@@ -14,7 +14,7 @@ from service.plugins.recommend.requests import RecommendRequest
 from service.rank.requests import Action
 
 GENRES = ("drama", "comedy", "war", "noir")
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 SOON = 30  # decisions within which an item with a feature that nobody knows is shown; on pages of ten, three pages
 
 
