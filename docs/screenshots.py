@@ -17,6 +17,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -40,7 +41,7 @@ def picture_demo(browser: Browser, url: str) -> None:
     demo.locator("#compared li").first.wait_for()
     expect(demo.locator("#lift")).not_to_have_text("…")
     demo.get_by_role("button", name="Read").first.click()
-    demo.get_by_text("1 articles read").wait_for()
+    demo.get_by_text("1 article read").wait_for()
     demo.screenshot(path=HERE / "demo.png")
 
 
@@ -89,9 +90,15 @@ def tutorial(url: str) -> None:
 
 
 def shrink(picture: Path) -> None:
-    """Write a picture in 256 colors, which is half the size."""
+    """Write a picture in its 256 most frequent colors, which is half the size; areas keep their colors exactly."""
     with Image.open(picture) as taken:
-        taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+        pixels = np.asarray(taken.convert("RGB")).astype(int)
+    colors, which, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    frequent = colors[np.argsort(-counts)[:256]]
+    nearest = ((colors[:, None] - frequent) ** 2).sum(axis=2).argmin(axis=1)
+    made = Image.fromarray(nearest[which].reshape(pixels.shape[:2]).astype(np.uint8), "P")
+    made.putpalette(frequent.ravel().tolist())
+    made.save(picture, optimize=True)
 
 
 def main(url: str, loop: str = "demo", *more: str) -> None:

@@ -9,6 +9,7 @@ from fedres.checks import Array
 
 FEW_EVENTS, FEW_USERS, SMALL_SHARE = 50, 30, 0.05
 WEIGHT_ERRORS = 4.0  # standard errors by which the mean weight may miss 1
+LEAST_ERROR = 0.005  # by which it may miss 1 in any case: less is of no consequence
 
 
 def possible_weights(log: Log, target: Array) -> Array:
@@ -55,10 +56,10 @@ def weight_warning(weight: Array, unsupported: float = 0.0) -> str:
     if ess < FEW_EVENTS:
         found.append(f"effective sample size {ess:.1f} is below {FEW_EVENTS} events")
     elif ess < SMALL_SHARE * weight.size:
-        found.append(f"effective sample size {ess:.1f} is below {SMALL_SHARE:.0%} of {weight.size} events")
+        found.append(f"effective sample size {ess:.0f} is below {SMALL_SHARE:.0%} of {weight.size:,} events")
     if weight.sum() > 0 and weight.max() > SMALL_SHARE * weight.sum():
         found.append(f"one event carries {weight.max() / weight.sum():.1%} of all weight")
-    if abs(weight.mean() - 1) > WEIGHT_ERRORS * weight.std() / np.sqrt(weight.size) + 1e-6:
+    if abs(weight.mean() - 1) > WEIGHT_ERRORS * weight.std() / np.sqrt(weight.size) + LEAST_ERROR:
         found.append(f"weights average {weight.mean():.3g} instead of 1: missing support or wrong probabilities")
     return "; ".join(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -142,11 +143,19 @@ def sentence(measured: Lift) -> str:
         return f"Not enough data yet: {measured.missing}."
     value, low, high = measured.absolute
     verdict = "earns more than" if low > 0 else "earns less than" if high < 0 else "cannot be told apart yet from"
-    text = f"The policy {verdict} its control group: {value:+.4g} per event, 95% interval {low:+.4g} to {high:+.4g}"
+    each, least, most = _alike(value, low, high)
+    text = f"The policy {verdict} its control group: {each} per event, 95% interval {least} to {most}"
     if measured.relative is not None:
-        share, least, most = (f"{100 * bound:+.3g}%" for bound in measured.relative)
-        text += f"; {share} ({least} to {most})"
+        share, least, most = _alike(*(100 * bound for bound in measured.relative))
+        text += f"; {share}% ({least}% to {most}%)"
     return f"{text}. The interval is valid at any time."
+
+
+def _alike(value: float, low: float, high: float) -> list[str]:
+    """Return an estimate and its bounds with the decimals that the width deserves, as the dashboard does."""
+    width = high - low
+    places = max(0, 1 - math.floor(math.log10(width))) if 0 < width < math.inf else 4
+    return [f"{number:+,.{places}f}" for number in (value, low, high)]
 
 
 def _arm_report(arm: Arm, mean: float) -> ArmReport:

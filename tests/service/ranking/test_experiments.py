@@ -3,12 +3,14 @@
 import asyncio
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from machine import Clock, running
 from playing import refused, request
 
 from service.control_group import Control
+from service.plugins.reports.lift import sentence
 
 HALF = {"control": {"share": 0.5}}
 
@@ -171,3 +173,23 @@ def test_the_experiment_goes_on_after_a_restart(tmp_path):
             assert (await engine.lift("default")).began == began
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("absolute", "relative", "text"),
+    [
+        (
+            (0.5831, 0.45091, 0.7153),
+            (2.09, 1.1109, 4.76),
+            "more than its control group: +0.58 per event, 95% interval +0.45 to +0.72; +209% (+111% to +476%)",
+        ),
+        (
+            (-1234.5, -1600, -900),
+            None,
+            "less than its control group: -1,234 per event, 95% interval -1,600 to -900. The",
+        ),
+        ((0.0, 0.0, 0.0), None, "cannot be told apart yet from its control group: +0.0000 per event"),
+    ],
+)
+def test_the_sentence_has_as_many_decimals_as_the_interval_deserves(absolute, relative, text):
+    assert text in sentence(SimpleNamespace(absolute=absolute, relative=relative))

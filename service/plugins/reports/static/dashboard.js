@@ -1,5 +1,5 @@
 // The dashboard: its pages, and which one is shown.
-import { $, BOX, ROOT, act, ask, asTable, bars, bounds, confirm, count, curves, el, figures, iso, joined, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, sparkline, table, timeTicks, when, wide } from "./parts.js";
+import { $, BOX, ROOT, act, ask, asTable, average, bars, bounds, confirm, count, curves, el, figures, iso, joined, json, leave, legend, link, loopPath, number, percent, say, seconds, section, segment, send, several, sparkline, table, timeTicks, when, wide } from "./parts.js";
 import { cataloguePage, controlGroupButton, newestEventsPage, newLoop, settingsPage } from "./manage.js";
 
 const REFRESH = { status: 5000, report: 30000 };
@@ -39,7 +39,7 @@ async function summarize(names) { // one report at a time, and no more once the 
     if (Date.now() - (summaries.get(name)?.at ?? -Infinity) < SUMMARY_AGE) continue;
     const r = await json(`${loopPath(name)}/report`).catch(error => error.name == "AbortError" ? error : null);
     if (r instanceof Error || turn != shown) return;
-    summaries.set(name, { at: Date.now(), reward: () => r ? sparkline(`Reward of ${name} over time`, r.policy.reward) : "–",
+    summaries.set(name, { at: Date.now(), reward: () => r ? sparkline(`Reward of ${name} over time`, joined(r.policy).reward) : "–",
       lift: () => r?.lift ? gain(r.lift) : "–", alarms: () => r?.alarms.length ? r.alarms.map(one => one.code).join(", ") : "" });
     for (const node of document.querySelectorAll("[data-loop]"))
       if (node.dataset.loop == name) node.replaceChildren(summaries.get(name)[node.dataset.part]());
@@ -54,7 +54,7 @@ async function overview() {
     const found = all.filter(([name]) => name.toLowerCase().includes(filter.trim().toLowerCase()));
     const heads = ["loop", "reward over time", "lift", "alarms", "decisions", "mean reward", "control", "pending", "users", "learner lag"];
     holder.replaceChildren(table(heads, found.map(([name, g]) => [link(name, "loops", name), ...(g.ranks ? summaryCells(name) : ["", "", ""]),
-      count(g.ranks), number(g.policy_reward), number(g.control_reward), count(g.waiting_events), count(g.users), number(g.learner_lag_seconds, 2) + " s"]),
+      count(g.ranks), average(g.policy_reward), average(g.control_reward), count(g.waiting_events), count(g.users), number(g.learner_lag_seconds, 2) + " s"]),
     [4, 5, 6, 7, 8, 9]),
       ...(found.length ? [] : [el("p", { class: "note" }, "No loop has this name.")]));
   }
@@ -83,7 +83,7 @@ async function operations() {
       ["published", `${number(s.published_bytes / 2 ** 20)} MiB`], ["rebuilt from the log", count(s.rebuilt)]])),
     section("Processes", table(["role", "pid", "up", "restarts"], s.processes.map(p =>
       [p.role, p.pid, seconds(p.uptime_seconds), count(p.restarts)]), [1, 2, 3])),
-    section("Quotas", table(["of a loop", "at most"], Object.entries(s.quotas).map(([name, n]) => [name, count(n)]), [1])),
+    section("Quotas", table(["quota", "at most"], Object.entries(s.quotas).map(([name, n]) => [name, count(n)]), [1])),
     el("p", {}, el("a", { href: ROOT + "metrics" }, "Metrics for Prometheus"))];
 }
 
@@ -103,8 +103,8 @@ async function loopPage(loop, preview) {
   return loopParts(loop, g, await report, await personal);
 }
 
-const numbers = (g, ranks, r) => figures([["decisions", count(ranks)], ["mean reward", number(g ? g.policy_reward : mean(r.policy))],
-  ["control group", number(g ? g.control_reward : mean(r.control))],
+const numbers = (g, ranks, r) => figures([["decisions", count(ranks)], ["mean reward", average(g ? g.policy_reward : mean(r.policy))],
+  ["control group", average(g ? g.control_reward : mean(r.control))],
   ...(g ? [["users with a model", count(g.users)], ["learner lag", number(g.learner_lag_seconds, 2) + " s"]] : [])]);
 
 const pagesOf = loop => el("nav", { class: "pages", "aria-label": "Pages of the loop" },
@@ -127,6 +127,11 @@ function loopParts(loop, g, r, personal) {
       (r.events_since ? ` Events from before ${when(r.events_since)} were removed.` : ""))];
 }
 
+const POLICIES = {
+  logged: "logged: what the policy earned.", first: "first: always the first action of the request.",
+  uniform: "uniform: any action with the same probability.", likeliest: "likeliest: always the action that the policy prefers.",
+};
+
 function doesItPay(loop, r, live) {
   const values = r.values.filter(v => v.policy != r.lift?.baseline); // the control group measures that one
   return section("Does it earn more?", el("p", { class: "lead" }, r.lift ? r.lift.sentence :
@@ -137,8 +142,7 @@ function doesItPay(loop, r, live) {
       [o.outcome, number(o.control), number(o.treatment), bounds(o.absolute)])),
     values.length ? [table(["policy", "reward per event", "difference to logged", "note"], values.map(v =>
       [v.policy, bounds(v.reward), v.difference ? bounds(v.difference) : "", v.warning])),
-      el("p", { class: "note" }, "logged: what the policy earned. first: always the first action of the request. uniform: any action with the same probability. " +
-        "likeliest: always the action that the policy prefers. All but logged are estimates.")] : el("p", { class: "note" },
+      el("p", { class: "note" }, values.map(v => POLICIES[v.policy]).join(" ") + " All but logged are estimates.")] : el("p", { class: "note" },
       "Other policies are estimated once 100 decisions are finished in which every action had a chance."));
 }
 

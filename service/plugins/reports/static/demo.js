@@ -1,5 +1,5 @@
 // The news site of `fedres serve --demo`: one real reader among simulated ones.
-import { $, el, json, number, say, send } from "./parts.js";
+import { $, el, json, number, say, send, several, when } from "./parts.js";
 
 const LOOP = "v1/loops/demo", TOPICS = ["sport", "music", "food", "travel", "science"], READERS = 10, EVERY = 10000;
 const ARTICLES = TOPICS.flatMap(topic => ["short", "long"].map(length => ({ id: `${length}-${topic}`, features: { topic, length } })));
@@ -30,7 +30,7 @@ async function front() {
   decision = found;
   const order = [found.ranking.find(one => one.id == found.action), ...found.ranking.filter(one => one.id != found.action)];
   $("front").replaceChildren(
-    el("p", { class: "note" }, `${read} articles read. ${found.arm == "control" ? "You are in the control group: the editor decides, try another name." : ""}`),
+    el("p", { class: "note" }, `${several(read, "article")} read. ${found.arm == "control" ? "You are in the control group: the editor decides, try another name." : ""}`),
     list(order, found.action, found.explanations ?? [], id => el("button", { onclick: () => choose(id) }, "Read")),
     el("p", {}, el("button", { onclick: () => choose(null) }, "Nothing for me")));
 }
@@ -49,7 +49,7 @@ async function choose(id) {
 async function compare() {
   const { decisions } = await json(`${LOOP}/users/${encodeURIComponent($("other").value)}/decisions`);
   const [newest] = decisions;
-  $("compared").replaceChildren(...(newest ? [el("p", { class: "note" }, `Decided at ${newest.event.time}, ${newest.event.context.when}; reward ${newest.event.reward ?? "not yet"}.`),
+  $("compared").replaceChildren(...(newest ? [el("p", { class: "note" }, `Decided on ${when(newest.event.time)}, ${newest.event.context.when}; reward ${newest.event.reward ?? "not yet"}.`),
     list(newest.ranking, newest.event.action, newest.explanations)] : [el("p", {}, "No decision yet.")]));
 }
 

@@ -52,6 +52,7 @@ export function say(text, error = false) {
 
 export const count = n => n === null || n === undefined ? "–" : n.toLocaleString("en");
 export const number = (n, digits = 3) => n === null || n === undefined || !isFinite(n) ? "–" : String(+n.toPrecision(digits));
+export const average = n => n === null || n === undefined || !isFinite(n) ? "–" : Math.abs(n) < 1000 ? n.toPrecision(3) : count(Math.round(n)); // of a column: 0.500 below 0.625
 export const percent = n => n === null || n === undefined ? "–" : (100 * n).toFixed(n < 0.1 ? 1 : 0) + "%";
 export const seconds = s => s < 60 ? `${number(s)} s` : s < 3600 ? `${number(s / 60)} min` : s < 86400 ? `${number(s / 3600)} h` : `${number(s / 86400)} d`;
 const fixed = (n, places) => n.toFixed(places).replace(/^-(0(\.0*)?)$/, "$1"); // no "-0.00"
@@ -98,7 +99,7 @@ function setWidth(columns) {
   BOX.right = Math.max(260, columns == 1 || innerWidth < 980 ? room : room / 2) - 8;
 }
 function roundSteps(low, high) { // steps of 1, 2 or 5 times a power of ten
-  const rough = (high - low) / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999);
   const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, k) => +((first + k) * step).toPrecision(12));
