@@ -12,7 +12,8 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.federated_kalman import DEVICE_BLOCKS, DEVICE_LOG_TAU, DEVICE_TAIL_BITS
-from fedres.decisions.residual_kalman_reference import Action, Drift, Event, Field, Hashed, Prior, ResidualKalman, Scale
+from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Scale
+from fedres.decisions.residual_kalman_reference import Drift, Field, Prior, ResidualKalman
 
 
 class Part(NamedTuple):

@@ -1,9 +1,7 @@
 """``residual-kalman`` in plain NumPy: the readable twin, which the compiled model is tested against.
 
-docs/how-it-works/decision-model.md has the equations and the reasons. Features are hashed: a context is (hashes,
-values), an action (hashes, values, fields), where a field is the JSON key that a feature came from; an action feature
-is a number if its hash is its field's or its value is not 1. Only learning changes anything, and what is kept is
-bounded: what was not learned for the longest time makes room, in the shared model and in each personal one.
+docs/how-it-works/decision-model.md has the reasons. Only learning changes anything, and what is kept is bounded: what
+was not learned for the longest time makes room, in the shared model and in each personal one.
 
     z    scaled context: the constant and the core, at most 64 coordinates    t    all others: the tail
     U    leading eigenvectors of the mean of zz';  r = U'z                    x_f  value of f; 1 for categories
@@ -15,7 +13,6 @@ bounded: what was not learned for the longest time makes room, in the shared mod
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,43 +22,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.jacobi_reference import eigenvectors
-
-Hashed = tuple[Sequence[int], Sequence[float]]
-Action = tuple[Sequence[int], Sequence[float], Sequence[int]]
-
-
-class Event(NamedTuple):
-    """A rewarded decision."""
-
-    user: Hashable  # None is nobody
-    context: Hashed
-    action: Action
-    reward: float
-
-
-class Scale:
-    """A number free of units: s = sign(x) log(1 + |x|/unit), the unit in medians of the first 16 |x| not 0."""
-
-    def __init__(self, medians: float) -> None:
-        self.medians, self.values = medians, list[float]()
-
-    def add(self, value: float) -> None:
-        if len(self.values) < the.FIRST_VALUES:
-            self.values.append(value)
-            sizes, n = sorted(map(abs, self.values)), len(self.values)
-            self.unit = self.medians * ((sizes[(n - 1) // 2] + sizes[n // 2]) / 2)
-            logs = [self.log(value) for value in self.values]
-            self.mean, self.rms = sum(logs) / n, math.sqrt(sum(s * s for s in logs) / n)
-            self.deviation = math.sqrt(sum((s - self.mean) * (s - self.mean) for s in logs) / n)
-
-    def log(self, value: float) -> float:
-        return math.copysign(math.log1p(abs(value) / self.unit), value)
-
-    def scaled(self, value: float, *, centred: bool) -> float:
-        """Return it in root mean squares or, centred, in deviations from the mean; constants are never centred."""
-        s = self.log(value)
-        x = (s - self.mean) / self.deviation if centred and self.deviation > 1e-9 else s / self.rms
-        return min(max(x, -the.NUMBER_LIMIT), the.NUMBER_LIMIT)
+from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Inputs
 
 
 class Prior:
@@ -294,7 +255,7 @@ def tail_place(block: int, coordinate: int, bits: int) -> int:
     return (mixed ^ mixed >> 13) & (1 << bits) - 1
 
 
-class ResidualKalman:
+class ResidualKalman(Inputs):
     """The model: ``predict`` means and widths of actions, ``learn`` rewards; ``reward_range`` is where they lie."""
 
     def __init__(
@@ -302,14 +263,14 @@ class ResidualKalman:
         tail_bits: int = the.TAIL_BITS, own_bytes: int = the.OWN_BYTES, own_size: int = the.OWN_SIZE,
         choice_events: int = the.CHOICE_EVENTS, max_light: int = the.MAX_LIGHT,
     ) -> None:  # fmt: skip
+        super().__init__()
         self.low, self.span = reward_range[0], reward_range[1] - reward_range[0]
         self.tail_bits, self.own_bytes, self.own_size = tail_bits, own_bytes, own_size
         self.choice_events = choice_events
         self.first: list[Event] | None = []  # until they are learned again
-        self.learned, self.noise, self.core = 0, the.FIRST_NOISE, {0: 0}  # core: coordinate of a context's hash
+        self.learned, self.noise = 0, the.FIRST_NOISE
         self.bases: list[Array] = []
         self.drift = Drift(the.LEAST_LOG_DRIFT)
-        self.scales: dict[tuple[str, int], Scale] = {}
         self.fields: dict[int, Field] = {0: Field()}
         self.blocks, self.light = Table(max_blocks), Table(max_light)
         self.tail: dict[int, Information] = {}
@@ -373,54 +334,17 @@ class ResidualKalman:
                 self.fields, self.blocks, self.light, self.tail = trial.fields, trial.blocks, trial.light, trial.tail
 
     def _begin(self, start: Sequence[Event]) -> None:
-        """Choose the core by the start's contexts, of which one divisor makes the mean squared length 1; learn them."""
-        counts: Counter[int] = Counter()
-        for event in start:
-            self._inputs_scaled(event.context, new=True)
-            self._features(event.action, new=True)
-            counts.update({key or 1 for key, value in zip(*event.context, strict=True) if value})
-        frequent = sorted((-n, key) for key, n in counts.items() if n >= the.CORE_COUNT)[: the.CORE_SIZE - 1]
-        self.core |= {key: 1 + k for k, (_, key) in enumerate(frequent)}
-        self.length, d = math.sqrt(1 + counts.total() / len(start)), len(self.core)
+        """Choose the core by the start's events, and learn them."""
+        self._settle(start)
+        d = len(self.core)
         self.bases, self.moment = [np.eye(d)[:, : self.own_size]], np.zeros((d, d))
         for event in start:
             self._learn(event, new=False)
 
-    def _scaled(self, kind: str, key: int, value: float, *, new: bool) -> float:
-        if new and ((kind, key) in self.scales or len(self.scales) < the.MAX_SCALES):
-            unit = the.ACTION_UNIT if kind == "action" else the.CONTEXT_UNIT
-            self.scales.setdefault((kind, key), Scale(unit)).add(value)
-        scale = self.scales.get((kind, key))
-        return scale.scaled(value, centred=kind == "action") if scale else math.copysign(1.0, value)
-
-    def _inputs_scaled(self, context: Hashed, *, new: bool) -> list[tuple[int, float]]:
-        named = [(int(key) or 1, float(value)) for key, value in zip(*context, strict=True) if value]
-        return [(key, self._scaled("context", key, value, new=new)) for key, value in named]
-
     def _inputs(self, context: Hashed, *, new: bool = False) -> tuple[Array, list[tuple[int, float]], Array]:
         """Return z, the tail's coordinates and values, and r."""
-        z, t = np.zeros(len(self.core)), []
-        for key, x in [(0, 1.0), *self._inputs_scaled(context, new=new)]:
-            if key in self.core:
-                z[self.core[key]] += x / self.length if key else self._constant()
-            else:
-                t.append((key, x / self.length))
+        z, t = self._context(context, new=new)
         return z, t, self.bases[-1].T @ z
-
-    def _constant(self) -> float:
-        return max(1 / self.length, the.LEAST_CONSTANT)
-
-    def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
-        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
-        found: dict[int, tuple[float, int]] = {}
-        for key, value, name in zip(*action, strict=True):
-            if value:
-                key, value, name = int(key) or 1, float(value), int(name) or 1
-                number = key == name or value != 1.0
-                x = self._scaled("action", key, value, new=new) if number else 1.0
-                before, name = found.get(key, (0.0, name))
-                found[key] = before + x, name
-        return {key: (x, name) for key, (x, name) in found.items() if x}
 
     def _field(self, name: int, *, new: bool = False) -> Field:
         if name not in self.fields and len(self.fields) == the.MAX_FIELDS:

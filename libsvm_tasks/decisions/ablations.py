@@ -8,9 +8,9 @@ import numpy as np
 
 from fedres.checks import Array
 from fedres.decisions.constants import FIRST_LOG_TAU, LEAST_LOG_TAU
+from fedres.decisions.kalman_inputs_reference import Event
 from fedres.decisions.kalman_state import BLOCKS, LEARNED, OWN_BIAS, Events, Request
 from fedres.decisions.residual_kalman import Prediction, ResidualKalman
-from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
 
 

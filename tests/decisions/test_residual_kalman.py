@@ -28,6 +28,7 @@ from fedres.decisions.kalman_inputs import (
     rebase,
     scale_of,
 )
+from fedres.decisions.kalman_inputs_reference import Event
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_own import BIASES, COUNT, SLOT_KEY
 from fedres.decisions.kalman_rows import Rows, fill_inputs, number_features, predict_rows
@@ -44,7 +45,6 @@ from fedres.decisions.kalman_state import (
     slot_words,
 )
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
-from fedres.decisions.residual_kalman_reference import Event
 from fedres.decisions.residual_kalman_reference import ResidualKalman as Readable
 from fedres.policies import OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
