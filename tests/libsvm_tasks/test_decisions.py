@@ -324,6 +324,7 @@ def test_the_cost_of_a_decision_is_measured():
     assert found["decide_us"] > 0
     assert found["learn_us"] > 0
     assert 1000 < found["personal_bytes"] <= 8192
+    assert speed.catalogue_bytes(600) < speed.catalogue_bytes(2_000) < 64e6
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, monkeypatch):
