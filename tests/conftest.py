@@ -17,8 +17,10 @@ from threadpoolctl import threadpool_limits
 
 from fedres.federation import Example, Federation
 
-sys.path.insert(0, str(Path(__file__).parent / "service"))  # what tests of several folders use
-sys.path.append(str(Path(__file__).parents[1]))  # for `research`, which is not installed
+HERE = Path(__file__).parent
+OF_SERVICE = [f"service/{name}" for name in ("", "log", "ranking", "roles", "simulation")]
+sys.path[:0] = [str(HERE / folder) for folder in ("bandits", "client", "papers", *OF_SERVICE)]  # what tests import
+sys.path.append(str(HERE.parent))  # for `research`, which is not installed
 
 settings.register_profile("fedres", deadline=None, derandomize=True)
 settings.load_profile("fedres")

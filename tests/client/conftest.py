@@ -1,15 +1,10 @@
-"""A real service for devices to talk to; lets the tests of this folder import the network beside them."""
+"""A real service for devices to talk to."""
 
 import functools
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "service")]
-
-from live import run_service  # noqa: E402
+from live import run_service
 
 
 @pytest.fixture(scope="session")

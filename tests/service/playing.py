@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -18,6 +19,9 @@ from service.log.sqlite import SqliteLog
 from service.log.sqlite_schema import sqlite_file
 from service.models.published import Publisher
 from service.rank.requests import Action, RankRequest
+
+STORE = ("store.db", "store.db-wal")
+SNAPSHOT = ("store.db-models", "store.db-models-wal")
 
 
 def raw(tree):
@@ -74,6 +78,14 @@ def head_of(engine, loop="default"):
 def logged(folder, loop="default"):
     with SqliteLog(sqlite_file(folder / "store.db")) as log:
         return log.read(loop, 0, 10**6)
+
+
+def copied(source, target, files=(*STORE, *SNAPSHOT)):
+    """Copy the files of a store to another folder."""
+    target.mkdir(exist_ok=True)
+    for file in files:
+        if (source / file).exists():
+            shutil.copy(source / file, target)
 
 
 def rebuilt(folder, loop="default"):

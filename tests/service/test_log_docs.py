@@ -17,8 +17,6 @@ from service.http.keys import Keys
 from service.log import records
 from service.log.sqlite_schema import SCHEMA_VERSION
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "log")]
-
 FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = ("operate/back-up.md", "reference/log.md")
 DOCS = "".join((FOLDER / page).read_text(encoding="utf-8") for page in PAGES)

@@ -1,12 +1,6 @@
 """Streams of decisions that are played through a service over HTTP."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from live import run_service
 
 from libsvm_tasks.decisions import suite

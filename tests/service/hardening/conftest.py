@@ -3,5 +3,4 @@
 import sys
 from pathlib import Path
 
-SERVICE, ROOT = Path(__file__).parents[1], Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT / "tools" / "hardening"), str(SERVICE), str(SERVICE / "log"), str(SERVICE / "simulation")]
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools" / "hardening"))

@@ -5,8 +5,7 @@ import struct
 
 import pytest
 from machine import Clock, Engine, running
-from playing import Disk, head_of, logged, play, rebuilt, relearned, request
-from test_restarts import SNAPSHOT, copied
+from playing import SNAPSHOT, Disk, copied, head_of, logged, play, rebuilt, relearned, request
 
 from service.errors import ApiError
 from service.learn import erasures

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from machine import Clock, Engine, LearnerWriter, running, tell
-from playing import gauges, head_of, logged, play, rebuilt, relearned, request
-from test_restarts import copied
+from playing import copied, gauges, head_of, logged, play, rebuilt, relearned, request
 
 from service.admin.exporting import time_or_none
 from service.errors import ApiError

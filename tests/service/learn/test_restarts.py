@@ -1,29 +1,17 @@
 """Snapshots and the log: what a learner finds again after it ended, however it ended."""
 
 import asyncio
-import shutil
 import sqlite3
 
 import msgspec
 import pytest
 from machine import Clock, Engine, running
-from playing import logged, play, raw, rebuilt, relearned, request
+from playing import SNAPSHOT, STORE, copied, logged, play, raw, rebuilt, relearned, request
 
 from service.learn.join import FinishedEvent
 from service.learn.snapshots import Saver, Snapshots, snapshot_damage
 from service.log.protocol import StoreUnavailable
 from service.rank.requests import Action
-
-STORE = ("store.db", "store.db-wal")
-SNAPSHOT = ("store.db-models", "store.db-models-wal")
-
-
-def copied(source, target, files=(*STORE, *SNAPSHOT)):
-    target.mkdir(exist_ok=True)
-    for file in files:
-        if (source / file).exists():
-            shutil.copy(source / file, target)
-
 
 CHANGED = {"residual-kalman": {"reward_range": [-1.0, 2.0]}, "adagrad": {"learning_rate": 0.3, "crosses": False}}
 

@@ -1,10 +1,8 @@
-"""Lets the tests of this folder import the simulated disk beside them, and lends them each kind of log."""
+"""Lends tests each kind of log."""
 
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,8 +10,6 @@ import pytest
 from service.log.postgres import PostgresLog
 from service.log.sqlite import SqliteLog, system_clock
 from service.log.sqlite_schema import sqlite_file
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the simulated disk, and machine.py
 
 
 class SqliteBackend:
@@ -71,7 +67,7 @@ def anyio_backend():
 
 @pytest.fixture
 def writer(tmp_path):
-    from writers import running_writer  # the path is set above
+    from writers import running_writer
 
     with running_writer(tmp_path) as writer:
         yield writer

@@ -1,12 +1,6 @@
 """A live service that Azure's own clients talk to."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from live import run_service
 
 
