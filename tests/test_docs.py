@@ -69,6 +69,8 @@ def test_pages_stay_short():
         most = limits.get(name, 80 if name.startswith("docs/benchmarks/") else 200)
         if name.startswith(("docs/", "README")):
             assert len(page.read_text(encoding="utf-8").splitlines()) <= most, name
+    manual = [page for page in PAGES if page.is_relative_to(ROOT / "docs") and "_build" not in page.parts]
+    assert sum(len(page.read_text(encoding="utf-8").splitlines()) for page in manual) <= 2900
 
 
 def test_the_gallery_has_every_example():
