@@ -15,7 +15,7 @@ from bandits.models.protocol import SCHEMES
 from bandits.streams import Chunk, Stream
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import bare_kernel
+from fedres.compiling import bare_kernel
 from fedres.policies import Compiled, Policy, name_of
 from fedres.policies.kernels import AMOUNT, CODE, EXPLORE_EVERY, check_seed, draw, explore, pick
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, at, bare_kernel, multiply_add, step_in_a_row
+from fedres.compiling import bare_kernel, inner_kernel
+from fedres.local_learners.adagrad import Real, at, multiply_add, step_in_a_row
 
 
 class Models(NamedTuple):
@@ -60,38 +61,38 @@ class Server(NamedTuple):
     gradient: Array
 
 
-@bare_kernel
+@inner_kernel
 def _example(stream: Stream, t: int, i: int) -> tuple[Array, Real]:
     """Return the row that client i has in round t, and its label."""
     row = at(stream.order[at(i), at(t)])
     return stream.values[at(i), row], stream.label[at(i), row]
 
 
-@bare_kernel
+@inner_kernel
 def _number(total: Real) -> Real:
     """Return 0 instead of what is no number, as VW does."""
     return total if total == total else np.float32(0)
 
 
-@bare_kernel
+@inner_kernel
 def _see(models: Models, which: int, label: Real) -> None:
     models.low[at(which)] = min(models.low[at(which)], label)
     models.high[at(which)] = max(models.high[at(which)], label)
 
 
-@bare_kernel
+@inner_kernel
 def _clamp(models: Models, which: int, joint: Real) -> Real:
     return min(max(joint, models.low[at(which)]), models.high[at(which)])
 
 
-@bare_kernel
+@inner_kernel
 def _step(models: Models, which: int, x: Array, error: Real) -> None:
     if error * error > 0:
         squared_slope, pull = np.float32(4) * error * error, np.float32(2) * error * models.rate
         step_in_a_row(models.weights[at(which)], models.squares[at(which)], x, squared_slope, pull)
 
 
-@bare_kernel
+@inner_kernel
 def _sum(weights: Array, x: Array, total: Real) -> Real:
     """Return w·x from ``total`` on, in order."""
     for k in range(x.size):
@@ -99,7 +100,7 @@ def _sum(weights: Array, x: Array, total: Real) -> Real:
     return total
 
 
-@bare_kernel
+@inner_kernel
 def _two_sums(weights: Array, x: Array, first: Real, second: Real) -> tuple[Real, Real]:
     """Return w·x from two numbers on, side by side: one addition does not wait for the other."""
     for k in range(x.size):
@@ -108,7 +109,7 @@ def _two_sums(weights: Array, x: Array, first: Real, second: Real) -> tuple[Real
     return _number(first), _number(second)
 
 
-@bare_kernel
+@inner_kernel
 def _act(t: int, local: Models, stream: Stream, notes: Notes) -> None:
     """Let every client predict and see its label."""
     place = t & notes.mask
@@ -121,7 +122,7 @@ def _act(t: int, local: Models, stream: Stream, notes: Notes) -> None:
         notes.error[at(place), at(i)] = label - _clamp(local, i, joint)
 
 
-@bare_kernel
+@inner_kernel
 def _publish(t: int, shared: Models, stream: Stream, delays: Delays, clamp: bool, out: Array, mask: int) -> None:
     """Fill in what the shared model of round t says to the rows that clients will have when they meet it."""
     n_rounds = stream.order.shape[1]
@@ -133,7 +134,7 @@ def _publish(t: int, shared: Models, stream: Stream, delays: Delays, clamp: bool
             out[at(met & mask), at(i)] = _clamp(shared, 0, total) if clamp else total
 
 
-@bare_kernel
+@inner_kernel
 def _see_arrivals(t: int, shared: Models, stream: Stream, delays: Delays) -> None:
     for i in range(len(stream.order)):
         s = t - delays.uplink[at(i)]
@@ -141,7 +142,7 @@ def _see_arrivals(t: int, shared: Models, stream: Stream, delays: Delays) -> Non
             _see(shared, 0, _example(stream, s, i)[1])
 
 
-@bare_kernel
+@inner_kernel
 def _use(shared: Models, server: Server, x: Array, error: Real) -> None:
     """Let the server use an upload: at once, or for the sum where there is one."""
     if not server.gradient.size:
@@ -150,7 +151,7 @@ def _use(shared: Models, server: Server, x: Array, error: Real) -> None:
         server.gradient[k] += np.float32(2) * error * x[k]
 
 
-@bare_kernel
+@inner_kernel
 def _summed_step(shared: Models, server: Server) -> None:
     """One AdaGrad step with the sum of a round's gradients, which is then 0 again."""
     weights, squares = shared.weights[0], shared.squares[0]
@@ -162,7 +163,7 @@ def _summed_step(shared: Models, server: Server) -> None:
         server.gradient[k] = 0
 
 
-@bare_kernel
+@inner_kernel
 def _learn_arrived(shared: Models, server: Server, x: Array, label: Real, part: Real) -> None:
     """Let the server learn from an upload at its newest model, beside the local part that was sent."""
     total = _number(_sum(shared.weights[0], x, part))

@@ -3,17 +3,18 @@
 import subprocess
 import sys
 
+import pytest
 from forked import Forked, run
 
 ONE = """
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import inner_kernel, kernel
 
-@kernel
+@{decorator}
 def one(x):
     return x + {number}
 """
 TWO = """
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 from parts.one import one
 
 @kernel
@@ -22,7 +23,8 @@ def two(x):
 """
 
 
-def test_a_kernel_follows_those_it_calls(tmp_path):
+@pytest.mark.parametrize("decorator", ["kernel", "inner_kernel"])
+def test_a_kernel_follows_those_it_calls(tmp_path, decorator):
     package = tmp_path / "parts"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -33,9 +35,9 @@ def test_a_kernel_follows_those_it_calls(tmp_path):
         command = [sys.executable, "-c", "from parts.two import two; print(two(1), len(two.stats.cache_hits))"]
         return run(command, cwd=tmp_path, check=True).stdout.split()
 
-    (package / "one.py").write_text(ONE.format(number=1))
+    (package / "one.py").write_text(ONE.format(decorator=decorator, number=1))
     assert [played(), played()] == [["4", "0"], ["4", "1"]]
-    (package / "one.py").write_text(ONE.format(number=10))
+    (package / "one.py").write_text(ONE.format(decorator=decorator, number=10))
     assert [played(), played()] == [["22", "0"], ["22", "1"]]
 
 
@@ -43,7 +45,7 @@ def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path):
     package = tmp_path / "parts"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "one.py").write_text(ONE.format(number=1))
+    (package / "one.py").write_text(ONE.format(decorator="kernel", number=1))
     values = ("1", "1.5", "True", "1j", "np.float32(2)", "np.int8(3)")
     code = "import numpy as np; from parts.one import one; print({}, len(one.stats.cache_hits))"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.global_learners.fedres_adagrad import learn as learn_uploaded
-from fedres.local_learners.adagrad import Real, at, bare_kernel, clamp, dim_of, joint, kernel, multiply_add, see, step
+from fedres.local_learners.adagrad import Real, at, clamp, dim_of, joint, multiply_add, see, step
 from fedres.local_learners.evidence import FORGET, RECENT
 from fedres.local_learners.paced import PRIOR
 from fedres.local_learners.trusted import DOUBT
@@ -27,7 +28,7 @@ Five = tuple[float, float, float, float, float]
 Table = tuple[Array, Array, int]  # indices, values and stride of ``Actions``
 
 
-@bare_kernel
+@inner_kernel
 def shared_part(weights: Array, indices: Array, shift: int, values: Array) -> float:
     """Return w·x in 64 bits; ``weights`` is the state of a shared model."""
     total = 0.0
@@ -36,7 +37,7 @@ def shared_part(weights: Array, indices: Array, shift: int, values: Array) -> fl
     return total
 
 
-@bare_kernel
+@inner_kernel
 def five_shared_parts(weights: Array, shift: int, stride: int, values: Array) -> Five:
     """Return it for five arms on one context: the same sums side by side, so that none waits for the last addition."""
     a = b = c = d = e = 0.0
@@ -56,7 +57,7 @@ def _or_0(total: Real) -> Real:
     return total if total == total else np.float32(0)
 
 
-@bare_kernel
+@inner_kernel
 def five_personal_parts(state: Array, shift: int, stride: int, values: Array) -> Five:
     """Return the local part for five arms on one context, in 32 bits as ``joint`` has it."""
     a = b = c = d = e = np.float32(0)
@@ -86,14 +87,14 @@ def share(explained: float, squares: float) -> float:
     return quick
 
 
-@bare_kernel
+@inner_kernel
 def paces(shared: Array) -> tuple[Array, Array, Array]:
     """Return the quick and the slow half of a shared model, and their evidence."""
     half = (shared.size - WEIGHED) // 2
     return shared[:half], shared[half : 2 * half], shared[2 * half :].view(np.float64)
 
 
-@bare_kernel
+@inner_kernel
 def offset_of(shared: Array, indices: Array, shift: int, values: Array) -> float:
     """Return the global part of a prediction, from a shared model of two paces."""
     quick, slow, weighed = paces(shared)
@@ -106,14 +107,14 @@ def offset_of(shared: Array, indices: Array, shift: int, values: Array) -> float
     return much * one + (1 - much) * two
 
 
-@bare_kernel
+@inner_kernel
 def centre(kept: Array, values: Array, out: Array) -> None:
     """Write features as a personal model sees them: a context less the mean of those before, rows as they are."""
     for k in range(values.size):
         out[k] = values[k] - kept[at(SEEN + k)] if kept.size > SEEN else values[k]
 
 
-@bare_kernel
+@inner_kernel
 def average(kept: Array, values: Array) -> None:
     """Count a context, and let the mean take it in: all but its constant, which comes last."""
     kept[4] += 1
@@ -122,7 +123,7 @@ def average(kept: Array, values: Array) -> None:
         mean[k] += (values[k] - mean[k]) * weight
 
 
-@bare_kernel
+@inner_kernel
 def _shared_parts(shared: Array, x: Table, out: Array) -> None:
     (indices, values, stride), start = x, 0
     if stride > 0 and out.size >= 5:
@@ -137,7 +138,7 @@ def _shared_parts(shared: Array, x: Table, out: Array) -> None:
         out[a] = shared_part(shared, indices[i], a * stride, values[v])
 
 
-@bare_kernel
+@inner_kernel
 def _personal_parts(personal: Array, z: Table, out: Array) -> None:
     (indices, values, stride), start = z, 0
     if stride > 0 and out.size >= 5:
@@ -152,7 +153,7 @@ def _personal_parts(personal: Array, z: Table, out: Array) -> None:
         out[a] = joint(personal, indices[i], a * stride, values[v], _ONE, _NONE)
 
 
-@bare_kernel
+@inner_kernel
 def predict(
     shared: Array,
     personal: Array,
@@ -192,7 +193,7 @@ def predict(
         out[a] = min(max(out[a], 0.0), 1.0)
 
 
-@bare_kernel
+@inner_kernel
 def step_from(
     state: Array, indices: Array, shift: int, values: Array, constant: Real, prediction: float, label: float, rate: Real
 ) -> Real:
@@ -203,14 +204,14 @@ def step_from(
     return clamped
 
 
-@bare_kernel
+@inner_kernel
 def learn_alone(personal: Array, indices: Array, shift: int, values: Array, label: float, rate: Real) -> None:
     """Take the step of a model beside which there is no other."""
     part = joint(personal, indices, shift, values, _ONE, _NONE)
     step_from(personal, indices, shift, values, _ONE, part, label, rate)
 
 
-@bare_kernel
+@inner_kernel
 def four_joints(
     quick: Array, slow: Array, indices: Array, shift: int, values: Array, constant: Real, offset: float
 ) -> tuple[Real, Real, Real, Real]:
@@ -230,7 +231,7 @@ def four_joints(
     return _or_0(a), _or_0(b), _or_0(c), _or_0(d)
 
 
-@bare_kernel
+@inner_kernel
 def learn_residual(
     personal: Array,
     slow: Array,
@@ -280,7 +281,7 @@ def _keep(n: float) -> float:
     return max(FORGET, 1 - RECENT / n)
 
 
-@bare_kernel
+@inner_kernel
 def _weigh(sums: Array, keep: float, label: float, without: float, prediction: float) -> None:
     """Add what a prediction explains of what another left over."""
     moved = prediction - without

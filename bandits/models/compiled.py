@@ -31,13 +31,13 @@ from bandits.models.adagrad import (
 from bandits.models.protocol import SCHEMES, Choice, Draw, Prediction, Sample
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import bare_kernel
+from fedres.compiling import bare_kernel, inner_kernel
 from fedres.policies.kernels import draw, explore, pick
 
 Maybe = Any  # a table, or None for private features that are the shared ones: numba compiles a kernel for each
 
 
-@bare_kernel
+@inner_kernel
 def parts(state: Array, setup: Array, stride: int, slot: int) -> tuple[Array, Array, Array, Array]:
     """Return the shared model, a client's own, quick and slow, and what else it keeps.
 
@@ -51,7 +51,7 @@ def parts(state: Array, setup: Array, stride: int, slot: int) -> tuple[Array, Ar
     return state[:common], state[start:half], state[half:end], state[end : end + kept].view(np.float64)
 
 
-@bare_kernel
+@inner_kernel
 def _scores(state: Array, setup: Array, slot: int, x: Table, z: Table, out: Array, room: Array) -> None:
     indices, values, stride = z
     shared, mine, slow, its = parts(state, setup, stride, slot)
@@ -99,7 +99,7 @@ def decide(
     return action, probabilities[action]
 
 
-@bare_kernel
+@inner_kernel
 def _learn(
     state: Array, setup: Array, slot: int, action: int, x: Table, z: Table, reward: float, alone: bool, room: Array
 ) -> float:

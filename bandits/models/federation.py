@@ -11,8 +11,8 @@ from bandits.actions import Actions
 from bandits.models.centre import Centre
 from bandits.models.protocol import Predicting, Prediction, Sample
 from fedres.checks import Array
+from fedres.compiling import kernel
 from fedres.federation import Example, Federation, delayed_sites
-from fedres.local_learners.adagrad import kernel
 from fedres.local_learners.each import Each
 from fedres.local_learners.protocol import Features, LocalLearner
 

@@ -27,7 +27,7 @@ import numpy as np
 from bandits.actions import Actions, Features
 from bandits.models.protocol import Predicting, Prediction, Sample
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 
 MOST = 4_000  # weights of one block: a model keeps their square
 EVERY = 256  # samples of a block between two inversions, or as many as it has weights

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedres.local_learners.adagrad import bare_kernel
+from fedres.compiling import bare_kernel, inner_kernel
 
 _LOG2_HIGH, _LOG2_LOW, _PER_LOG2 = 6.93147180369123816490e-01, 1.90821492927058770002e-10, 1 / math.log(2)
 _BIAS, _FRACTION = 1023, 52  # of a float64: of its exponent, and the bits after that
@@ -15,7 +15,7 @@ _EXP = tuple(1 / math.factorial(k) for k in range(14))
 _ARTANH = tuple(1 / k for k in range(1, 24, 2))
 
 
-@bare_kernel
+@inner_kernel
 def _series(coefficients: tuple[float, ...], x: float) -> Any:
     """Return Σ c x^k; even and odd k by themselves, which takes half the time."""
     even, odd, square = 0.0, 0.0, x * x

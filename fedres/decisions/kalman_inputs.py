@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.decisions.constants import (
     ACTION_UNIT,
     CONTEXT_UNIT,
@@ -39,7 +40,7 @@ from fedres.decisions.kalman_state import (
     SCALES,
     UNIT,
 )
-from fedres.local_learners.adagrad import at, bare_kernel, kernel
+from fedres.local_learners.adagrad import at
 
 Key = Any  # uint32 inside the kernels
 
@@ -52,7 +53,7 @@ def key_of(word: Key) -> Key:
     return np.uint32(1) if word == 0 else np.uint32(word)
 
 
-@bare_kernel
+@inner_kernel
 def _first_slot(key: Key, n_slots: int) -> Any:
     return np.int64((np.uint64(key) * np.uint64(0x9E3779B1) >> np.uint64(12)) & np.uint64(n_slots - 1))
 
@@ -70,12 +71,12 @@ def find_scale(keys: Array, key: Key) -> Any:
     return -1 - keys.size
 
 
-@bare_kernel
+@inner_kernel
 def signed_log(value: float, unit: float) -> float:
     return math.copysign(log(1.0 + abs(value) / unit), value)
 
 
-@bare_kernel
+@inner_kernel
 def _size_of_rank(first: Array, n: int, rank: int) -> float:
     """Return the size of that rank, from 0, among the sizes of the first n values."""
     for k in range(n):
@@ -89,7 +90,7 @@ def _size_of_rank(first: Array, n: int, rank: int) -> float:
     return 0.0
 
 
-@bare_kernel
+@inner_kernel
 def _settle(first: Array, n: int, medians: float, stats: Array) -> None:
     """Fill in the statistics of the first n values; the unit is so many medians."""
     stats[UNIT] = medians * (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
@@ -145,7 +146,7 @@ def constant_input(length: float) -> float:
     return max(1.0 / length, LEAST_CONSTANT)
 
 
-@bare_kernel
+@inner_kernel
 def context_inputs(
     shared: Any, hashes: Array, values: Array, new: bool, z: Array, places: Array, t_keys: Array, t: Array
 ) -> Any:
@@ -173,7 +174,7 @@ def context_inputs(
     return n_places, n_tail
 
 
-@bare_kernel
+@inner_kernel
 def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
     """r = U'z"""
     r[:] = 0.0
@@ -193,7 +194,7 @@ def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) ->
     return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)
 
 
-@bare_kernel
+@inner_kernel
 def action_blocks(
     shared: Any, hashes: Array, values: Array, fields: Array, new: bool, keys: Array, xs: Array, names: Array
 ) -> int:
@@ -295,7 +296,7 @@ def drop_key(table: Array, keys: Array, key: Key) -> None:
     table[slot] = 0
 
 
-@bare_kernel
+@inner_kernel
 def times_learned(shared: Any, key: Key) -> Any:
     """Return how many events have learned a feature that is still known."""
     place = find_block(shared, key)
@@ -305,7 +306,7 @@ def times_learned(shared: Any, key: Key) -> Any:
     return shared.light_times[row] if row >= 0 else 0
 
 
-@bare_kernel
+@inner_kernel
 def touch_light(shared: Any, key: Key) -> Any:
     """Return the row of a light entry, of a new one if need be; −1 if there is no room."""
     now, n, row = shared.counts[LEARNED], shared.counts[LIGHTS], find_light(shared, key)
@@ -333,7 +334,7 @@ def touch_light(shared: Any, key: Key) -> Any:
     return row
 
 
-@bare_kernel
+@inner_kernel
 def _to_light(shared: Any, place: int) -> None:
     """Make a light entry of a block: what it says of a usual context, the mean of z."""
     row, mean, v, square = touch_light(shared, shared.block_keys[place]), 0.0, 0.0, 0.0
@@ -352,7 +353,7 @@ def _to_light(shared: Any, place: int) -> None:
     shared.light_used[row], shared.light_times[row] = shared.block_used[place], shared.block_times[place]
 
 
-@bare_kernel
+@inner_kernel
 def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None:
     """Let a new block learn what its light entry says: at a usual context the value b/h, with the noise 1/h."""
     scale = constant_input(shared.numbers[LENGTH]) / shared.moment[0, 0]
@@ -370,7 +371,7 @@ def _from_light(shared: Any, b: float, h: float, times: int, place: int) -> None
     shared.block_times[place] = times
 
 
-@bare_kernel
+@inner_kernel
 def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
     """Return the place of a block, of a new one if need be, with a prior near its field's; −1 if there is no room.
 
@@ -410,13 +411,13 @@ def touch_block(shared: Any, key: Key, field: int, squares: Array) -> Any:
     return place
 
 
-@bare_kernel
+@inner_kernel
 def prior_of(shared: Any, place: int, coordinate: int) -> Any:
     """Return the prior variance of a coordinate that is in a block's covariance."""
     return exp(shared.block_log_tau[place, min(coordinate, 1)])
 
 
-@bare_kernel
+@inner_kernel
 def _renew(shared: Any, place: int, key: Key, field: int) -> None:
     shared.block_keys[place], shared.block_times[place] = key, 0
     shared.block_log_tau[place, 0] = shared.log_tau[field, CONSTANT]
@@ -498,7 +499,7 @@ def eigenvectors(A: Array, V: Array, basis: Array) -> None:
             basis[i, k] = V[best, i]
 
 
-@bare_kernel
+@inner_kernel
 def _rotate(A: Array, V: Array, i: int, j: int) -> None:
     """Make A[i, j] zero; rows of V are the eigenvectors to be."""
     cotangent = (A[j, j] - A[i, i]) / (2 * A[i, j])  # of twice the angle

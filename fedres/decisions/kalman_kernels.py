@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import (
     BIAS_WORDS,
     CONTEXT_TAU_EVENTS,
@@ -89,10 +90,9 @@ from fedres.decisions.kalman_state import (
     USER,
     scratch_for,
 )
-from fedres.local_learners.adagrad import bare_kernel, kernel
 
 
-@bare_kernel
+@inner_kernel
 def core_part(shared: Any, block: int, field: int, z: Array, places: Array, gain: Array) -> Any:
     """Return mean and variance of core weights at z, of a block or of none: −1. Fill in P z of a block."""
     if block >= 0:
@@ -103,7 +103,7 @@ def core_part(shared: Any, block: int, field: int, z: Array, places: Array, gain
     return 0.0, variance
 
 
-@bare_kernel
+@inner_kernel
 def dense_part(means: Array, covariance: Array, z: Array, places: Array, gain: Array) -> Any:
     """Fill in P z; return mean W z and variance z'P z."""
     mean, variance = 0.0, 0.0
@@ -118,7 +118,7 @@ def dense_part(means: Array, covariance: Array, z: Array, places: Array, gain: A
     return mean, variance
 
 
-@bare_kernel
+@inner_kernel
 def core_slopes(shared: Any, block: int, gain: Array) -> Any:
     """Return the slopes of a block's mean by log τ, of the constant and of the context; ``core_part`` fills in P z."""
     means, slope = shared.means[block], 0.0
@@ -127,7 +127,7 @@ def core_slopes(shared: Any, block: int, gain: Array) -> Any:
     return gain[0] * means[0] / prior_of(shared, block, 0), slope / prior_of(shared, block, 1)
 
 
-@bare_kernel
+@inner_kernel
 def diagonal_part(weight: Array, value: float, tau: float) -> Any:
     """Return mean w i, variance c i² and slope by log τ of a weight that is independent of all others."""
     c = 1 / (1 / tau + np.float64(weight[1]))
@@ -135,7 +135,7 @@ def diagonal_part(weight: Array, value: float, tau: float) -> Any:
     return mean, c * value * value, mean * c / tau
 
 
-@bare_kernel
+@inner_kernel
 def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain: Array) -> Any:
     """Return mean and variance of a feature's block, or of its light entry."""
     block = find_block(shared, key)
@@ -146,7 +146,7 @@ def shared_part(shared: Any, key: Key, field: int, z: Array, places: Array, gain
     return core_part(shared, block, field, z, places, gain)
 
 
-@bare_kernel
+@inner_kernel
 def shared_slope(shared: Any, key: Key, field: int, gain: Array) -> Any:
     """Return the slope by log τ of the mean that ``shared_part`` returned, which fills in ``gain``."""
     block = find_block(shared, key)
@@ -157,7 +157,7 @@ def shared_slope(shared: Any, key: Key, field: int, gain: Array) -> Any:
     return diagonal_part(shared.light[row], 1.0, tau_of(shared, field, LIGHT))[2] if row >= 0 else 0.0
 
 
-@bare_kernel
+@inner_kernel
 def tail_part(shared: Any, key: Key, t_keys: Array, t: Array, tau: float) -> Any:
     """Return mean, variance and slope by log τ of a block's tail weights."""
     mean, variance, slope = 0.0, 0.0, 0.0
@@ -183,7 +183,7 @@ def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array)
     predict_in(scratch, known, shared, own, personal, request, parts)
 
 
-@bare_kernel
+@inner_kernel
 def inputs_in(scratch: Any, shared: Any, hashes: Array, values: Array, new: bool) -> Any:
     """Fill in the inputs of a context; return at how many places z is not 0, and the length of the tail."""
     n_places, n_tail = context_inputs(
@@ -194,7 +194,7 @@ def inputs_in(scratch: Any, shared: Any, hashes: Array, values: Array, new: bool
     return n_places, n_tail
 
 
-@bare_kernel
+@inner_kernel
 def predict_in(
     scratch: Any, blocks: Any, shared: Any, own: Array, personal: bool, request: Any, parts: Array
 ) -> None:  # fmt: skip
@@ -224,7 +224,7 @@ def predict_in(
             parts[a, 2] += xs[f] * xs[f] * known_parts[slot, 2]
 
 
-@bare_kernel
+@inner_kernel
 def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inputs: Any, room: Any) -> Any:
     """Return shared mean, personal mean and variance of a block: what will hardly come again is not worth exploring."""
     (z, places, t_keys, t, r), (gain, own_gain, square) = inputs, room
@@ -250,12 +250,12 @@ def block_part(shared: Any, own: Array, personal: bool, key: Key, name: Key, inp
     return mean, own_mean, variance + reuse_of(shared, field, USER) * own_variance
 
 
-@bare_kernel
+@inner_kernel
 def reuse_of(shared: Any, field: int, side: int) -> Any:
     return shared.reuse[field, side] if field >= 0 else 1.0
 
 
-@bare_kernel
+@inner_kernel
 def count_reuse(shared: Any, field: int, side: int, times: int) -> None:
     """Count a feature that was learned so many times before: 0, 2 or 1, as ρ is the share learned more than once."""
     shared.reuse_counts[field, side] += 1
@@ -264,7 +264,7 @@ def count_reuse(shared: Any, field: int, side: int, times: int) -> None:
     shared.reuse[field, side] = min(shared.reuse[field, side] + rate * (value - shared.reuse[field, side]), 1.0)
 
 
-@bare_kernel
+@inner_kernel
 def learn_core(
     shared: Any, block: int, z: Array, x: float, gain: Array, error: float, q: float, ahead: float, phi: float
 ) -> None:
@@ -285,7 +285,7 @@ def learn_core(
         row[i] += phi * (context if i else constant)
 
 
-@bare_kernel
+@inner_kernel
 def step_drift(shared: Any, slope: float) -> None:
     """log φ follows −d(e²/2)/dφ with AdaGrad's steps: up where errors go on in the direction of those before.
 
@@ -298,7 +298,7 @@ def step_drift(shared: Any, slope: float) -> None:
         drift[LOG_DRIFT] = min(max(moved, LEAST_LOG_DRIFT), MOST_LOG_DRIFT)
 
 
-@bare_kernel
+@inner_kernel
 def drift_idle(shared: Any, phi: float) -> None:
     """Let blocks drift that are not learned: by φ in the time in which each block is learned once, on average.
 
@@ -319,7 +319,7 @@ def drift_idle(shared: Any, phi: float) -> None:
     drift[DRIFT_IDLE], drift[DRIFT_SINCE] = 0.0, shared.counts[LEARNED] + 1
 
 
-@bare_kernel
+@inner_kernel
 def learn_diagonal(weight: Array, value: float, tau: float, error: float, q: float) -> None:
     """w += c i e/q and c −= (c i)²/q, the latter as h += i²/(q − c i²)."""
     b, h = np.float64(weight[0]), np.float64(weight[1])
@@ -328,7 +328,7 @@ def learn_diagonal(weight: Array, value: float, tau: float, error: float, q: flo
     weight[0] = (b * c + c * value * error / q) * (1 / tau + np.float64(weight[1]))
 
 
-@bare_kernel
+@inner_kernel
 def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
     """l follows −d(e²/2)/dl with AdaGrad's steps."""
     shared.slope_squares[field, side] += slope * slope
@@ -337,7 +337,7 @@ def step_prior(shared: Any, field: int, side: int, slope: float) -> None:
         shared.log_tau[field, side] = min(max(moved, LEAST_LOG_TAU), MOST_LOG_TAU)
 
 
-@bare_kernel
+@inner_kernel
 def usual_tau(shared: Any, field: int) -> Any:
     """Return the prior variance of what a block of the field says of a usual context, the mean of z."""
     constant, square = constant_input(shared.numbers[LENGTH]), 0.0
@@ -346,7 +346,7 @@ def usual_tau(shared: Any, field: int) -> Any:
     return tau_of(shared, field, CONSTANT) * constant * constant + tau_of(shared, field, CORE) * square
 
 
-@bare_kernel
+@inner_kernel
 def step_light(shared: Any, field: int, said: float, error: float) -> None:
     """Let light entries count like blocks, unless users who meet a feature first are the worse for what they say.
 
@@ -362,7 +362,7 @@ def step_light(shared: Any, field: int, said: float, error: float) -> None:
     shared.log_tau[field, LIGHT] = min(max(log_tau, LEAST_LOG_TAU), MOST_LOG_TAU)
 
 
-@bare_kernel
+@inner_kernel
 def step_core(shared: Any, field: int, of_constant: float, of_context: float) -> None:
     """Let log τ of core weights follow its slopes: that of the constant by itself where actions have one field.
 
@@ -397,7 +397,7 @@ def learn_all(
     return squares
 
 
-@bare_kernel
+@inner_kernel
 def renew_basis(shared: Any, squares: Array) -> None:
     """Take the leading eigenvectors of the mean of zz' at 32, 64, 128, ... events; from twice the core's size on."""
     n, n_bases, d = shared.counts[LEARNED], shared.counts[BASES], shared.bases.shape[1]
@@ -409,7 +409,7 @@ def renew_basis(shared: Any, squares: Array) -> None:
         shared.counts[BASES] += 1
 
 
-@bare_kernel
+@inner_kernel
 def length_of(scratch: Any, n_places: int, n_tail: int, n_blocks: int) -> float:
     """Return the length of an example's inputs: of its context, times that of its blocks."""
     inputs, blocks = 0.0, 0.0
@@ -422,7 +422,7 @@ def length_of(scratch: Any, n_places: int, n_tail: int, n_blocks: int) -> float:
     return math.sqrt(inputs * blocks)
 
 
-@bare_kernel
+@inner_kernel
 def learn_weights(
     scratch: Any, shared: Any, own: Array, n_blocks: int, n_tail: int, error: float, q: float, ahead: float, phi: float
 ) -> None:
@@ -447,7 +447,7 @@ def learn_weights(
             learn_diagonal(numbers, x, tau_of(shared, field, OWN_BIAS), error, q)
 
 
-@bare_kernel
+@inner_kernel
 def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
     """Let all log τ of the blocks of an event follow their slopes; after the weights, which used the old ones."""
     for f in range(n_blocks):
@@ -460,7 +460,7 @@ def step_priors(scratch: Any, shared: Any, n_blocks: int, error: float) -> None:
             step_light(shared, field, scratch.xs[f] * slopes[LIGHT], error)
 
 
-@bare_kernel
+@inner_kernel
 def step_noise(shared: Any, error: float, q: float, variance: float) -> None:
     """Let the noise follow its expected square given the error, as a running mean that keeps a least rate."""
     noise = shared.numbers[NOISE]
@@ -469,7 +469,7 @@ def step_noise(shared: Any, error: float, q: float, variance: float) -> None:
     shared.numbers[NOISE] = min(max(noise + rate * (square - noise), LEAST_NOISE), MOST_NOISE)
 
 
-@bare_kernel
+@inner_kernel
 def read_event(scratch: Any, shared: Any, events: Any, e: int, new: bool) -> Any:
     """Fill in the inputs and the features of an event; return the numbers of places, of the tail and of features."""
     first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
@@ -485,7 +485,7 @@ def read_event(scratch: Any, shared: Any, events: Any, e: int, new: bool) -> Any
     return n_places, n_tail, n_features
 
 
-@bare_kernel
+@inner_kernel
 def open_own(scratch: Any, shared: Any, own: Array) -> None:
     """Count an event of a personal model, and turn that to the present basis."""
     if own[COUNT] == 0:
@@ -494,7 +494,7 @@ def open_own(scratch: Any, shared: Any, own: Array) -> None:
     turn_own(shared, own, scratch)
 
 
-@bare_kernel
+@inner_kernel
 def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features: int) -> int:
     """Find room for the weights of an event's features and count their reuse; return how many there is room for."""
     keys, where, m = scratch.keys, scratch.where, 0
@@ -518,7 +518,7 @@ def touch_all(scratch: Any, shared: Any, own: Array, workspace: Any, n_features:
     return m
 
 
-@bare_kernel
+@inner_kernel
 def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, n_tail: int) -> Any:
     """Return mean and variance of all weights of a block at x = 1; fill in their gains, and slopes by log τ."""
     where, slopes = scratch.where[f], scratch.slopes[f]
@@ -554,7 +554,7 @@ def learning_part(scratch: Any, shared: Any, own: Array, f: int, n_places: int, 
     return mean, variance
 
 
-@bare_kernel
+@inner_kernel
 def slope_by_drift(scratch: Any, shared: Any, n_places: int, n_blocks: int) -> float:
     """Return the slope of an event's mean by φ."""
     slope, z, places = 0.0, scratch.z, scratch.places
@@ -565,7 +565,7 @@ def slope_by_drift(scratch: Any, shared: Any, n_places: int, n_blocks: int) -> f
     return slope
 
 
-@bare_kernel
+@inner_kernel
 def learn_in(
     scratch: Any, shared: Any, events: Any, workspace: Any, low: float, span: float, new: bool, beside: Array
 ) -> float:  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 from fedres.decisions.constants import (
     BIAS_WORDS,
     FIRST_LOG_TAU,
@@ -26,7 +27,6 @@ from fedres.decisions.constants import (
 from fedres.decisions.elementary import exp
 from fedres.decisions.kalman_inputs import Key
 from fedres.decisions.kalman_state import BASES, CONSTANT, CORE, LIGHT, OWN, numbers_of, slot_words
-from fedres.local_learners.adagrad import bare_kernel, kernel
 
 COUNT, BASIS, CLOCK, BIASES = range(4)  # of a personal model's words
 SLOT_KEY, SLOT_FIELD, SLOT_USED = range(3)  # of a slot's
@@ -39,26 +39,26 @@ def tau_of(shared: Any, field: Any, side: int) -> Any:
     return exp(log_tau_of(shared, field, side))
 
 
-@bare_kernel
+@inner_kernel
 def log_tau_of(shared: Any, field: Any, side: int) -> Any:
     if field >= 0:
         return shared.log_tau[field, side]
     return FIRST_SHARED_LOG_TAU if side in (CORE, CONSTANT) else LEAST_LOG_TAU if side == LIGHT else FIRST_LOG_TAU
 
 
-@bare_kernel
+@inner_kernel
 def numbers_at(slot: int, k: int) -> int:
     """Return where the numbers of a slot begin: b, the diagonal of H, and H below the diagonal."""
     return HEAD + slot * slot_words(k) + SLOT_HEAD
 
 
-@bare_kernel
+@inner_kernel
 def below(k: int, i: int, j: int) -> int:
     """Return where H[i, j] is among the numbers, j < i."""
     return 2 * k + i * (i - 1) // 2 + j
 
 
-@bare_kernel
+@inner_kernel
 def solve(numbers: Array, k: int, tau: float, right: Array, out: Array, root: Array) -> None:
     """Fill in C times ``right``; ``root`` is from ``factor``."""
     n = min(k, OWN_DENSE)
@@ -76,7 +76,7 @@ def solve(numbers: Array, k: int, tau: float, right: Array, out: Array, root: Ar
         out[i] = right[i] / (1 / tau + np.float64(numbers[k + i]))
 
 
-@bare_kernel
+@inner_kernel
 def factor(numbers: Array, k: int, tau: float, root: Array) -> None:
     """Fill in the Cholesky factor of C⁻¹ where that is dense, its diagonal inverted. No pivot is 0, whatever H is."""
     for i in range(min(k, OWN_DENSE)):
@@ -88,7 +88,7 @@ def factor(numbers: Array, k: int, tau: float, root: Array) -> None:
             root[i, j] = 1 / math.sqrt(max(total, least)) if i == j else total * root[j, j]
 
 
-@bare_kernel
+@inner_kernel
 def own_weights(numbers: Array, k: int, tau: float, weights: Array, root: Array) -> None:
     """Fill in w = C b."""
     for i in range(k):
@@ -106,7 +106,7 @@ def weights_of(words: Array, slot: int, k: int, tau: float) -> Array:
     return weights
 
 
-@bare_kernel
+@inner_kernel
 def own_part(words: Array, slot: int, r: Array, tau: float, gain: Array, root: Array) -> Any:
     """Return mean b·Cr and variance r·Cr of a block or of none: slot −1. Fill in C r and the factor of C⁻¹."""
     mean, variance, k = 0.0, 0.0, r.size
@@ -123,7 +123,7 @@ def own_part(words: Array, slot: int, r: Array, tau: float, gain: Array, root: A
     return mean, variance
 
 
-@bare_kernel
+@inner_kernel
 def own_slope(words: Array, slot: int, k: int, tau: float, gain: Array, root: Array, weights: Array) -> float:
     """Return the slope of the mean by log τ, w·Cr/τ, after ``own_part``. Fill in w."""
     numbers, slope = words[numbers_at(slot, k) : numbers_at(slot, k) + numbers_of(k)].view(np.float32), 0.0
@@ -133,7 +133,7 @@ def own_slope(words: Array, slot: int, k: int, tau: float, gain: Array, root: Ar
     return slope / tau
 
 
-@bare_kernel
+@inner_kernel
 def learn_own(
     words: Array, slot: int, r: Array, x: float, tau: float, weights: Array, gain: Array, error: float, q: float
 ) -> None:
@@ -152,7 +152,7 @@ def learn_own(
     keep_weights(numbers, k, tau, weights)
 
 
-@bare_kernel
+@inner_kernel
 def keep_weights(numbers: Array, k: int, tau: float, weights: Array) -> None:
     """b = (H + I/τ) w"""
     n = min(k, OWN_DENSE)
@@ -186,13 +186,13 @@ def find_bias(words: Array, key: Key) -> Any:
     return -1
 
 
-@bare_kernel
+@inner_kernel
 def bias_used(words: Array, place: int) -> Any:
     """Return the event that learned a bias last."""
     return np.int64(words[place + BIAS_USED]) & (AGAIN - 1)
 
 
-@bare_kernel
+@inner_kernel
 def times_met(words: Array, key: Key) -> Any:
     """Return how often a user has learned a feature: 0, 1, or 2 for more."""
     place = find_bias(words, key)
@@ -201,7 +201,7 @@ def times_met(words: Array, key: Key) -> Any:
     return 2 if words[place + BIAS_USED] >= AGAIN else 1
 
 
-@bare_kernel
+@inner_kernel
 def touch_bias(words: Array, key: Key, limit: int) -> Any:
     """Return the first word of a block's bias, of a new one if need be; −1 if all are in use by this event."""
     place, n, used = find_bias(words, key), np.int64(words[BIASES]), np.int64(words[CLOCK]) + AGAIN
@@ -225,7 +225,7 @@ def touch_bias(words: Array, key: Key, limit: int) -> Any:
     return place
 
 
-@bare_kernel
+@inner_kernel
 def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, known: bool) -> Any:
     """Return the slot of a block, of a new one if need be; −1 if all are in use by this event.
 
@@ -274,7 +274,7 @@ def turn_own(shared: Any, words: Array, scratch: Any) -> None:
     words[BASIS] = last
 
 
-@bare_kernel
+@inner_kernel
 def _turn_block(
     numbers: Array, k: int, tau: float, turn: Array, half: Array, root: Array, weights: Array, turned: Array
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import CONTEXT_UNIT, FIRST_LOG_TAU, FIRST_VALUES, MAX_SCALES
 from fedres.decisions.kalman_inputs import (
     _ACTION,
@@ -32,7 +33,6 @@ from fedres.decisions.kalman_kernels import (
 )
 from fedres.decisions.kalman_own import tau_of
 from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, scratch_for
-from fedres.local_learners.adagrad import bare_kernel, kernel
 
 
 @kernel
@@ -98,7 +98,7 @@ def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
         shared.log_tau[field, OWN] = min(shared.log_tau[field, OWN], most)
 
 
-@bare_kernel
+@inner_kernel
 def _adopt(shared: Any, other: Any, key: Any) -> None:
     slot = find_scale(shared.scale_keys, key)
     known = find_scale(other.scale_keys, key)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.constants import BIAS_WORDS, HEAD
 from fedres.decisions.kalman_inputs import Key, action_value, field_place, find_light, key_of
 from fedres.decisions.kalman_kernels import block_part, core_part, diagonal_part, inputs_in, reuse_of, tail_part
@@ -26,7 +27,7 @@ from fedres.decisions.kalman_state import (
     scratch_for,
     slot_words,
 )
-from fedres.local_learners.adagrad import at, bare_kernel, kernel
+from fedres.local_learners.adagrad import at
 
 # Of a field: the variance of a new feature, τ of light entries and tail weights, ρ of anybody, what personal parts add.
 NEW, OF_LIGHT, OF_TAIL, SHARE, PERSONAL = range(5)
@@ -107,7 +108,7 @@ def predict_rows(
     _sum_rows(rows, known, base, parts)
 
 
-@bare_kernel
+@inner_kernel
 def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: Any, room: Any, prior: Array) -> None:
     """Fill in what features of a field have in common that neither a block nor the user's model has."""
     (z, places, _, _, r), (gain, own_gain, square) = inputs, room
@@ -120,7 +121,7 @@ def _fill_prior(shared: Any, nobody: Array, personal: bool, field: int, inputs: 
         prior[PERSONAL] = reuse_of(shared, field, USER) * (own_variance + tau_of(shared, field, OWN_BIAS))
 
 
-@bare_kernel
+@inner_kernel
 def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: Any) -> Any:
     """Return what ``block_part`` does for a feature that has no block, and is not in the user's model."""
     _, _, t_keys, t, _ = inputs
@@ -134,7 +135,7 @@ def _rare_part(shared: Any, key: Key, may_be_light: bool, prior: Array, inputs: 
     return mean, 0.0, variance * prior[SHARE] + prior[PERSONAL]
 
 
-@bare_kernel
+@inner_kernel
 def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
     """Mark the kinds of all features that the models have: most of a large catalogue's features are in none."""
     last = np.uint32(KINDS - 1)
@@ -149,7 +150,7 @@ def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
             kinds[at(own[own.size - BIAS_WORDS * (j + 1) + BIAS_KEY] & last)] = WHOLE_KIND
 
 
-@bare_kernel
+@inner_kernel
 def _sum_rows(rows: Any, known: Array, base: Any, parts: Array) -> None:
     features, inputs = rows.features, rows.inputs
     for k in range(rows.starts.size - 1):

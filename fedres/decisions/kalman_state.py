@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import bare_kernel, kernel
 from fedres.decisions.constants import (
     BIAS_WORDS,
     FIRST_LOG_TAU,
@@ -31,7 +32,6 @@ from fedres.decisions.constants import (
     SLOT_HEAD,
     own_numbers,
 )
-from fedres.local_learners.adagrad import bare_kernel, kernel
 
 LEARNED, BLOCKS, BASES, FIELDS, SCALES, LIGHTS = range(6)  # of ``counts``
 NOISE, LENGTH = range(2)  # of ``numbers``

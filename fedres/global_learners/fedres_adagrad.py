@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from fedres import checks
 from fedres.checks import Array
+from fedres.compiling import bare_kernel
 from fedres.global_learners.base import Server, Setting
 from fedres.global_learners.fedres_sgd import TripletClient
 from fedres.least_squares import needs_squared_loss
-from fedres.local_learners.adagrad import Real, bare_kernel, clamp, joint, see, weighted_step
+from fedres.local_learners.adagrad import Real, clamp, joint, see, weighted_step
 from fedres.local_learners.evidence import Evidence
 from fedres.local_learners.paced import PRIOR
 from fedres.messages import Triplet, Up

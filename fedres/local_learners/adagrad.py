@@ -7,20 +7,16 @@ is ``values[k]`` for weight ``shift + indices[k]``; ``constant`` is the constant
 
 from __future__ import annotations
 
-import fcntl
 import platform
-import sys
 from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from fedres.checks import Array
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 
 # VW's builds round once per multiply-and-add on ARM, where compilers fuse the two, and twice on x86-64.
 FUSED = platform.machine().lower() in {"aarch64", "arm64"}
@@ -29,63 +25,6 @@ _SMALLEST_SQUARE = np.float32(1.084202e-19) * np.float32(1.084202e-19)  # VW's X
 
 Real = Any  # float32 inside the kernels, where mixing in a float64 would change the rounding
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_any_value: Any = types.unliteral  # the type of a constant as that of a variable
-_OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls from C
-
-
-def kernel(function: Function) -> Function:
-    """Compile ``function`` on its first call; IEEE arithmetic in the order written."""
-    return _cached(njit(**_OPTIONS)(function), function)
-
-
-def bare_kernel(function: Function) -> Function:
-    """Compile a kernel in which no array is made, only views of those it is given; Python is returned none.
-
-    Numba then does not count who holds an array. It does so by an atomic operation for every view, which took half the
-    time of a bandit's round, and sets up a count for every array that comes from Python.
-    """
-    return _cached(njit(**_OPTIONS | {"_nrt": False})(function), function)
-
-
-def _cached(compiled: Any, function: Function) -> Function:
-    """Return it with a cache that is valid for these sources: numba looks at the file of the function alone.
-
-    A kernel has those it calls compiled into it, so that after an update of one file it would stay what it was.
-    A constant argument is an argument like any other: numba would compile the kernel again for each of its values.
-    """
-    if hasattr(compiled, "_cache"):  # not if NUMBA_DISABLE_JIT is set
-        file = compiled._cache._cache_file
-        file._source_stamp = _sources(function.__module__.partition(".")[0])
-        file.save = _one_at_a_time(file.save, Path(file._cache_path))
-        template = compiled.get_call_template
-        compiled.get_call_template = lambda args, kws: template(tuple(map(_any_value, args)), kws)
-    return cast(Function, compiled)
-
-
-def _one_at_a_time(save: Callable[[Any, Any], None], folder: Path) -> Callable[[Any, Any], None]:
-    """Return what adds code to a cache while no other process does: two would give it the same number."""
-
-    def saved(key: Any, data: Any) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            save(key, data)
-
-    return saved
-
-
-@cache
-def _sources(package: str) -> str:
-    """Return a digest of the files of this package and of ``fedres`` that have to do with kernels: that name them."""
-    digest = sha256()
-    for name in sorted({"fedres", package}):
-        home = Path(getattr(sys.modules[name], "__file__", None) or "")
-        for file in sorted(home.parent.rglob("*.py")) if home.name == "__init__.py" else [home]:
-            text = file.read_bytes() if file.is_file() else b""
-            if b"kernel" in text.lower():
-                digest.update(text)
-    return digest.hexdigest()
 
 
 def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -109,7 +48,7 @@ def at(place: Any) -> Any:
     return np.uint64(place)
 
 
-@bare_kernel
+@inner_kernel
 def dim_of(state: Array) -> int:
     """Return the number of features, the constant not counted."""
     return (state.size - 4) // 2
@@ -131,7 +70,7 @@ def see(state: Array, label: Real) -> None:
     state[1] = max(state[1], np.float32(label))
 
 
-@bare_kernel
+@inner_kernel
 def joint(state: Array, indices: Array, shift: int, values: Array, constant: Real, offset: Real) -> Real:
     """Return offset + Σ w_j x_j, not clamped; 0 if that is no number, as in VW."""
     total = np.float32(offset)
@@ -144,26 +83,26 @@ def joint(state: Array, indices: Array, shift: int, values: Array, constant: Rea
     return total if total == total else np.float32(0)
 
 
-@bare_kernel
+@inner_kernel
 def clamp(state: Array, prediction: Real) -> Real:
     """Return the prediction within the range of the labels seen."""
     return min(max(prediction, state[0]), state[1])
 
 
-@bare_kernel
+@inner_kernel
 def _accumulate(squares: Array, j: int, x: Real, squared_slope: Real) -> None:
     """G_j += (weight·4·e·e)·(x·x)"""
     squares[at(j)] = multiply_add(squared_slope, max(x * x, _SMALLEST_SQUARE), squares[at(j)])
 
 
-@bare_kernel
+@inner_kernel
 def _move(weights: Array, squares: Array, j: int, x: Real, pull: Real) -> None:
     """w_j += (2·e·η·weight)·(x·(1/√G_j)); no step where G_j underflowed to 0, which makes VW's weight infinite."""
     if squares[at(j)] > 0:
         weights[at(j)] = multiply_add(pull, x * (np.float32(1) / np.sqrt(squares[at(j)])), weights[at(j)])
 
 
-@bare_kernel
+@inner_kernel
 def in_a_row(indices: Array) -> bool:
     """Return whether indices count up by one: those of a dense example do."""
     ok = indices.size > 0
@@ -172,7 +111,7 @@ def in_a_row(indices: Array) -> bool:
     return ok
 
 
-@bare_kernel
+@inner_kernel
 def step_in_a_row(weights: Array, squares: Array, values: Array, squared_slope: Real, pull: Real) -> None:
     """Take the step of weights that lie one after the other: side by side, which is faster."""
     for k in range(values.size):
@@ -185,7 +124,7 @@ def step_in_a_row(weights: Array, squares: Array, values: Array, squared_slope: 
         squares[k] = total
 
 
-@bare_kernel
+@inner_kernel
 def adaptive_step(
     weights: Array,
     squares: Array,
@@ -222,7 +161,7 @@ def adaptive_step(
         _move(weights, squares, last, np.float32(constant), pull)
 
 
-@bare_kernel
+@inner_kernel
 def weighted_step(
     state: Array,
     indices: Array,
@@ -238,7 +177,7 @@ def weighted_step(
     adaptive_step(state[2:middle], state[middle:], indices, shift, values, constant, error, rate, importance)
 
 
-@bare_kernel
+@inner_kernel
 def step(state: Array, indices: Array, shift: int, values: Array, constant: Real, error: Real, rate: Real) -> None:
     """Take the step of label − prediction = ``error``."""
     weighted_step(state, indices, shift, values, constant, error, rate, np.float32(1))

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, clamp, dim_of, joint, kernel, see, valid, weighted_step
+from fedres.compiling import kernel
+from fedres.local_learners.adagrad import Real, clamp, dim_of, joint, see, valid, weighted_step
 from fedres.local_learners.protocol import Features
 
 _LARGEST = math.nextafter(2.0**128 - 2.0**103, 0.0)  # the next number up rounds to infinity in 32 bits

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import bare_kernel, kernel
+from fedres.compiling import bare_kernel, inner_kernel, kernel
 
 EXPLORE_EVERY, EPSILON_GREEDY, SQUARECB, GREEDY, OPTIMISTIC_SQUARECB, LINUCB, SOFTMAX = range(7)
 CODE, AMOUNT, FLOOR, LOW, HIGH = range(5)  # of a rule: which policy, its number, its floor, the range of the rewards
@@ -47,7 +47,7 @@ def explore(rule: Array, n: int, n_learned: int, means: Array, widths: Array, al
     spread(allowed, rule[FLOOR], out)
 
 
-@bare_kernel
+@inner_kernel
 def rank_scores(code: float, amount: float, low: float, high: float, means: Array, widths: Array, out: Array) -> None:
     """Write what actions are ranked by. The gaps that squarecb weighs are between rewards within their range."""
     if code == LINUCB:
@@ -65,7 +65,7 @@ def rank_scores(code: float, amount: float, low: float, high: float, means: Arra
 # Each of the following replaces the scores of actions by probabilities.
 
 
-@bare_kernel
+@inner_kernel
 def best_of(scores: Array, allowed: Array) -> tuple[float, int, int]:
     """Return the best score of an allowed action, how many are allowed, and how many of them have it."""
     best, count, ties = -np.inf, 0, 0
@@ -79,7 +79,7 @@ def best_of(scores: Array, allowed: Array) -> tuple[float, int, int]:
     return best, count, ties
 
 
-@bare_kernel
+@inner_kernel
 def epsilon_greedy(scores: Array, allowed: Array, epsilon: float) -> None:
     """Spread ``epsilon`` evenly, and share the rest among the best."""
     best, count, ties = best_of(scores, allowed)
@@ -90,7 +90,7 @@ def epsilon_greedy(scores: Array, allowed: Array, epsilon: float) -> None:
             scores[a] += (1 - epsilon) / ties
 
 
-@bare_kernel
+@inner_kernel
 def squarecb(scores: Array, allowed: Array, gamma: float) -> None:
     """Weigh by the inverse gap to the best, 1/(K + γ·gap); what is left is shared among the best [FosRak20, Alg. 1]."""
     best, count, ties = best_of(scores, allowed)
@@ -106,7 +106,7 @@ def squarecb(scores: Array, allowed: Array, gamma: float) -> None:
             scores[a] = left / ties
 
 
-@bare_kernel
+@inner_kernel
 def softmax(scores: Array, allowed: Array, inverse_temperature: float) -> None:
     """Weigh by exp(score / temperature)."""
     best, _, _ = best_of(scores, allowed)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import at, kernel
+from fedres.compiling import kernel
+from fedres.local_learners.adagrad import at
 from fedres.policies.kernels import AMOUNT, CODE, EPSILON_GREEDY, FLOOR, GREEDY, HIGH, LOW, explore, rank_scores
 
 SHORTLIST = 50  # actions that the policy weighs

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 from fedres.scoring.features import Prepared
 from fedres.scoring.kernels import expanded, indices_of, learn_personal, learn_shared, part_of, put, slots_of
 from fedres.scoring.model import MAX_SLOTS, SMALLEST_TABLE

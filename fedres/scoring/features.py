@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import bare_kernel
+from fedres.compiling import bare_kernel, inner_kernel
 from fedres.scoring.flattening import LARGEST, FeatureError, Limits, action_features, feature_hash, flatten
 
 Json = bytes | msgspec.Raw
@@ -185,19 +185,19 @@ class Plain:
         return rows
 
 
-@bare_kernel
+@inner_kernel
 def _after_spaces(text: Array, at: int) -> int:
     while at < text.size and (text[at] == 32 or 9 <= text[at] <= 10 or text[at] == 13):
         at += 1
     return at
 
 
-@bare_kernel
+@inner_kernel
 def _is(text: Array, at: int, sign: int) -> bool:
     return at < text.size and text[at] == sign
 
 
-@bare_kernel
+@inner_kernel
 def _is_word(text: Array, at: int, word: Array) -> bool:
     k = 0
     while k < word.size and _is(text, at + k, word[k]):
@@ -205,12 +205,12 @@ def _is_word(text: Array, at: int, word: Array) -> bool:
     return k == word.size
 
 
-@bare_kernel
+@inner_kernel
 def _step(crc: Any, byte: Byte) -> Any:
     return np.uint32(_CRC[(crc ^ np.uint32(byte)) & np.uint32(255)] ^ (crc >> np.uint32(8)))
 
 
-@bare_kernel
+@inner_kernel
 def _string(text: Array, at: int, crc: Any) -> Any:
     """Return where a string that began before ``at`` ends, −1 if it is not plain, and the hash that goes on with it."""
     while at < text.size and text[at] != _QUOTE:
@@ -221,7 +221,7 @@ def _string(text: Array, at: int, crc: Any) -> Any:
     return (at if at < text.size else -1), crc
 
 
-@bare_kernel
+@inner_kernel
 def _digits(text: Array, at: int, number: Any) -> Any:
     """Return where digits end, and the number that goes on with them, at most ``MOST``."""
     while at < text.size and _ZERO <= text[at] <= _NINE:
@@ -230,7 +230,7 @@ def _digits(text: Array, at: int, number: Any) -> Any:
     return at, number
 
 
-@bare_kernel
+@inner_kernel
 def _exponent(text: Array, at: int) -> Any:
     """Return where an exponent ends, −1 if it is not plain, and the exponent."""
     if at >= text.size or (text[at] | 32) != _E:
@@ -243,7 +243,7 @@ def _exponent(text: Array, at: int) -> Any:
     return end, -power if negative else power
 
 
-@bare_kernel
+@inner_kernel
 def _number(text: Array, at: int) -> Any:
     """Return where a number ends, −1 if it is not plain, and the number; its float32 is that of the nearest float64."""
     negative = _is(text, at, _MINUS)
@@ -269,7 +269,7 @@ def _number(text: Array, at: int) -> Any:
     return end, -value if negative else value
 
 
-@bare_kernel
+@inner_kernel
 def _has(keys: Array, n: int, crc: Any) -> bool:
     k = 0
     while k < n and keys[k] != crc:
@@ -277,7 +277,7 @@ def _has(keys: Array, n: int, crc: Any) -> bool:
     return k < n
 
 
-@bare_kernel
+@inner_kernel
 def _name(text: Array, at: int, crc: Any) -> Any:
     """Return where the value begins that a name at ``at`` is for, −1 if it is not plain, its hash, and its end."""
     if not _is(text, at, _QUOTE) or _is(text, at + 1, _UNDERSCORE):
@@ -289,7 +289,7 @@ def _name(text: Array, at: int, crc: Any) -> Any:
     return _after_spaces(text, colon + 1), crc, end
 
 
-@bare_kernel
+@inner_kernel
 def _value(text: Array, at: int, crc: Any) -> Any:
     """Return where a value ends that is no object, −1 if it is not plain, the hash of its feature, and its number."""
     if _is(text, at, _QUOTE):
@@ -305,7 +305,7 @@ def _value(text: Array, at: int, crc: Any) -> Any:
     return end, crc, number
 
 
-@bare_kernel
+@inner_kernel
 def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values: Array, fields: Array) -> int:
     """Fill in the features; return how many they are, −1 if the text is not that of a plain object.
 

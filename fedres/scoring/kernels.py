@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, adaptive_step, at, kernel, multiply_add
+from fedres.compiling import kernel
+from fedres.local_learners.adagrad import Real, adaptive_step, at, multiply_add
 
 Key = Any  # uint32 inside the kernels
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import Real, at, bare_kernel, kernel, multiply_add
+from fedres.compiling import inner_kernel, kernel
+from fedres.local_learners.adagrad import Real, at, multiply_add
 from fedres.scoring.kernels import Key, as_number, find, pair_key
 
 _SMALL = np.float32(1e-18)  # the product of two such values is not 0 in 32 bits
@@ -48,7 +49,7 @@ def score_kernel(prepared: Any, weights: Array, shift: int, table: Array, own: A
     return parts
 
 
-@bare_kernel
+@inner_kernel
 def score_in(scratch: Any, prepared: Any, models: Any, parts: Array) -> None:
     """Fill in the same; the marks are 0 again after."""
     weights, shift, table, own = models
@@ -73,20 +74,20 @@ def score_in(scratch: Any, prepared: Any, models: Any, parts: Array) -> None:
     _mark(scratch.marks, table, np.uint8(0))
 
 
-@bare_kernel
+@inner_kernel
 def _mark(marks: Array, table: Array, mark: Any) -> None:
     """Mark the kinds of the keys that a table has; and that of the key 0, for its free slots."""
     for slot in range(table.size):
         marks[at(table[slot] >> _KIND)] = mark
 
 
-@bare_kernel
+@inner_kernel
 def _fill_owners(owners: Array, starts: Array) -> None:
     for a in range(starts.size - 1):
         owners[starts[a] : starts[a + 1]] = a
 
 
-@bare_kernel
+@inner_kernel
 def _without_zeros(values: Array) -> bool:
     """Return whether neither a value nor a product of two is 0, as far as sizes tell."""
     ok = True
@@ -95,19 +96,19 @@ def _without_zeros(values: Array) -> bool:
     return ok
 
 
-@bare_kernel
+@inner_kernel
 def _fill_context_keys(keys: Array, hashes: Array, n: int) -> None:
     for i in range(n):
         keys[i] = pair_key(hashes[i], 0)
 
 
-@bare_kernel
+@inner_kernel
 def _fill_keys(keys: Array, hashes: Array, first: int, context_hash: Key) -> None:
     for k in range(at(first), at(hashes.size)):
         keys[k] = pair_key(context_hash, hashes[k])
 
 
-@bare_kernel
+@inner_kernel
 def _sum(total: Real, weights: Array, shift: int, row: Any, first: int, last: int, plain: bool) -> Real:
     """Return total + Σ w_j x_j over the values that are not 0, as none is where ``plain``: that loop is faster."""
     for k in range(at(first), at(last)):
@@ -117,7 +118,7 @@ def _sum(total: Real, weights: Array, shift: int, row: Any, first: int, last: in
     return total
 
 
-@bare_kernel
+@inner_kernel
 def _own_sum(row: Any, table: Array, own: Array, last: int) -> Real:
     """Return Σ w_j x_j of the personal model over the first pairs."""
     total = np.float32(0)
@@ -128,7 +129,7 @@ def _own_sum(row: Any, table: Array, own: Array, last: int) -> Real:
     return total
 
 
-@bare_kernel
+@inner_kernel
 def _add_own(scratch: Any, row: Any, table: Array, own: Array, first: int, parts: Array) -> None:
     """Add w_j x_j of the personal model to the part of each pair's action."""
     for hit in range(_fill_hits(scratch.hits, scratch.marks, row.keys, first, row.values.size)):
@@ -138,7 +139,7 @@ def _add_own(scratch: Any, row: Any, table: Array, own: Array, first: int, parts
             parts[a, 1] = multiply_add(own[at(slot)], value, parts[a, 1])
 
 
-@bare_kernel
+@inner_kernel
 def _fill_hits(hits: Array, marks: Array, keys: Array, first: int, last: int) -> Any:
     """Fill in which keys are of a kind that is marked; return how many. No branch: it would be guessed wrong."""
     n = at(0)

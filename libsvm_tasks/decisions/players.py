@@ -15,8 +15,8 @@ import numpy as np
 
 from bandits.models.least_squares import add_row
 from fedres.checks import Array
+from fedres.compiling import kernel
 from fedres.decisions.residual_kalman import NO_MODEL, Prediction, ResidualKalman, events_of
-from fedres.local_learners.adagrad import kernel
 from fedres.policies import EpsilonGreedy, OptimisticSquareCB
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.features import Prepared

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import kernel
 from fedres.decisions.constants import CORE_SIZE
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_state import Events
 from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
-from fedres.local_learners.adagrad import kernel
 
 ACTIONS, COORDINATES = 10, 22  # 23 coordinates with the constant, all of them not 0
 IDS, TOPICS = 6, 3  # 9 action features in all; each action has one of both

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import kernel
 from fedres.decisions.kalman_document import write_safetensors
-from fedres.local_learners.adagrad import kernel
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import (
     CHUNK_BITS,

@@ -31,7 +31,7 @@ import numpy as np
 
 from fedres import checks
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 from service.settings import Defences
 
 COMBINE = ("mean", "trimmed-mean", "median")

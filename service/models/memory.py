@@ -26,7 +26,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 
 VIRTUAL_BYTES = 1 << 37  # of address space, or as much of it as there is; memory is taken as blocks are
 LEAST_VIRTUAL_BYTES = 1 << 30

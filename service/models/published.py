@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 from fedres.policies import loop_rule
 from fedres.scoring.batch import CHUNK_BITS
 from service.models.catalogue import CatalogueCopy, CatalogueWriter, Pieces

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from fedres.checks import Array
+from fedres.compiling import inner_kernel, kernel
 from fedres.decisions.array_checks import check_arrays
 from fedres.decisions.constants import BIAS_WORDS, OWN_BYTES, START_EVENTS
 from fedres.decisions.constants import HEAD as OWN_HEAD
@@ -55,7 +56,6 @@ from fedres.decisions.kalman_state import (
     slot_words,
 )
 from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Owns, ResidualKalman, in_present_basis
-from fedres.local_learners.adagrad import bare_kernel, kernel
 from fedres.policies.kernels import explore, pick
 from fedres.scoring.batch import CHUNK_BITS
 from fedres.scoring.features import Hashed
@@ -254,7 +254,7 @@ def _is_finite(shared: Any, since: int) -> bool:
     return ok
 
 
-@bare_kernel
+@inner_kernel
 def _all_finite(numbers: Array) -> bool:
     ok = True
     for k in range(numbers.size):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedres.local_learners.adagrad import kernel
+from fedres.compiling import kernel
 from service.models.memory import MemoryReader, MemoryWriter, key_of, read_block
 
 NAMES = ("steady", "moving")
