@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -204,7 +205,8 @@ def test_many_objects_are_hashed_by_one_call_and_what_is_wrong_with_one_is_its_o
 
 def table(heading):
     """Return the rows of the first table below a line of the document, code marks taken off, (none) as no name."""
-    rows = re.findall(r"^\|(.*)\|$", DOC.split(heading, 1)[1].split("\n\n", 2)[1], flags=re.MULTILINE)[2:]
+    below = DOC.split(heading, 1)[1].splitlines()[1:]
+    rows = [line.strip("|") for line in takewhile(lambda line: line.startswith("|"), below)][2:]
     cells = [[cell.strip().strip("`") for cell in row.split("|")] for row in rows]
     return [["" if cell == "(none)" else cell for cell in row] for row in cells]
 
