@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 NOTIFY_SECONDS = 0.01  # at least, between two notifications: each takes a lock of the whole server
 HOLD_SECONDS = 0.5  # between two attempts to become the holder of a loop
+ATTEMPTS = 3  # to append behind locked heads
 ERASE_SECONDS = 300.0  # for each statement of an erasure
 
 NAMES = 'loop, position, time, kind, event, "user", checksum, example'
@@ -211,14 +212,13 @@ class PostgresLog:
         """Delete a user's records. When the server overwrites their bytes is up to the server (postgresql.md)."""
         epochs = NO_EPOCHS if epoch is None else {loop: epoch}
         with self._session.lend() as db, _patient(db), db.transaction():
-            heads, now = self._lock(db, [loop], epochs)
+            heads = self._lock(db, [loop], epochs)
             whose = {"loop": loop, "user": _sought(user)}
             n_erased = db.execute(ERASE_USER, whose).rowcount
             n_replaced = db.execute(REPLACED_BASES, whose).rowcount
             db.execute(REMOVED, (n_erased + n_replaced, loop))
             erased = Record(loop, ERASED, body=body(n_erased))
-            if self._call(db, NumberedRecords([[erased]], heads, now), epochs) is None:
-                raise StoreUnavailable("failed", f"the head of loop {loop!r} moved under its lock")
+            self._append_batch(db, [[erased]], heads, epochs)
         return n_erased
 
     def prune(self, loop: str, old: Pruning, after: int = 0, epoch: int | None = None) -> int | None:
@@ -300,13 +300,29 @@ class PostgresLog:
         """Append with the heads locked first."""
         with db.transaction():
             before = {loop: self._heads.get(loop) for loop in loops}
-            heads, now = self._lock(db, loops, epochs)
+            heads = self._lock(db, loops, epochs)
             known = _known(db, groups) if with_duplicates else None
-            batch = NumberedRecords(groups, heads, now, known)
-            if batch.entries and self._call(db, batch, epochs) is None:
-                raise StoreUnavailable("failed", "a head moved under its lock")
+            outcomes = self._append_batch(db, groups, heads, epochs, known)
         self._alone = heads == before
-        return batch.outcomes
+        return outcomes
+
+    def _append_batch(
+        self,
+        db: Session,
+        groups: Sequence[Group],
+        heads: Mapping[str, LockedHead],
+        epochs: Mapping[str, int],
+        known: Mapping[Key, int] | None = None,
+    ) -> list[Outcome]:
+        """Append behind heads that are locked.
+
+        The database refuses a time that is a second old; its answer sets our clock, and the next attempt is in time.
+        """
+        for _ in range(ATTEMPTS):
+            batch = NumberedRecords(groups, heads, self._clock.now(), None if known is None else dict(known))
+            if not batch.entries or self._call(db, batch, epochs) is not None:
+                return batch.outcomes
+        raise StoreUnavailable("busy", "appending takes more than a second")
 
     def _call(self, db: Session, batch: NumberedRecords, epochs: Mapping[str, int]) -> NumberedRecords | None:
         """Return the batch once it is stored, None if another machine has appended."""
@@ -322,8 +338,8 @@ class PostgresLog:
             self._told_at = time.monotonic()
         return batch if stored else None
 
-    def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> tuple[dict[str, LockedHead], int]:
-        """Return where loops end, with their heads locked, and the time."""
+    def _lock(self, db: Session, loops: Iterable[str], epochs: Mapping[str, int]) -> dict[str, LockedHead]:
+        """Return where loops end, with their heads locked."""
         heads = {}
         for loop, last, at, epoch, now in db.execute(LOCK, (texts(sorted(loops)),), binary=True):
             _check_epoch(loop, epoch, epochs)
@@ -332,7 +348,7 @@ class PostgresLog:
         missing = set(loops) - heads.keys()
         if missing:
             raise Refused(f"loop must be one that the log has, got {min(missing)!r}")
-        return heads, self._clock.now()
+        return heads
 
     def _forget(self) -> None:
         """Know nothing that another session may have changed."""

@@ -242,6 +242,32 @@ def test_a_writer_whose_idea_of_time_is_wrong_is_put_right(log):
     assert times[-1] - times[0] < 60_000_000
 
 
+SLOW = """
+CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1.2); RETURN NULL; END';
+CREATE TRIGGER slowly BEFORE DELETE ON fedres.log FOR EACH STATEMENT EXECUTE FUNCTION slowly()
+"""
+
+
+def test_a_user_whose_records_take_seconds_to_delete_is_erased(log, database):
+    append(log, rank("a", "anna"), rank("b", "bert"))
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute(SLOW)
+    assert log.erase("shop", "anna", body_of_erased) == 1
+    assert [entry.user for entry in log.read("shop")] == ["bert", None]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_batch_that_is_a_second_late_gets_another_time(log, postgres, again, monkeypatch):
+    append(log, rank("a"))
+    postgres.ask("UPDATE fedres.head SET time = 0")  # long ago
+    log._alone = False
+    sent, late = ([rank("a"), rank("b")], [0, 2_000_000, 0]) if again else ([rank("b")], [2_000_000, 0])
+    now = log._clock.now
+    monkeypatch.setattr(log._clock, "now", lambda: now() - late.pop(0))
+    assert append(log, *sent)[-1] == 2
+    assert late == []
+
+
 def test_a_writer_that_stops_in_a_transaction_holds_the_others_up_for_two_seconds(log, database):
     append(log, rank("a"))
     with closing(postgres_schema.opened(database)) as stopped:

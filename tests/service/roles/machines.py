@@ -37,7 +37,7 @@ class Ledger:
 class Load:
     """Clients that rank on one machine and send the reward to another; what fails they repeat until it is answered."""
 
-    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.05):
+    def __init__(self, machines, ledger, *, seed, n_clients=4, loops=("default",), pause=0.0):
         self.machines, self.ledger, self.loops, self.pause = machines, ledger, loops, pause
         self._stopping = threading.Event()
         self._threads = [
