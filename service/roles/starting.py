@@ -18,7 +18,7 @@ from service.http.server import Server
 from service.roles.config import Config
 
 BETWEEN = 5.0  # seconds between two words on how it goes
-FUNCTIONS = 203  # that a first start compiles, about: it depends on the versions of numba and Python
+FUNCTIONS = 243  # that a first start compiles, about: it depends on the versions of numba and Python
 HTML = (b"content-type", b"text/html; charset=utf-8")
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedres is starting</title>
@@ -62,7 +62,7 @@ def compiling(say: Say, progress: Progress | None = None) -> Iterator[None]:
         def on_start(self, _: object) -> None:
             if not self.begun and os.getpid() == process:
                 self.begun = self.said_at = time.monotonic()
-                say("Compiling kernels (first start only, 1–3 minutes)")
+                say("Compiling kernels (first start only, about a minute)")
 
         def on_end(self, _: object) -> None:
             counted.n += 1

@@ -94,7 +94,7 @@ def test_compiling_is_said_once_and_not_where_it_was_done_before():
     for _ in range(2):
         with compiling(said.append):
             assert (double(1), double(1.5)) == (2, 3.0)
-    assert said == ["Compiling kernels (first start only, 1–3 minutes)"]
+    assert said == ["Compiling kernels (first start only, about a minute)"]
 
 
 def test_without_a_key_only_this_machine_is_served(tmp_path):
