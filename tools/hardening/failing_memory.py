@@ -5,6 +5,7 @@ and SQLite have allocators of their own.
 """
 
 import asyncio
+import faulthandler
 import itertools
 import json
 import logging
@@ -53,6 +54,7 @@ async def _play(folder, nth, how_many, say):
 
 def _child(folder, pipe, nth, how_many):
     logging.disable()
+    faulthandler.disable()  # pytest's writes to a copy of the standard error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # tracebacks of what is brought about here
     client_module.LOOK_SECONDS, client_module.DEADLINE_SECONDS = 0.05, 1.0
     seconds = itertools.count(1)
