@@ -65,7 +65,7 @@ class _InnerCompiler(Compiler):
 
 
 class _InnerLibrary(JITCodeLibrary):
-    """Code to link into others."""
+    """Code to link into others, not optimized and without an address: numba asks for one, and gets none."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -80,10 +80,11 @@ class _InnerLibrary(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
+        """Return what numba calls to set the environment of machine code: this, as there is none."""
         return self
 
     def set_env(self, name: str, environment: object) -> None:
-        """Do nothing: an environment is that of machine code."""
+        pass
 
 
 def _cached(compiled: Any, function: Function) -> Function:
