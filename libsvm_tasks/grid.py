@@ -35,13 +35,13 @@ def cluster(backend: str = "loky", address: str | None = None, jobs: int = 1) ->
     Without one, ``jobs`` workers are started here.
     """
     checks.one_of("backend", backend, BACKENDS)
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
     if backend == "loky":
         if address is not None:
             raise ValueError(f"address must come with the backend ray or dask, got {address!r}")
         yield
         return
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
     if backend == "ray":
         with _ray(address, jobs):
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import math
 import os
@@ -84,6 +85,12 @@ def _table(path: Path, label: str | None, delimiter: str) -> Data:
 def cache_folder() -> Path:
     """Return the folder of this user where fetched datasets are kept: $XDG_CACHE_HOME/fedres or ~/.cache/fedres."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedres"
+
+
+def journal_file(setup: object, schemes: object) -> Path:
+    """Return the file with the finished results of a run, which an interrupted one resumes from."""
+    name = hashlib.sha256(repr((setup, schemes)).encode()).hexdigest()[:16]
+    return cache_folder() / "unfinished" / f"{name}.jsonl"
 
 
 def find(name: str) -> Path | None:

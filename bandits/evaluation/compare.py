@@ -126,17 +126,15 @@ def evaluate(
     """Return a row for the logging policy, then one for every policy and estimator.
 
     ``log`` is a file (JSON lines, dsjson, .csv, .tsv, .parquet), a DataFrame or another mapping of columns, or a
-    ``Log``; ``default_reward`` is for its events that have no reward. Of a table, the words from ``action`` to
-    ``event_id`` name the columns; ``context`` are its features, and ``actions`` the ids that could be taken or a column
-    that lists them (those that were taken unless given). Names such as action, reward, probability and user are found
-    without being given. Rows are sorted by ``time`` if there is such a column.
+    ``Log``; ``default_reward`` is for its events that have no reward. Of a table, ``action`` to ``event_id`` name the
+    columns, as ``Columns`` describes them; names such as action, reward, probability and user are recognized.
 
     A policy is a name (``POLICY_FORMS``), a policy such as ``EpsilonGreedy(0.1)`` or its class, or a function from a
     ``LoggedEvent`` to the probabilities of its actions.
     Names that learn (greedy, epsilon-greedy, squarecb) and estimators with a model share one cross-fitted reward model:
     what is valued is the policy learned from ``n_folds − 1`` parts of the log, on the part it did not see. ``fedres``
-    is a hosted loop: its model goes through the log in its order, and decides on each event by what it has learned
-    before; ``fedres:POLICY`` explores by another policy than the default of loops.
+    is a hosted loop, which goes through the log in order and decides on each event by what it learned before;
+    ``fedres:POLICY`` explores by another policy than the default of loops.
 
     Intervals are for one look at the log, or with ``time_uniform`` hold at all looks at a growing log together; those
     hold the ones for a single look. They take users to be independent, or with ``by_user=False`` events.
@@ -146,8 +144,6 @@ def evaluate(
     """
     for estimator in estimators:
         one_of("estimator", estimator, ESTIMATORS)
-    if isinstance(log, Log) and default_reward is not None:
-        raise ValueError(f"default_reward must be None for a log that is loaded, got {default_reward}")
     columns = Columns(
         action=action,
         reward=reward,
@@ -159,22 +155,27 @@ def evaluate(
         time=time,
         event_id=event_id,
     )
-    if isinstance(log, Log) and columns.given:
-        raise ValueError(f"{columns.given[0]} must come with a table, got a log that is loaded")
-    data = log if isinstance(log, Log) else load_log(log, default_reward, columns, progress)
-    if len(data) < LEAST_EVENTS:
-        raise ValueError(f"log must have at least {LEAST_EVENTS} events with a reward, got {len(data)}")
+    data = _loaded(log, default_reward, columns, progress)
     users = data.users() if by_user else np.arange(len(data))
     kind = Kind(level, time_uniform, _reward_range(data.reward, reward_range), users)
-    rewards = cache(lambda: crossfit_rewards(data, n_folds))
-    rows = [_logging_row(data, kind)]
-    for policy in policies:
-        if policy != "logging":
-            rows += _policy_rows(
-                data, policy, estimators, kind, _target(data, policy, estimators, kind, rewards, progress)
-            )
+    rows = _rows(data, policies, estimators, kind, n_folds, progress)
     read = (len(data), data.n_without_reward, data.default_reward)
     return Evaluation(tuple(rows), *read, level, time_uniform, kind.n_users, kind.reward_range)
+
+
+def _loaded(log: Any, default_reward: float | None, columns: Columns, progress: Progress) -> Log:
+    """Return a log with enough events; what says how to read it must come with one that is not loaded yet."""
+    if isinstance(log, Log):
+        if default_reward is not None:
+            raise ValueError(f"default_reward must be None for a log that is loaded, got {default_reward}")
+        if columns.given:
+            raise ValueError(f"{columns.given[0]} must come with a table, got a log that is loaded")
+        data = log
+    else:
+        data = load_log(log, default_reward, columns, progress)
+    if len(data) < LEAST_EVENTS:
+        raise ValueError(f"log must have at least {LEAST_EVENTS} events with a reward, got {len(data)}")
+    return data
 
 
 def _reward_range(reward: Array, given: tuple[float, float] | None) -> tuple[float, float]:
@@ -187,6 +188,19 @@ def _reward_range(reward: Array, given: tuple[float, float] | None) -> tuple[flo
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     return (-1.0, 0.0) if low >= -1 and high <= 0 else (min(low, 0.0), max(high, 0.0))
+
+
+def _rows(
+    log: Log, policies: Sequence[str | Policy], estimators: Sequence[str], kind: Kind, n_folds: int, progress: Progress
+) -> list[Row]:
+    """Return the row of the logging policy and those of the others, which share one reward model if any needs it."""
+    rewards = cache(lambda: crossfit_rewards(log, n_folds))
+    rows = [_logging_row(log, kind)]
+    for policy in policies:
+        if policy != "logging":
+            expected = _target(log, policy, estimators, kind, rewards, progress)
+            rows += _policy_rows(log, policy, estimators, kind, expected)
+    return rows
 
 
 def _logging_row(log: Log, kind: Kind) -> Row:

@@ -18,6 +18,26 @@ MODULES = {  # these need the extra bench, `service` the extra serve
 }
 KINDS = (*MODULES, "service", "decisions", "recommend")
 
+Soak = Annotated[
+    float, typer.Option(help="Service: run this many seconds below the limit instead, and check for growth.")
+]
+KeyCount = Annotated[
+    int, typer.Option(help="Service: API keys that clients share; each has a rate limit (0: an open service).")
+]
+Streams = Annotated[str, typer.Option(help="Decisions: which streams, separated by commas; `list` lists them.")]
+Players = Annotated[
+    str, typer.Option(help="Decisions, recommend: who plays, separated by commas; vw-all is every form of VW.")
+]
+Seeds = Annotated[str, typer.Option(help="Decisions, recommend: seeds. Tune with others than those you report.")]
+MostEvents = Annotated[int | None, typer.Option(help="Decisions, recommend: rounds of each stream, or pages, at most.")]
+Http = Annotated[
+    str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--csv", help="Decisions, recommend: add figures to this file; those it has are not played again."),
+]
+
 
 @one_line_errors
 def bench(
@@ -25,34 +45,15 @@ def bench(
     rankers: Annotated[str, typer.Option(help="Service: numbers of ranker processes, such as 1,2,3.")] = "1",
     seconds: Annotated[float, typer.Option(help="Service: length of each run, in seconds.")] = 12.0,
     rounds: Annotated[int, typer.Option(help="Service: rounds; results are medians over them.")] = 3,
-    soak: Annotated[
-        float, typer.Option(help="Service: run this many seconds below the limit instead, and check for growth.")
-    ] = 0.0,
+    soak: Soak = 0.0,
     share: Annotated[float, typer.Option(help="Service: load of the soak, as a share of the sustained limit.")] = 0.7,
-    keys: Annotated[
-        int, typer.Option(help="Service: API keys that clients share; each has a rate limit (0: an open service).")
-    ] = 1,
-    streams: Annotated[
-        str, typer.Option(help="Decisions: which streams, separated by commas; `list` lists them.")
-    ] = "all",
-    players: Annotated[
-        str, typer.Option(help="Decisions, recommend: who plays, separated by commas; vw-all is every form of VW.")
-    ] = "all",
-    seeds: Annotated[
-        str, typer.Option(help="Decisions, recommend: seeds. Tune with others than those you report.")
-    ] = "401,402,403",
-    events: Annotated[
-        int | None, typer.Option(help="Decisions, recommend: rounds of each stream, or pages, at most.")
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option(help="Decisions: play the streams through the service at this address instead.")
-    ] = None,
-    csv_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv", help="Decisions, recommend: add figures to this file; those it has are not played again."
-        ),
-    ] = None,
+    keys: KeyCount = 1,
+    streams: Streams = "all",
+    players: Players = "all",
+    seeds: Seeds = "401,402,403",
+    events: MostEvents = None,
+    http: Http = None,
+    csv_file: CsvFile = None,
     jobs: Jobs = 1,
     json_file: JsonFile = None,
 ) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from libsvm_tasks.cli.options import Address, Backend, DatasetArgument, Jobs, Label, Seed
+from libsvm_tasks.cli.options import Address, Backend, Clients, DatasetArgument, Jobs, Label, LocalLearner, Seed, names
 from service.console import (
     JsonFile,
     PlotFile,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from libsvm_tasks.schemes import Scheme
     from libsvm_tasks.task_replay import Replay, Setup
 
-Clients = Annotated[int, typer.Option(help="Number P of clients.")]
 Rounds = Annotated[int, typer.Option(help="Rounds T; each client sees one example a round.")]
 Rollouts = Annotated[int, typer.Option(help="Independent repetitions, each with a task of its own.")]
 Schemes = Annotated[str, typer.Option(help="Which of independent, central, fedres to run, separated by commas.")]
@@ -36,7 +34,6 @@ GlobalLearners = Annotated[
         " Repeatable. Default: fedres-sgd."
     ),
 ]
-LocalLearner = Annotated[str, typer.Option(help="Personal models: linear (compiled, same steps as VW) or vw itself.")]
 LocalFeatures = Annotated[str, typer.Option(help="What personal models see: half (as in the paper) or all.")]
 Samples = Annotated[int, typer.Option(help="At most this many examples of each of its two classes per client.")]
 
@@ -123,10 +120,6 @@ def delays(
         _replay(setup, rows, jobs, json_file, plot, plot_delays)
 
 
-def names(schemes: str) -> list[str]:
-    return [name.strip() for name in schemes.split(",")]
-
-
 def _replay(
     setup: Setup,
     schemes: list[Scheme],
@@ -136,18 +129,15 @@ def _replay(
     draw: Callable[[Replay, Path], None],
 ) -> None:
     """Run, print, write and draw; what an interrupted call had finished is found again."""
-    from libsvm_tasks.load import cache_folder
+    from libsvm_tasks.load import journal_file
     from libsvm_tasks.plots import check_path
     from libsvm_tasks.report import replay_table
     from libsvm_tasks.task_replay import replay
 
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
     check_writable("json", json_file)
     if plot is not None:
         check_path(plot)
-    name = hashlib.sha256(repr((setup, schemes)).encode()).hexdigest()[:16]
-    journal = cache_folder() / "unfinished" / f"{name}.jsonl"
+    journal = journal_file(setup, schemes)
     with progress_bar(f"replaying {setup.dataset}") as progress:
         result = replay(setup, schemes, jobs=jobs, journal=journal, progress=progress)
     console().print(replay_table(result))

@@ -18,6 +18,39 @@ if TYPE_CHECKING:
 
     from bandits.evaluation import Columns, Evaluation
 
+LoggedDecisions = Annotated[
+    Path,
+    typer.Argument(help="Logged decisions: JSON lines (also .gz), VW's dsjson, .csv, .tsv or .parquet."),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Policy to evaluate (repeatable): fedres (the service, learning as it goes through the log),"
+        " fedres:POLICY, uniform, first, likeliest, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10,"
+        " softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging"
+        " [default: uniform, greedy]."
+    ),
+]
+Estimators = Annotated[
+    list[str] | None,
+    typer.Option(help="ips, snips, dm, dr, sndr, switch-dr or dros; repeatable [default: snips, dr]"),
+]
+DefaultReward = Annotated[
+    float | None, typer.Option(help="Reward of decisions without one [default: such decisions are left out].")
+]
+TimeUniform = Annotated[
+    bool,
+    typer.Option("--time-uniform", help="Intervals that are valid at all looks at a growing log together; wider."),
+]
+ByEvent = Annotated[
+    bool,
+    typer.Option("--by-event", help="Treat events, not users, as independent observations."),
+]
+RewardRange = Annotated[
+    tuple[float, float] | None,
+    typer.Option(help="Smallest and largest possible reward [default: 0 1 if that covers all, else from the log]."),
+]
+
 OF_COLUMNS = {  # the options that say which column of a table is what
     "action": "Column of the action taken.",
     "reward": "Column of the reward.",
@@ -61,40 +94,15 @@ def _option(name: str, text: str) -> inspect.Parameter:
 @with_columns
 def evaluate(
     *,
-    log: Annotated[
-        Path,
-        typer.Argument(help="Logged decisions: JSON lines (also .gz), VW's dsjson, .csv, .tsv or .parquet."),
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Policy to evaluate (repeatable): fedres (the service, learning as it goes through the log),"
-            " fedres:POLICY, uniform, first, likeliest, constant:ACTION, greedy, epsilon-greedy:0.1, squarecb:10,"
-            " softmax:0.1, one of an installed package, file:PATH (JSON lines with event_id and probabilities), logging"
-            " [default: uniform, greedy]."
-        ),
-    ] = None,
+    log: LoggedDecisions,
+    policy: Policies = None,
     columns: Columns,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="ips, snips, dm, dr, sndr, switch-dr or dros; repeatable [default: snips, dr]"),
-    ] = None,
-    default_reward: Annotated[
-        float | None, typer.Option(help="Reward of decisions without one [default: such decisions are left out].")
-    ] = None,
+    estimator: Estimators = None,
+    default_reward: DefaultReward = None,
     level: Annotated[float, typer.Option(help="Level of the confidence intervals.")] = 0.95,
-    time_uniform: Annotated[
-        bool,
-        typer.Option("--time-uniform", help="Intervals that are valid at all looks at a growing log together; wider."),
-    ] = False,
-    by_event: Annotated[
-        bool,
-        typer.Option("--by-event", help="Treat events, not users, as independent observations."),
-    ] = False,
-    reward_range: Annotated[
-        tuple[float, float] | None,
-        typer.Option(help="Smallest and largest possible reward [default: 0 1 if that covers all, else from the log]."),
-    ] = None,
+    time_uniform: TimeUniform = False,
+    by_event: ByEvent = False,
+    reward_range: RewardRange = None,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:

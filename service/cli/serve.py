@@ -16,6 +16,7 @@ from service.times import iso_time
 
 if TYPE_CHECKING:
     from service.http.keys import Keys
+    from service.roles.config import Config
 
 keys = typer.Typer(no_args_is_help=True, callback=private_files, help="Create, list and revoke the keys of a service.")
 app.add_typer(keys, name="keys")
@@ -30,6 +31,36 @@ Store = Annotated[
 ]
 Folder = Annotated[Path, typer.Option(envvar="FEDRES_FOLDER", help="With PostgreSQL: folder for this machine's files.")]
 Days = Annotated[float | None, typer.Option(help="Days after which the key expires; default never.")]
+FollowedLoops = Annotated[
+    str | None, typer.Option(help="With PostgreSQL: loops this machine follows, separated by commas; default all.")
+]
+AnyArchitecture = Annotated[
+    bool,
+    typer.Option(
+        "--any-architecture",
+        help="With PostgreSQL: accept a log that another architecture began; models may differ in their last bits.",
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name under which clients reach the service, beside localhost and IP addresses; * is any. Repeatable."
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(help="Origin of web pages that may call the service, such as https://shop.example. Repeatable."),
+]
+Rankers = Annotated[
+    int, typer.Option(help="Number of ranker processes; one log writer and one learner run beside them.")
+]
+RootPath = Annotated[
+    str, typer.Option(help="Path below which a proxy offers the service, such as /fedres; the proxy may remove it.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Accept requests from other machines without a key.")]
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
+]
 DAY = 86_400.0
 DEFAULT_STORE = "sqlite:///fedres.db"
 DEFAULT_FOLDER = Path()
@@ -42,41 +73,17 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     store: Store = DEFAULT_STORE,
     folder: Folder = DEFAULT_FOLDER,
-    rankers: Annotated[
-        int, typer.Option(help="Number of ranker processes; one log writer and one learner run beside them.")
-    ] = 1,
-    loops: Annotated[
-        str | None, typer.Option(help="With PostgreSQL: loops this machine follows, separated by commas; default all.")
-    ] = None,
-    any_architecture: Annotated[
-        bool,
-        typer.Option(
-            "--any-architecture",
-            help="With PostgreSQL: accept a log that another architecture began; models may differ in their last bits.",
-        ),
-    ] = False,
+    rankers: Rankers = 1,
+    loops: FollowedLoops = None,
+    any_architecture: AnyArchitecture = False,
     demo: Annotated[bool, typer.Option("--demo", help="Add simulated readers, to watch the reward rise.")] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Accept requests from other machines without a key.")
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name under which clients reach the service, beside localhost and IP addresses; * is any. Repeatable."
-        ),
-    ] = None,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Start although records at the end of the log are missing.")
-    ] = False,
-    root_path: Annotated[
-        str, typer.Option(help="Path below which a proxy offers the service, such as /fedres; the proxy may remove it.")
-    ] = "",
+    insecure: Insecure = False,
+    allowed_host: AllowedHosts = None,
+    accept_loss: AcceptLoss = False,
+    root_path: RootPath = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM; serves https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
-    allowed_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Origin of web pages that may call the service, such as https://shop.example. Repeatable."),
-    ] = None,
+    allowed_origin: AllowedOrigins = None,
     log_format: Annotated[str, typer.Option(help="Format of log lines: text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="Lowest level of log lines: debug, info, warning or error.")] = "info",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line for each request.")] = False,
@@ -88,32 +95,16 @@ def serve(
     from fedres.lease import LeaseHeld
     from service import logs
     from service.errors import ApiError
-    from service.http.hosts import Hosts, check_exposure
-    from service.http.keys import open_keys
     from service.http.server import Tls
     from service.log.opening import store_at
     from service.roles.config import Config
     from service.roles.supervisor import serve as run
 
     logs.check(log_format, log_level)
-    Hosts(allowed_host or (), origins=allowed_origin or ())
-    opened = store_at(store, folder, any_architecture=any_architecture)
-    if not 0 <= port <= 65_535:
-        raise ValueError(f"port must be in [0, 65535], got {port}")
-    if not 1 <= rankers <= 256:
-        raise ValueError(f"rankers must be in [1, 256], got {rankers}")
     if tls_key is not None and tls_cert is None:
         raise ValueError("tls-key must come with --tls-cert")
-    if loops is not None and not opened.is_shared:
-        raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {store!r}")
-    api_keys = open_keys(opened)
-    has_keys = len(api_keys) > 0
-    if demo and (tls_cert is not None or has_keys):
-        raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
-    check_exposure(host, api_keys, insecure)
-    api_keys.close()
     config = Config(
-        store=opened,
+        store=store_at(store, folder, any_architecture=any_architecture),
         host=host,
         port=port,
         rankers=rankers,
@@ -125,11 +116,25 @@ def serve(
         root_path=read_root_path(root_path),
         accept_loss=accept_loss,
     )
+    has_keys = check_access(config, demo=demo, insecure=insecure)
     logs.set_up(log_format, log_level)
     try:
-        run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, str(opened), has_keys, demo))
+        run(config, demo=demo, say=logs.say, welcome=lambda url: welcome(url, str(config.store), has_keys, demo))
     except (LeaseHeld, ApiError) as error:
         raise ValueError(str(error)) from None
+
+
+def check_access(config: Config, *, demo: bool, insecure: bool) -> bool:
+    """Return whether requests need a key; a service that others would reach without one is refused."""
+    from service.http.hosts import check_exposure
+    from service.http.keys import open_keys
+
+    with closing(open_keys(config.store)) as api_keys:
+        has_keys = len(api_keys) > 0
+        if demo and (config.tls is not None or has_keys):
+            raise ValueError("--demo needs a store without keys and without TLS; try --store sqlite:///demo.db")
+        check_exposure(config.host, api_keys, insecure)
+    return has_keys
 
 
 def read_root_path(text: str) -> str:

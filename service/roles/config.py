@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service.http.hosts import Hosts
 from service.http.request import Limits
 from service.http.server import Tls
 from service.log.opening import Store
@@ -31,6 +32,16 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     accept_loss: bool = False  # start although records are missing
     run: Path = Path()  # the folder of sockets and shared memory, which the supervisor makes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port must be in [0, 65535], got {self.port}")
+        if not 1 <= self.rankers <= 256:
+            raise ValueError(f"rankers must be in [1, 256], got {self.rankers}")
+        if self.loops is not None and not self.store.is_shared:
+            loops = ", ".join(self.loops)
+            raise ValueError(f"loops must come with a store in PostgreSQL, got {loops!r} and {str(self.store)!r}")
+        Hosts(self.allowed_hosts, origins=self.allowed_origins)  # refuses what is no host and no origin
 
     @property
     def log_socket(self) -> Path:
