@@ -247,8 +247,8 @@ class Bandit:
 
     def _unknown(self, decision: object) -> str:
         made = isinstance(decision, int) and 0 <= decision <= self._last_id
-        known = "was rewarded already, or waited too long" if made else "was never made"
-        return f"decision must be one that waits for its reward, got {decision!r}: it {known}"
+        fate = "was rewarded already, or waited too long" if made else "was never made"
+        return f"decision must be one that waits for its reward, got {decision!r}: it {fate}"
 
     def _unit(self, decision: int, value: float) -> float:
         """Return a reward moved and scaled to [0, 1]."""
@@ -265,8 +265,8 @@ class Bandit:
         if private.n != shared.n:
             raise ValueError(f"private must have as many actions as shared, {shared.n}, got {private.n}")
         if self._layout is not None and layout != self._layout:
-            known, given = ("{} by {}, {} by {}".format(*it) for it in (self._layout, layout))
-            raise ValueError(f"actions must have weights and strides as before, {known}, got {given}")
+            before, now = ("{} by {}, {} by {}".format(*it) for it in (self._layout, layout))
+            raise ValueError(f"actions must have weights and strides as before, {before}, got {now}")
 
     def _build(self, shared: Actions, private: Actions) -> Model:
         self._model, self._first = self.model.start(shared, private), (shared, private)

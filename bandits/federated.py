@@ -55,10 +55,10 @@ def FederatedBandit(  # noqa: N802 - once a class
     name = model or default_model(chosen)
     kind: Kind = model_kind(name, chosen, scheme, stepped.delay or 0)
     if name != "adagrad" and not (plain and rates is None):
-        given = (global_learner, hyperparameters, rates, uplink_delay, downlink_delay)
+        arguments = (global_learner, hyperparameters, rates, uplink_delay, downlink_delay)
         raise ValueError(
             f"{name} must have no global_learner, hyperparameters or rates, and one delay for all:"
-            f" it has models of its own, got {given}"
+            f" it has models of its own, got {arguments}"
         )
     if name == "adagrad":
         compiled = plain and local_learner == "linear"

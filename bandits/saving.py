@@ -30,9 +30,9 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return the state that ``write`` wrote; lists are tuples."""
     _, body = unsealed(path.read_bytes(), _MARK, _HEADER)
-    known = msgspec.msgpack.decode(body)
-    actions = [Actions(n, dim, _unpack(i, []), _unpack(v, []), stride) for n, dim, i, v, stride in known["actions"]]
-    state: dict[str, Any] = _unpack(known["state"], actions)
+    saved = msgspec.msgpack.decode(body)
+    actions = [Actions(n, dim, _unpack(i, []), _unpack(v, []), stride) for n, dim, i, v, stride in saved["actions"]]
+    state: dict[str, Any] = _unpack(saved["state"], actions)
     return state
 
 

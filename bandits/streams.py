@@ -128,8 +128,8 @@ class Realizable:
         for name in ("n_rounds", "n_clients", "n_actions", "shared_dim", "private_dim"):
             checks.whole(name, getattr(self, name))
         if not (self.shared_norm >= 0 and self.personal_norm >= 0 and self.shared_norm + self.personal_norm <= 0.5):
-            given = (self.shared_norm, self.personal_norm)
-            raise ValueError(f"shared_norm and personal_norm must be at least 0 and add up to at most 0.5, got {given}")
+            norms = (self.shared_norm, self.personal_norm)
+            raise ValueError(f"shared_norm and personal_norm must be at least 0 and add up to at most 0.5, got {norms}")
 
     @property
     def shared(self) -> Layout:

@@ -91,15 +91,15 @@ def page_seconds(target: Service) -> dict[str, float]:
         page.get_by_label("Key").fill(target.keys[0])
         page.keyboard.press("Enter")
         page.get_by_role("heading", level=1, name="Loop default").wait_for()
-        told = metrics.send("Performance.getMetrics")["metrics"]
+        values = metrics.send("Performance.getMetrics")["metrics"]
         browser.close()
-    wanted = ("TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
-    return {one["name"]: one["value"] for one in told if one["name"] in wanted}
+    names = ("TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
+    return {one["name"]: one["value"] for one in values if one["name"] in names}
 
 
 def p99s(target: Service, viewers: Viewers, rounds: int, pairs_per_second: float) -> dict[bool, list[list[float]]]:
     """Return the latencies of ranks in each window: those without viewers, those with."""
-    found: dict[bool, list[list[float]]] = {False: [], True: []}
+    latencies: dict[bool, list[list[float]]] = {False: [], True: []}
     seconds = WINDOW * (2 * rounds + 1)
     options = {"n_connections": 16, "pairs_per_second": pairs_per_second, "seconds": seconds, "window": WINDOW}
     load = Load(port=target.port, keys=target.keys, **options)
@@ -107,8 +107,8 @@ def p99s(target: Service, viewers: Viewers, rounds: int, pairs_per_second: float
         looked = k % 2 == 0
         viewers.look(not looked)
         if 0 < k <= 2 * rounds:  # the first warms up
-            found[looked].append(window.ranks)
-    return found
+            latencies[looked].append(window.ranks)
+    return latencies
 
 
 def main() -> None:
@@ -125,9 +125,11 @@ def main() -> None:
         console.print(f"{n_events:,} events; seconds of the main thread to open the page:", page_seconds(target))
         viewers = Viewers(target, options.viewers)
         with viewers.running():
-            found = p99s(target, viewers, options.rounds, options.pairs_per_second)
-    rounds = [[percentiles(ranks)[1] or math.nan for ranks in found[looked]] for looked in (False, True)]
-    pooled = [percentiles([one for ranks in found[looked] for one in ranks])[1] or math.nan for looked in (False, True)]
+            latencies = p99s(target, viewers, options.rounds, options.pairs_per_second)
+    rounds = [[percentiles(ranks)[1] or math.nan for ranks in latencies[looked]] for looked in (False, True)]
+    pooled = [
+        percentiles([one for ranks in latencies[looked] for one in ranks])[1] or math.nan for looked in (False, True)
+    ]
     ratios = [beside / alone for alone, beside in zip(*rounds, strict=True)]
     console.print(f"{viewers.n_asked} requests of {options.viewers} viewers, {viewers.refused} refused")
     for name, values, all_together in zip(("without", "with"), rounds, pooled, strict=True):

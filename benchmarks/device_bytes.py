@@ -165,8 +165,8 @@ def examine(url: str, loop: str, task: Deal) -> float:
             http.post(f"/v1/loops/{loop}/federated/scores", json={"context": context(x), "actions": [WITH_FEATURES]})
             for x in task.test_features
         ]
-    found = [reply.json()["scores"][0]["score"] for reply in scores]
-    return float(np.mean(np.array(found) * task.test_label > 0))
+    values = [reply.json()["scores"][0]["score"] for reply in scores]
+    return float(np.mean(np.array(values) * task.test_label > 0))
 
 
 def row(outcome: Outcome, n_clients: int) -> dict[str, Any]:
@@ -195,21 +195,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learners", help="comma-separated names of global learners; all unless given")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
-    task = deal(given.devices, given.rounds, given.seed, given.test_rows)
-    names = given.learners.split(",") if given.learners else None
-    wanted = [case for case in cases(given.devices) if names is None or case.learner in names]
+    arguments = parser.parse_args()
+    task = deal(arguments.devices, arguments.rounds, arguments.seed, arguments.test_rows)
+    names = arguments.learners.split(",") if arguments.learners else None
+    chosen = [case for case in cases(arguments.devices) if names is None or case.learner in names]
     rows, console = [], Console()
     with tempfile.TemporaryDirectory() as folder, service(Path(folder)) as url, Progress(transient=True) as progress:
-        for case in wanted:
-            bar = progress.add_task(case.name, total=given.rounds)
-            for outcome in play(case, task, url, given.target, Path(folder)):
+        for case in chosen:
+            bar = progress.add_task(case.name, total=arguments.rounds)
+            for outcome in play(case, task, url, arguments.target, Path(folder)):
                 progress.update(bar, completed=outcome.played)
             progress.remove_task(bar)
-            rows.append(row(outcome, given.devices))
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    show(rows, given.target, console)
+            rows.append(row(outcome, arguments.devices))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    show(rows, arguments.target, console)
 
 
 def show(rows: list[dict[str, Any]], target: float, console: Console) -> None:

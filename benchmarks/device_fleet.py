@@ -101,13 +101,13 @@ def play(fleet: Fleet, seed: int, folder: Path, progress: Progress) -> Outcome:
         alone, shared = accuracy(None, seed, **size), accuracy(Network(2), seed, **size)
         return Outcome({"independent": alone, "without_delay": shared, "real": real}, killed)
     simulation = Simulation(task, uploads)
-    found = {
+    figures = {
         "independent": replay(task, "independent").accuracy.mean(),
         "without_delay": replay(task, "fedres", timing="on-arrival").accuracy.mean(),
         "simulated": simulation.accuracy([result["version"] for result in results]).mean(),
         "real": real,
     }
-    return Outcome(found, killed, simulation.largest_difference, np.array(simulation.delays))
+    return Outcome(figures, killed, simulation.largest_difference, np.array(simulation.delays))
 
 
 def prepare(home: Path, task: Task, i: int, fleet: Fleet, seed: int) -> None:
@@ -197,13 +197,13 @@ def read_uploads(store: Path) -> list[Upload]:
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
         order = "FROM log WHERE kind = 'residual' ORDER BY position"
         rows = db.execute(f"SELECT position, event, user, body {order}").fetchall()
-    found, last = [], dict.fromkeys((client for _, _, client, _ in rows), 0)
+    uploads, last = [], dict.fromkeys((client for _, _, client, _ in rows), 0)
     for position, event, client, body in rows:
         said, seq = json.loads(body), int(event.rpartition("/")[2])
         assert last[client] < seq, f"upload {seq} of {client} was learned after {last[client]}"
         last[client] = seq
-        found.append(Upload(client, position, said["version"], said["local"]))
-    return found
+        uploads.append(Upload(client, position, said["version"], said["local"]))
+    return uploads
 
 
 class Simulation:
@@ -254,9 +254,9 @@ class Simulation:
 
     def _model(self, version: int) -> LinearLearner:
         """Return the shared model with all uploads up to a version inside."""
-        known = self.positions[np.searchsorted(self.positions, version, side="right") - 1]
+        position = self.positions[np.searchsorted(self.positions, version, side="right") - 1]
         model = LinearLearner(len(self.task.global_features) + 1, RATE)
-        model.set_state(self.models[known])
+        model.set_state(self.models[position])
         return model
 
     def accuracy(self, versions: list[int]) -> np.ndarray:
@@ -312,13 +312,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="tasks, one after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = vars(parser.parse_args())
-    runs, seed, out = given.pop("runs"), given.pop("seed"), given.pop("json")
+    arguments = vars(parser.parse_args())
+    runs, seed, out = arguments.pop("runs"), arguments.pop("seed"), arguments.pop("json")
     outcomes, console = [], Console()
     with Progress(console=console, transient=True) as progress:
         for run in range(runs):
             with tempfile.TemporaryDirectory() as folder:
-                outcomes.append(play(Fleet(**given), seed + run, Path(folder), progress))
+                outcomes.append(play(Fleet(**arguments), seed + run, Path(folder), progress))
     figures = report(outcomes)
     if out is not None:
         out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -81,9 +81,9 @@ class Fleet:
     def decide(self, now: Round, draw: float) -> tuple[int, Any]:
         phone = self.phone(now.user)
         request, chances, shared = now.request, np.empty(len(now.actions)), phone.model.shared
-        found = phone.model.predict(request, int(request.starts[0]))
+        prediction = phone.model.predict(request, int(request.starts[0]))
         learned = 0 if shared is None else int(shared.counts[LEARNED])
-        explore(RULE, 0, learned, found.means, found.widths, np.ones(chances.size, np.bool_), chances)
+        explore(RULE, 0, learned, prediction.means, prediction.widths, np.ones(chances.size, np.bool_), chances)
         action = pick(chances, draw)
         return action, (phone, request, action)
 
@@ -236,11 +236,11 @@ def main() -> None:
     parser.add_argument("--seeds", default=",".join(map(str, JUDGING_SEEDS)))
     parser.add_argument("--networks", default=",".join(NETWORKS), help="names, separated by ; where they have commas")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
-    names = [*NETWORKS] if given.networks == ",".join(NETWORKS) else given.networks.split(";")
-    figures = run(given.streams.split(","), [int(seed) for seed in given.seeds.split(",")], names)
-    if given.json is not None:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    arguments = parser.parse_args()
+    names = [*NETWORKS] if arguments.networks == ",".join(NETWORKS) else arguments.networks.split(";")
+    figures = run(arguments.streams.split(","), [int(seed) for seed in arguments.seeds.split(",")], names)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
     table = Table("", *figures)
     for name in next(iter(figures.values())):
         table.add_row(name, *[f"{np.mean(rows[name]):.3f}" if rows[name] else "" for rows in figures.values()])

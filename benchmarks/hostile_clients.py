@@ -259,11 +259,11 @@ def play(case: Case) -> Array:
 
 def grid(dataset: str, seed: int, uploads: str, hostile: Iterable[int], attacks: int | None, **size: Any) -> list[Case]:
     """Return all runs with one kind of upload: the first so many attacks, or all."""
-    known: Iterable[str] = ATTACKS if uploads == "residuals" else GRADIENT_ATTACKS
+    names: Iterable[str] = ATTACKS if uploads == "residuals" else GRADIENT_ATTACKS
     tried = ("none", "default") if uploads == "residuals" else tuple(DEFENCES)
     cases = [Case(dataset, seed, uploads, fleet, defences=name, **size) for fleet in FLEETS for name in tried]
     for n in hostile:
-        for attack in list(known)[:attacks]:
+        for attack in list(names)[:attacks]:
             cases += [Case(dataset, seed, uploads, "alike", attack, n, name, **size) for name in tried]
     return cases
 
@@ -279,12 +279,12 @@ def measure(cases: list[Case], console: Console) -> list[dict[str, Any]]:
         honest = Fleet(case).honest
         kind = replace(case, seed=-1)
         grouped.setdefault(kind, []).append((accuracy[honest].mean(), (clean - accuracy)[honest].mean()))
-    return [_figure(kind, np.array(found)) for kind, found in grouped.items()]
+    return [_figure(kind, np.array(runs)) for kind, runs in grouped.items()]
 
 
-def _figure(kind: Case, found: Array) -> dict[str, Any]:
-    mean, n = found.mean(axis=0), len(found)
-    se = found.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.full(2, np.nan)
+def _figure(kind: Case, runs: Array) -> dict[str, Any]:
+    mean, n = runs.mean(axis=0), len(runs)
+    se = runs.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.full(2, np.nan)
     named = {key: value for key, value in asdict(kind).items() if key != "seed"}
     numbers = {"accuracy": mean[0], "accuracy_se": se[0], "lost": mean[1], "lost_se": se[1]}
     return {**named, "seeds": n, **{key: None if np.isnan(x) else round(float(x), 5) for key, x in numbers.items()}}
@@ -292,12 +292,12 @@ def _figure(kind: Case, found: Array) -> dict[str, Any]:
 
 def worst(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return, of the attacks on the same fleet under the same defences, the one that costs most."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    worst_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for figure in figures:
         key = tuple(figure[name] for name in ("dataset", "uploads", "fleet", "hostile", "clients", "defences"))
-        if key not in found or figure["lost"] > found[key]["lost"]:
-            found[key] = figure
-    return list(found.values())
+        if key not in worst_of or figure["lost"] > worst_of[key]["lost"]:
+            worst_of[key] = figure
+    return list(worst_of.values())
 
 
 def table(figures: list[dict[str, Any]]) -> Table:
@@ -321,17 +321,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="20 clients, 20 rounds, 4 of them hostile, two attacks")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
-    runs = list(product(given.datasets, given.seeds, given.uploads))
-    if given.quick:
+    arguments = parser.parse_args()
+    runs = list(product(arguments.datasets, arguments.seeds, arguments.uploads))
+    if arguments.quick:
         cases = [case for run in runs for case in grid(*run, (4,), 2, clients=20, rounds=20)]
     else:
         cases = [case for run in runs for case in grid(*run, HOSTILE, None, rounds=ROUNDS[run[2]])]
     console = Console()
     figures = measure(cases, console)
     console.print(table(figures))
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def measure(extras: str, folder: Path, source: Path) -> tuple[int, list[float]]:
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     empty = megabytes(folder)
-    wanted = f"{source}[{extras}]" if extras else str(source)
+    requirement = f"{source}[{extras}]" if extras else str(source)
     options = ["--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, wanted], check=True, cwd=folder)
+    subprocess.run([python, "-m", "pip", "install", *options, requirement], check=True, cwd=folder)
     size = megabytes(folder) - empty
     nothing = seconds(python, "pass", folder)
     return size, [seconds(python, code, folder) - nothing for code in IMPORTS[extras]]

@@ -205,9 +205,9 @@ def main() -> None:
         print("|---" * (4 + len(SHOWN) * len(columns)) + "|")
         document[part] = []
         for cell, n_logs in cells[: options.cells]:
-            found = measure(cell, options.logs or n_logs, options.seed)
-            document[part].append(asdict(cell) | found)
-            print(_line(cell, [found[f"{column} {shown}"] for shown, column in product(SHOWN, columns)]), flush=True)
+            coverage = measure(cell, options.logs or n_logs, options.seed)
+            document[part].append(asdict(cell) | coverage)
+            print(_line(cell, [coverage[f"{column} {shown}"] for shown, column in product(SHOWN, columns)]), flush=True)
         print()
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=1))

@@ -91,8 +91,8 @@ def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:
         user = np.where(rng.random(n) < kind.regulars, rng.integers(0, 20, n), user)
     clicked = rng.random(n) < np.where(is_control, rates, rates * (1 + effect))[user]
     amount = clicked * (rng.lognormal(-(kind.spread**2) / 2, kind.spread, n) if kind.spread else 1.0)
-    known = rng.random(m) < 0.7
-    before = np.where(known, rng.binomial(20, rates) / 20, np.nan) if kind.before else None
+    has_before = rng.random(m) < 0.7
+    before = np.where(has_before, rng.binomial(20, rates) / 20, np.nan) if kind.before else None
     truth = kind.rate / (1 + effect) * effect
     rewards, events, clicks = np.zeros(m), np.zeros(m), np.zeros(m)
     missed, above = [], []
@@ -108,9 +108,9 @@ def play(kind: Experiment, effect: float, rng: np.random.Generator) -> Look:
         control, treatment = (
             Arm(rewards[group], events[group], n, None if before is None else before[group]) for group, n in each
         )
-        found = lift(control, treatment).absolute
-        missed.append(found is not None and not found.low <= truth <= found.high)
-        above.append(found is not None and found.low > 0)
+        absolute = lift(control, treatment).absolute
+        missed.append(absolute is not None and not absolute.low <= truth <= absolute.high)
+        above.append(absolute is not None and absolute.low > 0)
     return Look(np.array(missed), np.array(above))
 
 
@@ -163,8 +163,8 @@ def main() -> None:
         headings = ("no lift:\nfalse alarms", "worst\nlook", f"lift of {effect:.0%}:\nmissed", "worst\nlook")
         title = f"{part}: {options.experiments} experiments of each kind"
         table = Table("experiment", *headings, "found", "median\nevents", "fixed", title=title)
-        wanted = [(place, kind) for place, kind in enumerate(kinds) if options.kind in kind.name]
-        for place, kind in track(wanted, part):
+        chosen = [(place, kind) for place, kind in enumerate(kinds) if options.kind in kind.name]
+        for place, kind in track(chosen, part):
             table.add_row(*row(kind, place, effect, options.experiments, options.seed))
         Console(width=150).print(table)
 

@@ -43,8 +43,8 @@ def file_bytes(path: Path) -> int:
 def play(running: Service, actions: list[dict[str, Any]], n: int) -> None:
     rng = np.random.default_rng(0)
     for k in range(n):
-        asked = {"user": f"reader-{rng.integers(200)}", "context": {"when": ("morning", "evening")[k % 2]}}
-        status, body = running.request("POST", "/v1/rank", {**asked, "actions": actions})
+        request = {"user": f"reader-{rng.integers(200)}", "context": {"when": ("morning", "evening")[k % 2]}}
+        status, body = running.request("POST", "/v1/rank", {**request, "actions": actions})
         if status != 200:
             raise RuntimeError(f"rank was answered {status}: {body!r}")
         value = float(rng.random() < 0.4)

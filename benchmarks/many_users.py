@@ -72,7 +72,7 @@ def _request(user: str, rng: random.Random) -> dict[str, Any]:
 
 def latencies(port: int, n_users: int) -> tuple[float, float]:
     """Return p50 and p99 of rank calls, in milliseconds, one at a time."""
-    connection, rng, found = HTTPConnection("127.0.0.1", port, timeout=30), random.Random(0), []
+    connection, rng, seconds = HTTPConnection("127.0.0.1", port, timeout=30), random.Random(0), []
     for _ in range(CALLS):
         body = _request(f"user-{rng.randrange(n_users)}", rng)
         began = time.perf_counter()
@@ -81,8 +81,8 @@ def latencies(port: int, n_users: int) -> tuple[float, float]:
         reply.read()
         if reply.status != 200:
             raise RuntimeError(f"rank was answered {reply.status}")
-        found.append(time.perf_counter() - began)
-    p50, p99 = np.quantile(found, (0.5, 0.99)) * 1e3
+        seconds.append(time.perf_counter() - began)
+    p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e3
     return float(p50), float(p99)
 
 

@@ -53,26 +53,26 @@ def played(log: Log, chances: Array, rng: np.random.Generator) -> float:
         action = int(rng.choice(probabilities.size, p=probabilities / probabilities.sum()))
         return action, float(rng.random() < pairs[i, action])
 
-    found = play(log, hosted_policy("fedres"), (0.0, 1.0), ignore_progress, decide)
-    return float(log.per_event(found.probabilities * chances).mean())
+    result = play(log, hosted_policy("fedres"), (0.0, 1.0), ignore_progress, decide)
+    return float(log.per_event(result.probabilities * chances).mean())
 
 
 def one_log(n: int, logging: str, seed: int) -> dict[str, Any]:
     """Return errors of the estimates, and whether intervals hold the truth."""
     rng = np.random.default_rng(seed)
     log, chances = world(n, LOGGING[logging], rng)
-    found = play(log, hosted_policy("fedres"), (0.0, 1.0), ignore_progress)
-    truth = float(log.per_event(found.probabilities * chances).mean())
+    result = play(log, hosted_policy("fedres"), (0.0, 1.0), ignore_progress)
+    truth = float(log.per_event(result.probabilities * chances).mean())
     row: dict[str, Any] = {"true": truth, "played": played(log, chances, rng), "log": float(log.reward.mean())}
     for kind, options in KINDS.items():
-        for estimate in _valued(log, found, options):
+        for estimate in _valued(log, result, options):
             row[f"{estimate.estimator} error"] = estimate.value - truth
             row[f"{estimate.estimator} {kind}"] = float(estimate.low <= truth <= estimate.high)
     return row
 
 
-def _valued(log: Log, found: Played, options: dict[str, Any]) -> tuple[compare.Row, ...]:
-    own, compare.play = compare.play, lambda *_: found  # once is enough
+def _valued(log: Log, result: Played, options: dict[str, Any]) -> tuple[compare.Row, ...]:
+    own, compare.play = compare.play, lambda *_: result  # once is enough
     try:
         return compare.evaluate(log, ["fedres"], estimators=["snips", "dr"], **options).rows[1:]
     finally:
@@ -83,13 +83,13 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, usual in (("logs", 200), ("events", 1000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     print("| log | log earned | true | played | estimator | error | by user | by event | time-uniform |")
     print("|---|---|---|---|---|---|---|---|---|")
     for logging in LOGGING:
         columns = defaultdict(list)
-        for k in range(given.logs):
-            for name, value in one_log(given.events, logging, given.seed + k).items():
+        for k in range(arguments.logs):
+            for name, value in one_log(arguments.events, logging, arguments.seed + k).items():
                 columns[name].append(value)
         mean = {name: float(np.mean(values)) for name, values in columns.items()}
         for estimator in ("snips", "dr"):

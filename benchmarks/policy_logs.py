@@ -101,18 +101,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rollouts", type=int, default=20)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    table = Table("policy", "floor", *(f"{n:,}: {column}" for n in given.events for column in COLUMNS))
-    cells = [(name, n) for name in given.policies for n in given.events]
+    options = parser.parse_args(arguments)
+    table = Table("policy", "floor", *(f"{n:,}: {column}" for n in options.events for column in COLUMNS))
+    cells = [(name, n) for name in options.policies for n in options.events]
     rows: dict[str, list[str]] = {}
     for name, n in track(cells, transient=True):
         chosen = policy(name)
         assert isinstance(chosen, Compiled)
-        found = [logged(chosen, n, given.seed + k) for k in range(given.rollouts)]
-        close = np.array([one.distance <= 3 for one in found])
-        clear = ~np.array([one.warned for one in found])
+        logs = [logged(chosen, n, options.seed + k) for k in range(options.rollouts)]
+        close = np.array([one.distance <= 3 for one in logs])
+        clear = ~np.array([one.warned for one in logs])
         after = f"{close[clear].mean():.3f}" if clear.any() else "-"
-        taken = np.mean([one.least_taken for one in found])
+        taken = np.mean([one.least_taken for one in logs])
         shares = (f"{close.mean():.3f}", f"{close.mean(axis=0).min():.2f}", after, f"{clear.mean():.2f}")
         rows.setdefault(name, [name, f"{chosen.floor:g}"]).extend([*shares, f"{taken:.1f}"])
     for row in rows.values():

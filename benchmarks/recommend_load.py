@@ -51,9 +51,9 @@ def fill(running: Service, n_items: int) -> float:
     return time.perf_counter() - began
 
 
-def ask(running: Service, method: str, path: str, body: Any, wanted: int = 200) -> Any:
+def ask(running: Service, method: str, path: str, body: Any, expected: int = 200) -> Any:
     status, reply = running.request(method, f"/v1/loops/{LOOP}{path}" if path else "/v1/loops", body)
-    if status != wanted:
+    if status != expected:
         raise RuntimeError(f"{path} was answered {status}: {reply.decode()}")
     return json.loads(reply) if reply else None
 
@@ -101,8 +101,8 @@ def measure(n_items: int, n_calls: int) -> list[str]:
         ask(running, "POST", "/recommend", page(0))
         changed = time.perf_counter() - began
         memory = memory_mb(running.roles())["ranker"]
-    found = [*np.quantile(pages, (0.5, 0.99), axis=0).T.ravel(), *np.quantile(ranks, (0.5, 0.99), axis=0).T.ravel()]
-    times = [f"{value:.1f}" for value in found]
+    quantiles = [*np.quantile(pages, (0.5, 0.99), axis=0).T.ravel(), *np.quantile(ranks, (0.5, 0.99), axis=0).T.ravel()]
+    times = [f"{value:.1f}" for value in quantiles]
     return [f"{n_items:,}", *times, f"{1e3 * changed:.0f}", f"{first:.1f}", f"{filled:.0f}", f"{memory:,.0f}"]
 
 
@@ -110,9 +110,9 @@ def four_requests(running: Service, k: int, n_items: int, rng: random.Random) ->
     """Ask for a page and for a decision, and reward both; return the milliseconds of each request."""
     times: dict[str, list[float]] = {"page": [], "rank": [], "reward": []}
 
-    def timed_call(kind: str, path: str, body: Any, wanted: int = 200) -> Any:
+    def timed_call(kind: str, path: str, body: Any, expected: int = 200) -> Any:
         began = time.perf_counter()
-        reply = ask(running, "POST", path, body, wanted)
+        reply = ask(running, "POST", path, body, expected)
         times[kind].append(1e3 * (time.perf_counter() - began))
         return reply
 
@@ -143,7 +143,7 @@ def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
         fill(running, n_items)
         teach(running)
         before, cpu = memory_mb(running.roles())["ranker"], cpu_by_role(running.roles())
-        found: list[dict[str, list[float]]] = []
+        times_of_calls: list[dict[str, list[float]]] = []
         failures: list[str] = []
         ends = time.perf_counter() + seconds
 
@@ -151,7 +151,7 @@ def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
             own, rng, k = Service(running.port, running.pid), random.Random(number), number
             while time.perf_counter() < ends:
                 try:
-                    found.append(four_requests(own, k, n_items, rng))
+                    times_of_calls.append(four_requests(own, k, n_items, rng))
                 except RuntimeError as error:
                     failures.append(str(error))
                 k += n_connections
@@ -167,7 +167,7 @@ def sustain(n_items: int, seconds: float, n_connections: int = 8) -> list[str]:
         lag, after = running.lag_records(), memory_mb(running.roles())["ranker"]
     if failures:
         print(f"FAILURES: {len(failures)}, the first: {failures[0]}")
-    by_kind = [[each for one in found for each in one[kind]] for kind in ("page", "rank", "reward")]
+    by_kind = [[each for one in times_of_calls for each in one[kind]] for kind in ("page", "rank", "reward")]
     times = [f"{value:.1f}" for own in by_kind for value in np.quantile(own, (0.5, 0.99))]
     n_requests = sum(map(len, by_kind))
     total = [f"{n_requests / seconds:,.0f}", *[f"{1e3 * used[role] / n_requests:.2f}" for role in ROLES]]

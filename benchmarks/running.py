@@ -18,7 +18,7 @@ def service(folder: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
         try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"dashboard +(http://\S+)/", line)))
+            yield next(match[1] for line in process.stdout if (match := re.search(r"dashboard +(http://\S+)/", line)))
         finally:
             process.send_signal(signal.SIGTERM)
             process.stdout.read()

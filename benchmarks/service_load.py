@@ -156,17 +156,17 @@ def measure(
     failures; then connections must share several keys.
     """
     kinds = [(BARE, 0), *((workload, n) for n in rankers for workload in workloads)]
-    found: dict[tuple[Workload, int], list[Row]] = {kind: [] for kind in kinds}
+    rows_of: dict[tuple[Workload, int], list[Row]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="fedres-bench-") as folder:
         for turn in range(rounds):
             for k, (workload, n) in enumerate(kinds):
                 with _server(Path(folder) / f"{turn}-{k}", n, n_keys) as target:
                     load = load_for(target, workload, seconds, n_connections)
-                    found[workload, n].append(measure_load(target, load, warm_up))
+                    rows_of[workload, n].append(measure_load(target, load, warm_up))
                 if progress is not None:
                     progress(turn * len(kinds) + k + 1, rounds * len(kinds))
-    bare_rows = found[BARE, 0]
-    return [{"what": kind.name, "rankers": n, **summarise(rows, bare_rows)} for (kind, n), rows in found.items()]
+    bare_rows = rows_of[BARE, 0]
+    return [{"what": kind.name, "rankers": n, **summarise(rows, bare_rows)} for (kind, n), rows in rows_of.items()]
 
 
 def _server(folder: Path, rankers: int, n_keys: int) -> AbstractContextManager[Target]:
@@ -201,10 +201,10 @@ def ratio(rows: Sequence[Row], bare_rows: Sequence[Row], name: str) -> float | N
 
 def _median(values: Iterable[Any]) -> Any:
     """Return the median of numbers, or of each entry of dictionaries; None if any is None."""
-    found = list(values)
-    if isinstance(found[0], dict):
-        return {key: _median(value.get(key, 0.0) for value in found) for key in found[0]}
-    return None if any(value is None for value in found) else statistics.median(found)
+    listed = list(values)
+    if isinstance(listed[0], dict):
+        return {key: _median(value.get(key, 0.0) for value in listed) for key in listed[0]}
+    return None if any(value is None for value in listed) else statistics.median(listed)
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

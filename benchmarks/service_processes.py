@@ -110,8 +110,8 @@ class Service(Target):
 
     def commits(self) -> tuple[float, float]:
         _, text = self.request("GET", "/metrics")
-        found = dict(COMMITS.findall(text.decode()))
-        return float(found["count"]), float(found["sum"])
+        commits = dict(COMMITS.findall(text.decode()))
+        return float(commits["count"]), float(commits["sum"])
 
     def wait_until_ready(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         """Return once ``/readyz`` responds with 200."""
@@ -161,8 +161,8 @@ def service(folder: Path, *, rankers: int = 1, n_keys: int = 1) -> Iterator[Serv
 def _printed_port(process: subprocess.Popen[bytes], output: Path, deadline: float) -> int:
     while True:
         text = output.read_text(errors="replace")
-        if found := PAGE.search(text):
-            return int(found[1])
+        if match := PAGE.search(text):
+            return int(match[1])
         if process.poll() is not None or time.monotonic() > deadline:
             raise OSError(f"fedres serve did not start: {text[-1_000:]}")
         time.sleep(POLL_SECONDS)
@@ -247,18 +247,18 @@ def memory_mb(roles: Mapping[int, str]) -> dict[str, float]:
     """Return the memory of processes in MB, by role: the proportional set size where known, else the resident set."""
     used: defaultdict[str, float] = defaultdict(float)
     for pid, role in roles.items():
-        if found := memory_kb(pid):
-            used[role] += found.get("Pss", found.get("Rss", 0)) / 1024
+        if memory := memory_kb(pid):
+            used[role] += memory.get("Pss", memory.get("Rss", 0)) / 1024
     return dict(used)
 
 
 def open_files(roles: Mapping[int, str]) -> int:
     """Return how many files and sockets processes have open."""
-    found = 0
+    n_open = 0
     for pid in roles:
         with suppress(OSError):  # it ended
-            found += len(os.listdir(f"/proc/{pid}/fd"))
-    return found
+            n_open += len(os.listdir(f"/proc/{pid}/fd"))
+    return n_open
 
 
 def file_mb(store: Path) -> dict[str, float]:
@@ -280,6 +280,6 @@ def memory_kb(pid: int) -> dict[str, int]:
             text = Path(f"/proc/{pid}/{name}").read_text()
         except OSError:
             continue
-        if found := re.findall(pattern, text, re.MULTILINE):
-            return {key.capitalize(): int(value) for key, value in found}
+        if pairs := re.findall(pattern, text, re.MULTILINE):
+            return {key.capitalize(): int(value) for key, value in pairs}
     return {}

@@ -144,9 +144,9 @@ def _verdict_table(result: Row) -> Table:
         "lag_records": "learner lag, records",
         "p99": "p99, ms",
     }
-    for name, found in result["flat"].items():
-        values = [_shown(found[part], ",.1f") for part in ("first", "last", "per_hour")]
-        table.add_row(names[name], *values, "yes" if found["flat"] else "NO")
+    for name, trend in result["flat"].items():
+        values = [_shown(trend[part], ",.1f") for part in ("first", "last", "per_hour")]
+        table.add_row(names[name], *values, "yes" if trend["flat"] else "NO")
     return table
 
 

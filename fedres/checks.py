@@ -49,9 +49,9 @@ def radius(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
-def one_of(name: str, value: object, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(sorted(known))}, got {value!r}")
+def one_of(name: str, value: object, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(sorted(choices))}, got {value!r}")
 
 
 def array(name: str, value: npt.ArrayLike, shape: Sequence[int | None]) -> Array:
@@ -64,8 +64,8 @@ def array(name: str, value: npt.ArrayLike, shape: Sequence[int | None]) -> Array
         want is None or want == have for want, have in zip(shape, result.shape, strict=True)
     )
     if not matches:
-        wanted = ", ".join("any" if n is None else str(n) for n in shape)
-        raise ValueError(f"{name} must have shape ({wanted}), got {result.shape}")
+        expected = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(f"{name} must have shape ({expected}), got {result.shape}")
     if not np.isfinite(result).all():
         raise ValueError(f"{name} must be finite, got {result[~np.isfinite(result)][0]}")
     return result

@@ -103,10 +103,10 @@ def delayed_sites(
 
 def _each(name: str, delay: int | Sequence[int], n_clients: int) -> list[int]:
     """Return one delay per client."""
-    given = np.asarray(delay)
-    if given.shape not in ((), (n_clients,)):
+    delays = np.asarray(delay)
+    if delays.shape not in ((), (n_clients,)):
         raise ValueError(f"{name} must be one number or {n_clients}, one per client, got {delay!r}")
-    result: list[int] = np.broadcast_to(given, n_clients).tolist()
+    result: list[int] = np.broadcast_to(delays, n_clients).tolist()
     return result
 
 
@@ -273,9 +273,9 @@ class _Party:
             local.learn(features, label, offset, present)
             return
         local.see(label, present)
-        known = local.predict(features, offset)  # clamped to a range that holds the label, as `learn` has it
+        prediction = local.predict(features, offset)  # clamped to a range that holds the label, as `learn` has it
         due = -(-t // self.batch) * self.batch  # the round whose upload carries this one
-        slope = self.learner.loss.slope(known, label) / self.batch
+        slope = self.learner.loss.slope(prediction, label) / self.batch
         if not self.waiting or self.waiting[-1].due != due:
             self.waiting.append(_Waiting(due, [], np.zeros_like(present)))
         self.waiting[-1].batch.append(Correction(features, slope, present.copy()))

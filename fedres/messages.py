@@ -72,14 +72,14 @@ class Up:
     def check(self, kinds: Collection[str], model: Model) -> None:
         """Refuse an upload of another kind, or one whose body does not fit its kind, its clients and the model."""
         if self.kind not in kinds or not isinstance(self.body, BODIES[self.kind]):
-            wanted = " or ".join(map(repr, kinds))
-            raise ValueError(f"up must be of kind {wanted}, got {self.kind!r} with a {type(self.body).__name__}")
+            expected = " or ".join(map(repr, kinds))
+            raise ValueError(f"up must be of kind {expected}, got {self.kind!r} with a {type(self.body).__name__}")
         if isinstance(self.body, Factored) and self.body.dim != model.dim:
             raise ValueError(f"up must carry factors of {model.dim} weights, got {self.body.dim}")
         for part, shape in self._shapes(model):
             if part.shape != (len(self.who), *shape) or not np.isfinite(part).all():
-                wanted = f"shape {(len(self.who), *shape)}, all finite"
-                raise ValueError(f"up must carry {self.kind}s of {wanted}, got shape {part.shape}")
+                expected = f"shape {(len(self.who), *shape)}, all finite"
+                raise ValueError(f"up must carry {self.kind}s of {expected}, got shape {part.shape}")
 
     def _shapes(self, model: Model) -> list[tuple[Array, tuple[int, ...]]]:
         body = self.body

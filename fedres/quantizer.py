@@ -122,9 +122,9 @@ class Quantizer:
         least = first + 1 + _CHECK_BYTES
         if len(data) < least:
             raise ValueError(f"data must have at least {least} bytes, got {len(data)}")
-        check, wanted = data[-_CHECK_BYTES:], _check(data[:-_CHECK_BYTES])
-        if check != wanted:
-            raise ValueError(f"data must end with its CRC-32, {wanted.hex()}, got {check.hex()}")
+        check, expected = data[-_CHECK_BYTES:], _check(data[:-_CHECK_BYTES])
+        if check != expected:
+            raise ValueError(f"data must end with its CRC-32, {expected.hex()}, got {check.hex()}")
         codes = data[first:-_CHECK_BYTES]
         padded = codes.ljust(max(-(-len(codes) // 4), _PILE_WORDS) * 4, b"\0")
         if _trimmed(padded) != codes:

@@ -132,9 +132,9 @@ class RiverLinUCB:
 
 
 class Mabwiser:
-    def __init__(self, n_actions: int, policy: str, **given: float) -> None:
+    def __init__(self, n_actions: int, policy: str, **options: float) -> None:
         mab = import_module("mabwiser.mab")
-        self._mab = mab.MAB(list(range(n_actions)), getattr(mab.LearningPolicy, policy)(**given), seed=0)
+        self._mab = mab.MAB(list(range(n_actions)), getattr(mab.LearningPolicy, policy)(**options), seed=0)
         self._fitted = False
 
     def context(self, x: Array) -> Array:

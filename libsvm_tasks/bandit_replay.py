@@ -96,8 +96,8 @@ class Scheme:
         return title_of(self.policy)
 
     def play(self, stream: Stream, seed: int) -> Outcome:
-        known = self.model_name != "adagrad" or (self.global_learner, self.local_learner) == COMPILED
-        if known and isinstance(self.policy, Compiled):
+        has_kernel = self.model_name != "adagrad" or (self.global_learner, self.local_learner) == COMPILED
+        if has_kernel and isinstance(self.policy, Compiled):
             return replay(stream, self.policy, self.scheme, model=self.model_name, delay=self.delay, seed=seed)
         return self._step(stream, seed)
 

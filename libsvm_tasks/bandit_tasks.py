@@ -46,8 +46,8 @@ def bandit_task(
         rows = online_partition(data, n_clients, n_rounds, int(dealing.integers(2**32))).T
     features = np.asarray(data.features, dtype=np.float64)
     later = np.roll(names, 1, axis=1) if task == "drift" else None
-    given = (np.ascontiguousarray(rows), names, shared, private, later)
-    return Multiclass(features, data.label.astype(np.intp), *given)
+    arrays = (np.ascontiguousarray(rows), names, shared, private, later)
+    return Multiclass(features, data.label.astype(np.intp), *arrays)
 
 
 def _split(n_features: int, shared: str, local: str, rng: np.random.Generator) -> tuple[Array, Array]:

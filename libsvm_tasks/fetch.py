@@ -77,8 +77,8 @@ def _compression(url: str) -> str:
 def _download(urls: tuple[str, ...], path: Path, progress: Progress | None) -> None:
     """Write the parts of a dataset one after the other: compressed streams may be joined just as text may."""
     sizes = [_size(url) for url in urls]
-    known = [size for size in sizes if size is not None]
-    total = sum(known) if len(known) == len(urls) else None
+    stated = [size for size in sizes if size is not None]
+    total = sum(stated) if len(stated) == len(urls) else None
     with path.open("wb") as file:
         for url in urls:
             for block in _blocks(url):
@@ -128,9 +128,9 @@ def _verify(path: Path, entry: Entry) -> None:
     except ValueError as error:
         raise ValueError(f"{wrong}: {str(error).removeprefix(f'{path}: ')}") from None
     expected = (entry.rows, entry.features - entry.empty_features, entry.classes)
-    for what, found, right in zip(("rows", "features", "classes"), _shape(data), expected, strict=True):
-        if found != right:
-            raise ValueError(f"{wrong}: it has {found:,} {what}, not {right:,}")
+    for what, n, expected_n in zip(("rows", "features", "classes"), _shape(data), expected, strict=True):
+        if n != expected_n:
+            raise ValueError(f"{wrong}: it has {n:,} {what}, not {expected_n:,}")
 
 
 def _shape(data: Data) -> tuple[int, int, int]:

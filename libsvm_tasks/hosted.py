@@ -58,8 +58,8 @@ def make_learner(task: Task, scheme: Scheme) -> Any:
     if not isinstance(scheme.global_learner, str):
         return scheme.global_learner(model=Linear(dim), n_clients=n_clients)
     defaults = default_hyperparameters(scheme.learner_name, task, scheme.delay)
-    known = {name: value for name, value in defaults.items() if name in hyperparameter_names(scheme.learner_name)}
-    return global_learner(scheme.learner_name, dim=dim, n_clients=n_clients, **known | scheme.hyperparameters)
+    settings = {name: value for name, value in defaults.items() if name in hyperparameter_names(scheme.learner_name)}
+    return global_learner(scheme.learner_name, dim=dim, n_clients=n_clients, **settings | scheme.hyperparameters)
 
 
 def _test(task: Task, federation: Federation, learners: list[LocalLearner], alone: list[LocalLearner]) -> Array:

@@ -49,10 +49,10 @@ def load(dataset: str, label: str | None = None) -> Data:
     if dataset == "digits":
         return _digits()
     if dataset in CATALOGUE:
-        known = find(dataset)
-        if known is None:
+        stored = find(dataset)
+        if stored is None:
             raise ValueError(_not_found(CATALOGUE[dataset]))
-        return read(known, CATALOGUE[dataset])
+        return read(stored, CATALOGUE[dataset])
     if not path.is_file():
         raise ValueError(
             f"dataset must be one of {', '.join(sorted(CATALOGUE))}, or a path to an svmlight or CSV file; got "
@@ -160,13 +160,13 @@ def _digits() -> Data:
 
 
 def _folders() -> list[Path]:
-    given = os.environ.get("FEDRES_DATA")
-    return [*([Path(given).expanduser()] if given else []), cache_folder()]
+    folder = os.environ.get("FEDRES_DATA")
+    return [*([Path(folder).expanduser()] if folder else []), cache_folder()]
 
 
 def _not_found(entry: Entry) -> str:
-    *given, cache = map(str, _folders())
-    looked = f"in {given[0]} (FEDRES_DATA) or {cache}" if given else f"in {cache} (FEDRES_DATA is not set)"
+    *folders, cache = map(str, _folders())
+    looked = f"in {folders[0]} (FEDRES_DATA) or {cache}" if folders else f"in {cache} (FEDRES_DATA is not set)"
     remedy = entry.recipe or f"`fedres datasets fetch {entry.name}` downloads it"
     return f"{entry.name} was not found: no {entry.name}.svm, plain or with .bz2, .xz or .gz, {looked}; {remedy}"
 

@@ -89,10 +89,10 @@ def plot_delays(replay: Replay, path: Path) -> None:
 
 def by_line(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Return the results that belong on one line over delay, in order of delay."""
-    found: dict[str, list[Result]] = {}
+    results_by_line: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: result.scheme.delay):
-        found.setdefault(line_name(result), []).append(result)
-    return found
+        results_by_line.setdefault(line_name(result), []).append(result)
+    return results_by_line
 
 
 def line_name(result: Result) -> str:

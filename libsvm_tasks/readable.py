@@ -115,8 +115,8 @@ class _Rounds(ABC):
                 points.append([self._accuracy(i) for i in self.clients])
         curve = np.array(points)
         local = None if self.local is None else [_weights(learner) for learner in self.local]
-        known = None if local is None or local[0] is None else np.array(local)
-        return Result(curve[-1], self.predictions, curve, _weights(self.shared), known)
+        local_weights = None if local is None or local[0] is None else np.array(local)
+        return Result(curve[-1], self.predictions, curve, _weights(self.shared), local_weights)
 
     def _accuracy(self, i: int) -> float:
         rows = zip(self.task.test_features[i], self.task.test_label[i], strict=True)

@@ -63,14 +63,14 @@ class Table(list[dict[str, Any]]):
 
 
 def _means(records: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for name in MEASURES:
         values = [record[name] for record in records if record.get(name) is not None]
         if name in records[0]:
-            found[name] = float(np.mean(values)) if values else None
+            means[name] = float(np.mean(values)) if values else None
             if len(values) > 1:
-                found[f"{name}_se"] = standard_error(np.array(values))
-    return found
+                means[f"{name}_se"] = standard_error(np.array(values))
+    return means
 
 
 def _settings(rows: list[dict[str, Any]]) -> set[str]:

@@ -50,8 +50,8 @@ class Scheme:
         if self.delay > LONGEST_DELAY:
             raise ValueError(f"delay must be at most {LONGEST_DELAY}, got {self.delay}")
         if self.learner_name == "fedres-erm" and (self.local_learner, self.timing) != ("linear", "on-arrival"):
-            given = f"local_learner {self.local_learner!r} and timing {self.timing!r}"
-            raise ValueError(f"fedres-erm must have local_learner 'linear' and timing 'on-arrival', got {given}")
+            names = f"local_learner {self.local_learner!r} and timing {self.timing!r}"
+            raise ValueError(f"fedres-erm must have local_learner 'linear' and timing 'on-arrival', got {names}")
 
     @property
     def learner_name(self) -> str:
@@ -71,15 +71,15 @@ class Scheme:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Return what was given after the learner's name."""
-        given = self.global_learner.partition(":")[2] if isinstance(self.global_learner, str) else ""
-        return dict(_hyperparameter(word, self.learner) for word in given.split(",")) if given else {}
+        text = self.global_learner.partition(":")[2] if isinstance(self.global_learner, str) else ""
+        return dict(_hyperparameter(word, self.learner) for word in text.split(",")) if text else {}
 
     def _check_hyperparameters(self) -> None:
-        name, given = self.learner_name, self.hyperparameters
-        known = VW_RATES if name == "fedres-sgd" else hyperparameter_names(name)
-        for key, value in given.items():
-            if key not in known:
-                raise ValueError(f"{key} is not a hyperparameter of {name}, which has {', '.join(known)}")
+        name, hyperparameters = self.learner_name, self.hyperparameters
+        names = VW_RATES if name == "fedres-sgd" else hyperparameter_names(name)
+        for key, value in hyperparameters.items():
+            if key not in names:
+                raise ValueError(f"{key} is not a hyperparameter of {name}, which has {', '.join(names)}")
             if name == "fedres-sgd":
                 checks.positive(key, value)
 

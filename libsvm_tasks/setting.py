@@ -58,10 +58,10 @@ class Setting:
         return self._delay("uplink_delay", n_clients), self._delay("downlink_delay", n_clients)
 
     def _delay(self, name: str, n_clients: int) -> Array:
-        given = np.asarray(getattr(self, name), dtype=np.int64)
-        if given.shape not in ((), (n_clients,)):
-            raise ValueError(f"{name} must be one number or {n_clients}, one per client, got shape {given.shape}")
-        return np.broadcast_to(given, n_clients).copy()
+        delay = np.asarray(getattr(self, name), dtype=np.int64)
+        if delay.shape not in ((), (n_clients,)):
+            raise ValueError(f"{name} must be one number or {n_clients}, one per client, got shape {delay.shape}")
+        return np.broadcast_to(delay, n_clients).copy()
 
     def stops(self, n_rounds: int) -> list[int]:
         """Return after which rounds accuracy is measured; the last is always the end."""

@@ -166,9 +166,9 @@ def _label(data: Data) -> Array:
 
 def _renamed(data: Data, index: Array, permutation: Array) -> Array:
     """Return the labels (K, T) of a partition as each client numbers them."""
-    wanted = (len(index), len(_class_sizes(data)))
-    if permutation.shape != wanted:
-        raise ValueError(f"permutation must have shape {wanted}, got {permutation.shape}")
+    shape = (len(index), len(_class_sizes(data)))
+    if permutation.shape != shape:
+        raise ValueError(f"permutation must have shape {shape}, got {permutation.shape}")
     return np.take_along_axis(permutation, data.label[index].astype(np.intp), axis=1).astype(np.float64)
 
 

@@ -53,16 +53,16 @@ def from_columns(name: str, columns: Mapping[str, Iterable[Any]], label: str | N
     """
     cells = {str(column): list(values) for column, values in columns.items()}
     if label not in cells:
-        given = "none was given" if label is None else f"got {label!r}"
-        raise ValueError(f"label must name one of the columns {', '.join(cells)}; {given}")
-    found = cells.pop(label)
+        got = "none was given" if label is None else f"got {label!r}"
+        raise ValueError(f"label must name one of the columns {', '.join(cells)}; {got}")
+    labels = cells.pop(label)
     if not cells:
         raise ValueError(f"there must be a column beside the label {label!r}")
     features = np.hstack([_features(column, values) for column, values in cells.items()])
-    numbers = _numbers(label, found)
+    numbers = _numbers(label, labels)
     if numbers is not None and not _classes(numbers):
         return Data(name, features, numbers)
-    shown = np.array(found if numbers is None else numbers.astype(np.int64))
+    shown = np.array(labels if numbers is None else numbers.astype(np.int64))
     classes, place = np.unique(shown.astype(str) if numbers is None else shown, return_inverse=True)
     return Data(name, features, place, classes)
 
@@ -74,15 +74,15 @@ def _features(name: str, values: list[Any]) -> Array:
         span = np.ptp(numbers)
         scaled: Array = (numbers - numbers.min()) / (span if span > 0 else 1.0)
         return scaled[:, None]
-    known, place = np.unique([str(value) for value in values], return_inverse=True)
-    if len(known) > MOST_VALUES:
-        raise ValueError(f"column {name!r} must have at most {MOST_VALUES} different texts, has {len(known)}")
-    return np.eye(len(known))[place]
+    texts, place = np.unique([str(value) for value in values], return_inverse=True)
+    if len(texts) > MOST_VALUES:
+        raise ValueError(f"column {name!r} must have at most {MOST_VALUES} different texts, has {len(texts)}")
+    return np.eye(len(texts))[place]
 
 
 def _numbers(name: str, values: list[Any]) -> Array | None:
     """Return a column as numbers, None if it has a text."""
-    found = []
+    numbers = []
     for row, value in enumerate(values, 1):
         if value is None or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"column {name!r} must have no empty cell, row {row} is one: drop or fill it first")
@@ -92,8 +92,8 @@ def _numbers(name: str, values: list[Any]) -> Array | None:
             return None
         if not math.isfinite(number):
             raise ValueError(f"column {name!r} must have finite numbers, row {row} has {value!r}")
-        found.append(number)
-    return np.array(found)
+        numbers.append(number)
+    return np.array(numbers)
 
 
 def _classes(numbers: Array) -> bool:

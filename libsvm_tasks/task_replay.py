@@ -146,17 +146,17 @@ def play_rollout(rollout: Rollout) -> dict[str, Any]:
     tasks: dict[str, Task] = {}
     outcomes = []
     for scheme in rollout.schemes:
-        wanted = scheme.local_features
-        if wanted not in tasks:
-            tasks[wanted] = paper_task(
+        features = scheme.local_features
+        if features not in tasks:
+            tasks[features] = paper_task(
                 data,
                 setup.clients,
                 samples=setup.samples,
                 seed=setup.seed + rollout.number,
-                local_features=wanted,
+                local_features=features,
                 n_rounds=setup.rounds,
             )
-        outcomes.append(tuple(play(tasks[wanted], scheme)))
+        outcomes.append(tuple(play(tasks[features], scheme)))
     return {"outcomes": outcomes, "samples": next(iter(tasks.values())).samples}
 
 

@@ -130,14 +130,14 @@ def compiled(policy: str, scheme: str, stream: Stream) -> Replay:
 
 def ours() -> list[Contestant]:
     """Return this project's own policies: one model as the peers have it, and the two of FedRes."""
-    version, found = metadata.version("fedres"), []
+    version, contestants = metadata.version("fedres"), []
     for policy, scheme in (("epsilon-greedy", "independent"), ("epsilon-greedy", "fedres"), ("linucb", "independent")):
         name = f"fedres {policy}{', shared + personal' if scheme == 'fedres' else ''}"
         if policy != "linucb":  # whose replay steps through the model too
-            found.append(Contestant(f"{name}, compiled replay", version, partial(compiled, policy, scheme)))
+            contestants.append(Contestant(f"{name}, compiled replay", version, partial(compiled, policy, scheme)))
         make = partial(Stepped, policy, scheme)
-        found.append(Contestant(f"{name}, stepped from Python", version, partial(loop, make)))
-    return found
+        contestants.append(Contestant(f"{name}, stepped from Python", version, partial(loop, make)))
+    return contestants
 
 
 def peers() -> list[Contestant]:
@@ -197,13 +197,13 @@ def measure_all(progress: Progress | None = None, seconds: float = 0.5) -> list[
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return what ``measure_all`` returned, for people."""
     title = f"Bandit rounds a second: {ACTIONS} actions, {FEATURES} features, one core (chance earns {1 / ACTIONS:.3f})"
-    found = Table(title=title, title_justify="left")
-    found.add_column("contestant")
-    found.add_column("version")
+    result = Table(title=title, title_justify="left")
+    result.add_column("contestant")
+    result.add_column("version")
     for column in ("rounds/s", f"reward of the first {FIRST:,}"):
-        found.add_column(column, justify="right")
+        result.add_column(column, justify="right")
     for row in rows:
         speed, reward = row["rounds_per_second"], row["reward"]
         figures = (row["note"], "") if speed is None else (f"{speed:,.0f}", f"{reward:.3f}")
-        found.add_row(row["contestant"], row["version"] or "", *figures)
-    return found
+        result.add_row(row["contestant"], row["version"] or "", *figures)
+    return result

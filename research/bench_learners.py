@@ -22,16 +22,16 @@ PERIOD = 10  # of FedOMD and FedSEA: 10% of the bits
 
 def settings(n_clients: int, dim: int) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return the learners to time: a title, then name and hyperparameters."""
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {
+    learners: dict[str, tuple[str, Mapping[str, Any]]] = {
         "FedRes.SGD": ("fedres-sgd", {"step_size": 0.1 / n_clients}),
         "FedOGD": ("fedogd", {}),
     }
     for gamma in (0.1, 0.01):
         levels, blocks, chance = ofediq_parameters(gamma, dim)
         iq = {"participation": chance, "levels": levels, "blocks": blocks}
-        found[f"OFedAvg({gamma})"] = ("ofedavg", {"participation": gamma})
-        found[f"OFedIQ at {1 - gamma:.0%}"] = ("ofediq", iq)
-    return found | {
+        learners[f"OFedAvg({gamma})"] = ("ofedavg", {"participation": gamma})
+        learners[f"OFedIQ at {1 - gamma:.0%}"] = ("ofediq", iq)
+    return learners | {
         f"FedOMD({PERIOD})": ("fedomd", {"sync": PERIOD}),
         f"FedSEA({PERIOD})": ("fedsea", {"period": PERIOD}),
         "dynamic FedAvg, 10 clients": ("dynamic-fedavg", {"participants": 10, "batch": 5, "buffer": 10}),
@@ -49,8 +49,8 @@ def measure_all(progress: Progress | None = None, seconds: float = 2.0) -> list[
     rows = []
     with threadpool_limits(limits=1):
         contenders = settings(CLIENTS, model.dim)
-        for title, (name, given) in contenders.items():
-            learner = global_learner(name, model=model, loss=Softmax(CLASSES), n_clients=CLIENTS, **given)
+        for title, (name, hyperparameters) in contenders.items():
+            learner = global_learner(name, model=model, loss=Softmax(CLASSES), n_clients=CLIENTS, **hyperparameters)
             speed = _steps_per_second(Federation(learner), examples, seconds)
             rows.append({"learner": title, "steps_per_second": speed, "client_steps_per_second": speed * CLIENTS})
             if progress is not None:
@@ -82,11 +82,11 @@ def _steps_per_second(federation: Federation, examples: Sequence[Example], secon
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return what ``measure_all`` returned, for people."""
-    found = Table(title=f"{CLIENTS:,} clients, {FEATURES * CLASSES:,} weights, one core", title_justify="left")
-    found.add_column("learner")
+    result = Table(title=f"{CLIENTS:,} clients, {FEATURES * CLASSES:,} weights, one core", title_justify="left")
+    result.add_column("learner")
     for column in ("steps/s", "million client-steps/s"):
-        found.add_column(column, justify="right")
+        result.add_column(column, justify="right")
     for row in rows:
         million = row["client_steps_per_second"] / 1e6
-        found.add_row(row["learner"], f"{row['steps_per_second']:,.1f}", f"{million:.3f}")
-    return found
+        result.add_row(row["learner"], f"{row['steps_per_second']:,.1f}", f"{million:.3f}")
+    return result

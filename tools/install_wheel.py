@@ -47,9 +47,9 @@ SMOKE = {
 def check(wheel: Path, extra: str, folder: Path) -> None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    wanted = str(wheel) if extra == "base" else f"{wheel}[{extra}]"
+    requirement = str(wheel) if extra == "base" else f"{wheel}[{extra}]"
     options = ["--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, wanted], check=True, cwd=folder)
+    subprocess.run([python, "-m", "pip", "install", *options, requirement], check=True, cwd=folder)
     code = SMOKE[extra]
     if code is None:
         serve(folder)
@@ -64,7 +64,7 @@ def serve(folder: Path) -> None:
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            url = next(found[1] for line in process.stdout if (found := re.search(r"dashboard +(http://\S+)/", line)))
+            url = next(match[1] for line in process.stdout if (match := re.search(r"dashboard +(http://\S+)/", line)))
             for path, body in (
                 ("/v1/rank", b'{"event_id": "e", "actions": [{"id": "tea"}, {"id": "juice"}]}'),
                 ("/v1/events/e/reward", b'{"value": 1}'),

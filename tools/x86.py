@@ -37,16 +37,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--emulate", action="store_true", help="use qemu-user on an x86-64 machine, too")
     options.add_argument("--only", choices=[*TESTS, "http"], help="one group")
-    given = options.parse_args()
-    native = platform.machine().lower() in {"x86_64", "amd64"} and not given.emulate
+    arguments = options.parse_args()
+    native = platform.machine().lower() in {"x86_64", "amd64"} and not arguments.emulate
     python = sys.executable if native else emulated_python()
     failed = []
     for name, paths in TESTS.items():
-        if given.only in (None, name):
+        if arguments.only in (None, name):
             print(f"{name}:", flush=True)
             if subprocess.run([python, "-m", "pytest", "-q", *paths], cwd=ROOT).returncode:
                 failed.append(name)
-    if given.only in (None, "http") and not rank_and_reward(python):
+    if arguments.only in (None, "http") and not rank_and_reward(python):
         failed.append("http")
     where = "x86-64" if native else "x86-64 under qemu-user"
     print(f"{where}: failed: {', '.join(failed)}" if failed else f"{where}: all passed")
@@ -81,8 +81,8 @@ def unpack_debian_python(root: Path) -> None:
     ).stdout  # fmt: skip
     names = {line.removesuffix(":amd64") for line in listing.splitlines() if re.match(r"[a-z]", line)}
     with tempfile.TemporaryDirectory() as folder:
-        wanted = [f"{name}:amd64" for name in sorted(names) if name.startswith(("python3", "lib", "zlib"))]
-        subprocess.run(["apt-get", "download", "-qq", *wanted], check=True, cwd=folder)
+        packages = [f"{name}:amd64" for name in sorted(names) if name.startswith(("python3", "lib", "zlib"))]
+        subprocess.run(["apt-get", "download", "-qq", *packages], check=True, cwd=folder)
         for file in sorted(Path(folder).glob("*.deb")):
             subprocess.run(["dpkg-deb", "-x", file, root], check=True)
     for link in root.rglob("*"):  # an absolute link would lead to this machine's own files
@@ -108,7 +108,7 @@ def service(python: str, folder: str):
     command = [python, "-m", "service", "serve", "--port", "0", "--store", f"sqlite:///{folder}/store.db"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            yield next(found[1] for line in process.stdout if (found := re.search(r"dashboard +(http://\S+)/", line)))
+            yield next(match[1] for line in process.stdout if (match := re.search(r"dashboard +(http://\S+)/", line)))
         finally:
             process.send_signal(signal.SIGTERM)
             process.stdout.read()
@@ -124,8 +124,8 @@ def rank_and_reward(python: str) -> bool:
         httpx.Client(base_url=url, timeout=SECONDS) as client,
     ):
         client.post("/v1/loops", json={"name": "x86"}).raise_for_status()
-        asked = {"user": "anna", "context": {"weather": "hot"}, "actions": [{"id": "tea"}, {"id": "juice"}]}
-        decision = client.post("/v1/loops/x86/rank", json=asked).raise_for_status().json()
+        request = {"user": "anna", "context": {"weather": "hot"}, "actions": [{"id": "tea"}, {"id": "juice"}]}
+        decision = client.post("/v1/loops/x86/rank", json=request).raise_for_status().json()
         path = f"/v1/loops/x86/events/{decision['event_id']}/reward"
         reply = client.post(path, json={"value": 1.0}).raise_for_status()
         print(f"http: rank {decision['action']} with probability {decision['probability']}, reward {reply.status_code}")

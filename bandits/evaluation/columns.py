@@ -60,11 +60,11 @@ class Columns:
 
     def within(self, source: Source) -> Columns:
         """Return these with obvious names looked up in a table; a name that it lacks is an error."""
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for word, obvious in OBVIOUS.items():
             name = getattr(self, word)
             if word == "actions" and isinstance(name, str) and name not in source.names and "," in name:
-                name = found[word] = tuple([part.strip() for part in name.split(",")])
+                name = columns[word] = tuple([part.strip() for part in name.split(",")])
             if not isinstance(name, str | None):
                 continue
             if name is None:
@@ -74,13 +74,13 @@ class Columns:
                 raise ValueError(
                     f"{word} must name the column of {source.name} with {NEEDED[word]}, one of {_shown(source.names)}"
                 )
-            found[word] = None if name is None else _column(word, name, source)
+            columns[word] = None if name is None else _column(word, name, source)
         for name in self.context:
             _column("context", name, source)
             for word in ("action", "reward", "probability", "probabilities"):
-                if name == found[word]:
+                if name == columns[word]:
                     raise ValueError(f"context must be known before the decision, got {name!r}, the column of {word}")
-        return replace(self, **found)
+        return replace(self, **columns)
 
     def __str__(self) -> str:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -153,7 +153,7 @@ class _Reader:
         single = {word: getattr(columns, word) for word in OBVIOUS}
         self._words = {word: name for word, name in single.items() if isinstance(name, str)}
         self._context, self._is_number = list(columns.context), is_number
-        self._ids, self._known = list(ids), set(ids)
+        self._ids, self._id_set = list(ids), set(ids)
         self._actions = [{"id": name} for name in ids]
         self.names = [*self._words.values(), *self._context]
 
@@ -164,11 +164,11 @@ class _Reader:
     def record(self, cells: Sequence[Any]) -> dict[str, Any]:
         cell = dict(zip(self._words, cells, strict=False))
         record: dict[str, Any] = {"context": self._features(cells[len(self._words) :])}
-        record["actions"], ids, known = self._actions, self._ids, self._known
+        record["actions"], ids, allowed = self._actions, self._ids, self._id_set
         if "actions" in cell:
             ids = [_id(one) for one in self._list("actions", cell["actions"])]
-            record["actions"], known = [{"id": one} for one in ids], set(ids)
-        record["action"] = self._taken(cell["action"], ids, known)
+            record["actions"], allowed = [{"id": one} for one in ids], set(ids)
+        record["action"] = self._taken(cell["action"], ids, allowed)
         record["probability"] = self._probability(cell["probability"])
         record["reward"] = None if is_missing(cell["reward"]) else self._number("reward", cell["reward"])
         if "probabilities" in cell:
@@ -180,11 +180,11 @@ class _Reader:
             record["time"] = cell["time"].isoformat() if isinstance(cell["time"], date) else cell["time"]
         return record
 
-    def _taken(self, cell: Any, ids: Sequence[str], known: set[str]) -> str:
+    def _taken(self, cell: Any, ids: Sequence[str], allowed: set[str]) -> str:
         if is_missing(cell):
             raise ValueError(f"{self._called('action')} must name the action taken, is empty: drop the row")
         name = _id(cell)
-        if name not in known:
+        if name not in allowed:
             raise ValueError(
                 f"{self._called('action')} must be one of the actions {_shown(ids)}, got {name!r}:"
                 " add it to actions, or drop the row"
@@ -216,11 +216,11 @@ class _Reader:
         return list(entries)
 
     def _features(self, cells: Sequence[Any]) -> dict[str, Any]:
-        found = {}
+        features = {}
         for name, cell in zip(self._context, cells, strict=True):
             if not is_missing(cell):
-                found[name] = float(cell) if name in self._is_number else _feature(name, cell)
-        return found
+                features[name] = float(cell) if name in self._is_number else _feature(name, cell)
+        return features
 
     def _called(self, word: str) -> str:
         name = self._words[word]
@@ -291,10 +291,10 @@ def _id(cell: Any) -> str:
 def _split(text: str) -> list[Any]:
     if text.lstrip().startswith("["):
         try:
-            found: list[Any] = json.loads(text)
+            entries: list[Any] = json.loads(text)
         except ValueError:
             return []
-        return found
+        return entries
     return [part.strip() for part in text.split("|" if "|" in text else ",")]
 
 

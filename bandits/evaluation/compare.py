@@ -86,13 +86,13 @@ class Evaluation:
 
     def notes(self) -> list[str]:
         """Return what to know beside the numbers, a line each: decisions that were left out, and warnings."""
-        found = []
+        notes = []
         if self.n_without_reward:
             fate = "are left out: default_reward counts them" if self.default_reward is None else "count as"
             end = "" if self.default_reward is None else f" {self.default_reward:g}"
-            found.append(f"{self.n_without_reward:,} decisions without a reward {fate}{end}")
+            notes.append(f"{self.n_without_reward:,} decisions without a reward {fate}{end}")
         warnings = {row.policy: row.warning for row in self.rows if row.warning}
-        return [*found, *[f"{policy}: {warning}" for policy, warning in warnings.items()]]
+        return [*notes, *[f"{policy}: {warning}" for policy, warning in warnings.items()]]
 
     def to_json(self) -> dict[str, object]:
         """Return plain values for a JSON file; null where there is no number."""
@@ -178,13 +178,15 @@ def _loaded(log: Any, default_reward: float | None, columns: Columns, progress: 
     return data
 
 
-def _reward_range(reward: Array, given: tuple[float, float] | None) -> tuple[float, float]:
+def _reward_range(reward: Array, reward_range: tuple[float, float] | None) -> tuple[float, float]:
     """Return what was given, or else the smallest of [0, 1], [−1, 0] and [min, max] with 0 that holds all rewards."""
     low, high = float(reward.min()), float(reward.max())
-    if given is not None:
-        if not given[0] <= low <= high <= given[1] or given[0] == given[1]:
-            raise ValueError(f"reward_range must have a width and hold all rewards, {low} to {high}, got {given}")
-        return given
+    if reward_range is not None:
+        if not reward_range[0] <= low <= high <= reward_range[1] or reward_range[0] == reward_range[1]:
+            raise ValueError(
+                f"reward_range must have a width and hold all rewards, {low} to {high}, got {reward_range}"
+            )
+        return reward_range
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     return (-1.0, 0.0) if low >= -1 and high <= 0 else (min(low, 0.0), max(high, 0.0))
@@ -239,8 +241,8 @@ def _policy_rows(
     )
     weight = possible_weights(log, target)
     unsupported = float(target[np.isinf(weight)].sum() / len(log))
-    found = (weight_warning(s.weight, unsupported), user_warning(kind.n_users, len(log)))
-    warning = "; ".join(filter(None, found))
+    warnings = (weight_warning(s.weight, unsupported), user_warning(kind.n_users, len(log)))
+    warning = "; ".join(filter(None, warnings))
     looks = []
     for look in kind.looks():
         cap = weight_cap(log, weight, 0.0 if look.time_uniform else -math.log((1 - look.level) / 2))

@@ -25,16 +25,16 @@ def scored_columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, li
     taken = _codes([str(row["action"]) for row in rows])
     columns = _columns(rows)
     alone = _explained(rewards, taken)
-    found: list[tuple[str, str, float, list[Any]]] = []
+    scored: list[tuple[str, str, float, list[Any]]] = []
     for (kind, name), values in columns.items():
         groups = _codes(values)
         if kind == CONTEXT:
             score = _explained(rewards, groups * (taken.max(initial=0) + 1) + taken) - alone
         else:
             score = _explained(rewards, groups)
-        found.append((kind, name, max(score, 0.0), values))
-    top = max([score for _, _, score, _ in found], default=0.0) or 1.0
-    return [(kind, name, score / top, values) for kind, name, score, values in found]
+        scored.append((kind, name, max(score, 0.0), values))
+    top = max([score for _, _, score, _ in scored], default=0.0) or 1.0
+    return [(kind, name, score / top, values) for kind, name, score, values in scored]
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:
@@ -83,8 +83,8 @@ def _codes(values: list[Any]) -> Array:
     if len(set(numbers)) > len(QUARTILES) + 1:
         cuts = np.quantile(numbers, QUARTILES)
         values = [int(np.searchsorted(cuts, value)) if isinstance(value, float) else value for value in values]
-    known: dict[Any, int] = {}
-    return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
+    codes: dict[Any, int] = {}
+    return np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.int64)
 
 
 def _explained(rewards: Array, groups: Array) -> float:

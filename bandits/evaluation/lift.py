@@ -123,13 +123,13 @@ def _mean(rewards: Array, events: Array) -> float:
 def _variances(rewards: Sequence[Array], events: Sequence[Array]) -> list[float]:
     """Return the variance of each arm's mean reward per event, one observation a user; see above for rare rewards."""
     off = [of_users - _mean(of_users, n) * n for of_users, n in zip(rewards, events, strict=True)]
-    found = []
+    variances = []
     for own_off, own_events in zip(off, events, strict=True):
         n, n_events = own_events.size, float(own_events.sum())
         own = n / (n - 1) * float((own_off**2).sum()) / n_events**2
         one_more = max(float(((far / (n_events + n)) ** 2).max()) for far, n in zip(off, events, strict=True))
-        found.append(own + one_more)
-    return found
+        variances.append(own + one_more)
+    return variances
 
 
 def _factor(n_events: int, alpha: float) -> float:
@@ -149,11 +149,11 @@ def _adjusted(control: Arm, treatment: Arm) -> list[Array]:
         return [arm.rewards for arm in arms]
     before = np.concatenate([control.before, treatment.before])
     events = np.concatenate([arm.events for arm in arms]).astype(float)
-    known = np.isfinite(before)
-    if not known.any():
+    has_before = np.isfinite(before)
+    if not has_before.any():
         return [arm.rewards for arm in arms]
-    middle = float(events[known] @ before[known]) / float(events[known].sum())
-    x = np.where(known, before - middle, 0.0) * events
+    middle = float(events[has_before] @ before[has_before]) / float(events[has_before].sum())
+    x = np.where(has_before, before - middle, 0.0) * events
     y = np.concatenate([arm.rewards - _mean(arm.rewards, arm.events) * arm.events for arm in arms])
     squares = float(x @ x)
     slope = float(x @ y) / squares if squares > 0 else 0.0

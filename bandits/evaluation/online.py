@@ -80,20 +80,20 @@ def play(
     """
     model, owns, requests = ResidualKalman(reward_range), dict[str, Array](), _Requests(log)
     rule = chosen.rule(reward_range) if isinstance(chosen, Compiled) else None
-    found = Played(np.empty(log.action.size), np.empty(log.action.size))
+    played = Played(np.empty(log.action.size), np.empty(log.action.size))
     for i in range(len(log)):
         request, user, pairs = requests.of(i), log.about[i][1], slice(log.offsets[i], log.offsets[i + 1])
         own = None if user is None else owns.get(user, NO_MODEL)
         means, widths, _, _ = model.predict(request, own)
-        found.expected[pairs] = means
+        played.expected[pairs] = means
         if rule is None:
-            found.probabilities[pairs] = checked_probabilities(chosen, means, widths, None, model.learned)
+            played.probabilities[pairs] = checked_probabilities(chosen, means, widths, None, model.learned)
         else:
-            allowed, out = np.ones(means.size, np.bool_), found.probabilities[pairs]
+            allowed, out = np.ones(means.size, np.bool_), played.probabilities[pairs]
             explore(rule, 0, model.learned, means, widths, allowed, out)
         taken = (int(log.chosen[i] - pairs.start), float(log.reward[i]))
         if decide is not None:
-            taken = decide(i, found.probabilities[pairs])
+            taken = decide(i, played.probabilities[pairs])
         if user is None or own is None:
             model.learn(events_of([(request, *taken, -1)]))
         else:
@@ -101,7 +101,7 @@ def play(
         if i % EVENTS == 0:
             progress(i, len(log))
     progress(len(log), len(log))
-    return found
+    return played
 
 
 class _Requests:

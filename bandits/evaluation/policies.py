@@ -56,13 +56,13 @@ def _named(text: str) -> Exploring:
     return _valued(make_policy(text, **({"floor": 0.0} if name in POLICIES and "floor" not in text else {})), text)
 
 
-def _valued(found: Exploring, text: str) -> Exploring:
+def _valued(policy: Exploring, text: str) -> Exploring:
     """Return a policy that a log can value."""
-    if found.needs_widths or not found.stationary:
+    if policy.needs_widths or not policy.stationary:
         widths = f"needs the widths of a model: fedres:{text} has those of the service's"
-        why = widths if found.needs_widths else "depends on more than scores"
+        why = widths if policy.needs_widths else "depends on more than scores"
         raise ValueError(f"policy must be one that a log can value, got {text!r}, which {why}")
-    return found
+    return policy
 
 
 def _is_class(policy: str | Policy) -> TypeGuard[type[Exploring]]:
@@ -118,18 +118,18 @@ WITHOUT_MODEL: dict[str, Callable[[Log], Array]] = {"uniform": uniform, "first":
 
 def from_file(log: Log, path: str | Path) -> Array:
     """Read JSON lines ``{"event_id", "probabilities"}``, one for each event of the log; others are passed over."""
-    wanted: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for i, event_id in enumerate(log.event_ids):
-        wanted.setdefault(event_id, []).append(i)
+        places.setdefault(event_id, []).append(i)
     probabilities = np.full(log.action.size, np.nan)
     for line, record in read_objects(path):
-        for i in wanted.get(str(record.get("event_id")), ()):
+        for i in places.get(str(record.get("event_id")), ()):
             pairs = slice(log.offsets[i], log.offsets[i + 1])
             try:
-                given = distribution("probabilities", record.get("probabilities"), pairs.stop - pairs.start)
+                numbers = distribution("probabilities", record.get("probabilities"), pairs.stop - pairs.start)
             except ValueError as error:
                 raise ValueError(f"{path}, line {line}: {error}") from None
-            probabilities[pairs] = np.divide(given, sum(given))
+            probabilities[pairs] = np.divide(numbers, sum(numbers))
     missing = np.isnan(probabilities[log.offsets[:-1]])
     if missing.any():
         raise ValueError(f"{path} must have a line for every event, got none for {log.event_ids[missing.argmax()]!r}")
@@ -140,9 +140,9 @@ def _from_function(log: Log, policy: Function) -> Array:
     parts = []
     for i in range(len(log)):
         event = log.event(i)
-        given = [float(p) for p in policy(event)]
+        numbers = [float(p) for p in policy(event)]
         try:
-            parts.append(np.divide(distribution(policy_name(policy), given, len(event.actions)), sum(given)))
+            parts.append(np.divide(distribution(policy_name(policy), numbers, len(event.actions)), sum(numbers)))
         except ValueError as error:
             raise ValueError(f"{error} for event {event.event_id!r}") from None
     return np.concatenate(parts)

@@ -50,18 +50,18 @@ def weight_warning(weight: Array, unsupported: float = 0.0) -> str:
 
     ``unsupported`` is the share of the target's choices that the log could not have held.
     """
-    ess, found = effective_sample_size(weight), []
+    ess, warnings = effective_sample_size(weight), []
     if unsupported > 0:
-        found.append(f"{unsupported:.1%} of the target's choices are actions that the log never took")
+        warnings.append(f"{unsupported:.1%} of the target's choices are actions that the log never took")
     if ess < FEW_EVENTS:
-        found.append(f"effective sample size {ess:.1f} is below {FEW_EVENTS} events")
+        warnings.append(f"effective sample size {ess:.1f} is below {FEW_EVENTS} events")
     elif ess < SMALL_SHARE * weight.size:
-        found.append(f"effective sample size {ess:.0f} is below {SMALL_SHARE:.0%} of {weight.size:,} events")
+        warnings.append(f"effective sample size {ess:.0f} is below {SMALL_SHARE:.0%} of {weight.size:,} events")
     if weight.sum() > 0 and weight.max() > SMALL_SHARE * weight.sum():
-        found.append(f"one event carries {weight.max() / weight.sum():.1%} of all weight")
+        warnings.append(f"one event carries {weight.max() / weight.sum():.1%} of all weight")
     if abs(weight.mean() - 1) > WEIGHT_ERRORS * weight.std() / np.sqrt(weight.size) + LEAST_ERROR:
-        found.append(f"weights average {weight.mean():.3g} instead of 1: missing support or wrong probabilities")
-    return "; ".join(found)
+        warnings.append(f"weights average {weight.mean():.3g} instead of 1: missing support or wrong probabilities")
+    return "; ".join(warnings)
 
 
 def user_warning(n_users: int, n_events: int) -> str:

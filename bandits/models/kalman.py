@@ -50,8 +50,8 @@ class KalmanModel(Predicting):
         self.owns.pop(slot, None)
 
     def predict(self, slot: int, shared: Actions, private: Actions) -> Prediction:
-        found = self._of(slot).predict(request_of(self._features(shared, private)), self.owns.get(slot))
-        return found.means, found.widths
+        prediction = self._of(slot).predict(request_of(self._features(shared, private)), self.owns.get(slot))
+        return prediction.means, prediction.widths
 
     def progress(self, slot: int, n: int) -> int:
         """Return the rewards learned, as the service counts."""
@@ -76,10 +76,10 @@ class KalmanModel(Predicting):
         """Nothing to free."""
 
     def to_arrays(self) -> dict[str, Array]:
-        found = {f"shared/{name}": array for name, array in self.shared.to_arrays().items()}
+        arrays = {f"shared/{name}": array for name, array in self.shared.to_arrays().items()}
         for slot, model in self.alone.items():
-            found |= {f"{slot}/{name}": array for name, array in model.to_arrays().items()}
-        return found | {f"{slot}/own": words.copy() for slot, words in self.owns.items()}
+            arrays |= {f"{slot}/{name}": array for name, array in model.to_arrays().items()}
+        return arrays | {f"{slot}/own": words.copy() for slot, words in self.owns.items()}
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         self.alone, self.owns = {}, {}

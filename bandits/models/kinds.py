@@ -151,8 +151,8 @@ class Federated(Kind):
         for name in ("uplink_delay", "downlink_delay"):
             delay = np.asarray(getattr(self, name))
             if delay.shape not in ((), (self.capacity,)) or delay.dtype.kind not in "iu" or (delay < 0).any():
-                wanted = f"whole numbers of rounds, one or {self.capacity}"
-                raise ValueError(f"{name} must be {wanted}, got {delay.tolist()}")
+                rule = f"whole numbers of rounds, one or {self.capacity}"
+                raise ValueError(f"{name} must be {rule}, got {delay.tolist()}")
         check_rates(self.rates)
 
     @property
@@ -190,13 +190,13 @@ class Federated(Kind):
         from fedres.global_learners import global_learner, learner_class
 
         kind, usual = learner_class(name), {}
-        known = [option.name for option in fields(kind)]
-        if "learning_rate" in known:
+        names = [option.name for option in fields(kind)]
+        if "learning_rate" in names:
             usual["learning_rate"] = rate
-        elif "step_size" in known:
+        elif "step_size" in names:
             clients = self.capacity if kind.sums_clients else 1
             usual["step_size"] = 0.25 / clients / (float((shared.values**2).sum(axis=1).max()) or 1.0)
-        if "slower" in known and local_dim:
+        if "slower" in names and local_dim:
             usual["slower"] = SLOWER
         if kind.brings_local_model:
             usual["local_dim"] = local_dim or 1
@@ -232,8 +232,8 @@ def check_model(name: str, policy: Policy) -> None:
 
 def check_widths(kind: Kind | type[Kind], policy: Policy) -> None:
     if policy.needs_widths and not kind.knows_widths:
-        wanted = f"model must know widths for {name_of(policy)}, as linucb and residual-kalman do"
-        raise ValueError(f"{wanted}, got {kind.name!r}")
+        rule = f"model must know widths for {name_of(policy)}, as linucb and residual-kalman do"
+        raise ValueError(f"{rule}, got {kind.name!r}")
 
 
 def check_rates(rates: tuple[float, float] | None) -> None:

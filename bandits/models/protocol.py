@@ -90,8 +90,8 @@ class Predicting(ABC):
             raise ValueError("predictions are no longer finite: the shared model diverged, give it a smaller step_size")
         allowed = np.ones(shared.n, dtype=np.bool_) if allowed is None else allowed
         (n, seed, client), chances = drawn, np.empty(shared.n)
-        known = np.zeros(shared.n) if widths is None else widths
-        explore(rule, n, self.progress(slot, n), means, known, allowed, chances)
+        spreads = np.zeros(shared.n) if widths is None else widths
+        explore(rule, n, self.progress(slot, n), means, spreads, allowed, chances)
         action = pick(chances, draw(seed, client, n))
         return action, float(chances[action]), means, widths
 

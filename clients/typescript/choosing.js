@@ -44,12 +44,12 @@ export async function eventDraw(eventId) {
 
 /** The number with the fewest digits that is the same in 32 bits. */
 export function short(part) {
-  const wanted = f(part);
+  const exact = f(part);
   for (let digits = 1; digits < 9; digits++) {
-    const found = Number(wanted.toPrecision(digits));
-    if (f(found) === wanted) return found;
+    const shorter = Number(exact.toPrecision(digits));
+    if (f(shorter) === exact) return shorter;
   }
-  return Number(wanted.toPrecision(9));
+  return Number(exact.toPrecision(9));
 }
 
 const LARGEST = 1e9; // of what the service takes as a part of a score

@@ -92,9 +92,9 @@ export class FedresDevice {
   async #restore() {
     const kept = await this.#store.open();
     [this.#meta, this.#waiting, this.#queue] = [kept.meta, kept.waiting, kept.queue];
-    const known = this.#meta.get("learner");
-    if (known === undefined) await this.#write([["meta", "learner", this.#learner]]);
-    else if (known !== this.#learner) throw new RangeError(`learner must be ${known}, which this device was made with, got ${this.#learner}`);
+    const madeWith = this.#meta.get("learner");
+    if (madeWith === undefined) await this.#write([["meta", "learner", this.#learner]]);
+    else if (madeWith !== this.#learner) throw new RangeError(`learner must be ${madeWith}, which this device was made with, got ${this.#learner}`);
     const Half = LEARNERS[this.#learner];
     this.#round = this.#meta.get("round") ?? Half.round;
     this.#half = new Half(this.#round, kept, this.#privacy);
@@ -121,7 +121,7 @@ export class FedresDevice {
       const [action, its] = named[k];
       await this.#wait(eventId, { context, action, features: its, ...taken(k) });
       const byName = Object.fromEntries(named.map(([id], j) => [id, scores[j]]));
-      return { eventId, action: listed[k].given, probability: chances[k], scores: byName, modelVersion: this.#half.version };
+      return { eventId, action: listed[k].callerId, probability: chances[k], scores: byName, modelVersion: this.#half.version };
     });
   }
 
@@ -248,17 +248,17 @@ export class FedresDevice {
   }
 
   async #fetchRound() {
-    const asked = `/round?client=${encodeURIComponent(this.#client)}${LEARNERS[this.#learner].query}`;
-    const found = await this.#json(await this.#ask("GET", asked));
-    const odd = Object.entries(LEARNERS[this.#learner].round).filter(([name, value]) => typeof found?.[name] !== typeof value);
+    const path = `/round?client=${encodeURIComponent(this.#client)}${LEARNERS[this.#learner].query}`;
+    const settings = await this.#json(await this.#ask("GET", path));
+    const odd = Object.entries(LEARNERS[this.#learner].round).filter(([name, value]) => typeof settings?.[name] !== typeof value);
     if (odd.length > 0) throw new Trouble(`the service must answer as one of fedres does, which has ${odd[0][0]}`);
-    if (this.#learner === "linear" && !RESIDUALS.includes(found.global_learner)) {
-      throw new Trouble(`the loop must have one of ${RESIDUALS.join(", ")}, has ${found.global_learner}`);
+    if (this.#learner === "linear" && !RESIDUALS.includes(settings.global_learner)) {
+      throw new Trouble(`the loop must have one of ${RESIDUALS.join(", ")}, has ${settings.global_learner}`);
     }
     await this.#inTurn(async () => {
-      const { changes, apply } = this.#half.adopt(found);
-      await this.#write([["meta", "round", found], ...changes], apply);
-      this.#round = found;
+      const { changes, apply } = this.#half.adopt(settings);
+      await this.#write([["meta", "round", settings], ...changes], apply);
+      this.#round = settings;
     });
     this.#roundUntil = this.#clock() + ROUND_MILLISECONDS;
   }
@@ -270,9 +270,9 @@ export class FedresDevice {
     if (reply.status !== 200) throw new Trouble(await said(reply));
     const model = this.#read(new Uint8Array(await reply.arrayBuffer()));
     const fits = await this.#inTurn(async () => {
-      const found = this.#half.received(model, this.#queue), { changes, apply } = found ?? this.#half.forget();
+      const learned = this.#half.received(model, this.#queue), { changes, apply } = learned ?? this.#half.forget();
       await this.#write(changes, apply);
-      return found !== null;
+      return learned !== null;
     });
     if (!fits && since) await this.#fetchModel(); // another service's, or one that began anew
     else if (!fits) throw new Trouble("the service sent a model that cannot be used");
@@ -322,10 +322,10 @@ export class FedresDevice {
 
   async #ask(method, path, sent, headers = {}) {
     const requestId = newEventId();
-    const given = { ...this.#headers, ...headers, "X-Request-Id": requestId, ...(sent ? { "Content-Type": "application/json" } : {}) };
+    const sentHeaders = { ...this.#headers, ...headers, "X-Request-Id": requestId, ...(sent ? { "Content-Type": "application/json" } : {}) };
     try {
       const reply = await this.#fetch(this.#url + path, {
-        method, headers: given, body: sent && JSON.stringify(sent), cache: "no-store", signal: AbortSignal.timeout(30_000),
+        method, headers: sentHeaders, body: sent && JSON.stringify(sent), cache: "no-store", signal: AbortSignal.timeout(30_000),
       });
       if ((reply.headers.get("x-request-id") ?? requestId) !== requestId) throw new Trouble("a reply to another request came");
       if (reply.status >= 500 || [408, 425, 429].includes(reply.status)) {

@@ -73,11 +73,11 @@ export class Client {
 
   /** Return which action to take; `actions` is a list of `{ id, features }`, an object or a Map from ids to features, or a list of ids. */
   async rank(request) {
-    const asked = checked("rank", request, TIMES), deadline = either(request);
+    const valid = checked("rank", request, TIMES), deadline = either(request);
     try {
-      return this.#decision(asked, await this.#decide("rank", "/rank", body(asked), deadline));
+      return this.#decision(valid, await this.#decide("rank", "/rank", body(valid), deadline));
     } catch (error) {
-      return this.#fallBack(asked, error);
+      return this.#fallBack(valid, error);
     }
   }
 
@@ -94,25 +94,25 @@ export class Client {
         return this.#fallBack(many[k], new ServiceError(422, code, message, target));
       });
     } catch (error) {
-      return many.map((asked) => this.#fallBack(asked, error));
+      return many.map((valid) => this.#fallBack(valid, error));
     }
   }
 
   /** Return a decision for each slot of a page, no action twice. */
   async slots(slots, request) {
-    const asked = checked("slots", request, TIMES), places = Array.from(slots, place);
-    this.#fillFirst(asked, places, "first"); // refuses a page that cannot be filled
-    const { exclude: _, explain: __, ...fields } = body(asked);
-    const sent = places.map(({ given: _, ...slot }) => slot), deadline = either(request);
+    const valid = checked("slots", request, TIMES), places = Array.from(slots, place);
+    this.#fillFirst(valid, places, "first"); // refuses a page that cannot be filled
+    const { exclude: _, explain: __, ...fields } = body(valid);
+    const sent = places.map(({ callerId: _, ...slot }) => slot), deadline = either(request);
     try {
       const page = await this.#decide("slots", "/rank/slots", { ...fields, slots: sent }, deadline);
       if (page.slots.some(({ id }, k) => id !== places[k]?.id) || page.slots.length !== places.length) throw unreadable("other slots");
       return page.slots.map(({ id: _, ...slot }, k) =>
-        this.#decision(asked, { ...slot, model_version: page.model_version }, { slot: places[k].given }));
+        this.#decision(valid, { ...slot, model_version: page.model_version }, { slot: places[k].callerId }));
     } catch (error) {
       const why = this.#failed(error);
       if (this.#fallback === null) throw why;
-      return this.#fillFirst(asked, places, this.#fallback).map(({ given }, k) => this.#fallen(given, why, places[k].given));
+      return this.#fillFirst(valid, places, this.#fallback).map(({ callerId }, k) => this.#fallen(callerId, why, places[k].callerId));
     }
   }
 
@@ -312,7 +312,7 @@ export class Client {
         await this.#wait(this.#backOff(failures++, answer));
         continue;
       }
-      this.#told(name, began, answer);
+      this.#observed(name, began, answer);
       [failures, began] = [0, performance.now()];
       if (answer.status >= 300 && !refuses(answer)) {
         this.#warn(`held ${answer.status} ${answer.error.code}`, `the service takes no rewards, which wait: ${answer.error.status} ${answer.error.message}`);
@@ -337,9 +337,9 @@ export class Client {
   }
 
   async #field(name, ...call) {
-    const found = await this.#call(...call);
-    if (found?.[name] === undefined) throw unreadable(`it has no ${name}`);
-    return found[name];
+    const document = await this.#call(...call);
+    if (document?.[name] === undefined) throw unreadable(`it has no ${name}`);
+    return document[name];
   }
 
   async #retry(name, method, path, sent, deadline, each, lines = false) {
@@ -348,7 +348,7 @@ export class Client {
       const answer = await this.#try(method, path, content, Math.min(each, end - performance.now()), lines);
       const wait = this.#backOff(failures, answer), done = answer.status >= 200 && answer.status < 300;
       if (done || !passes(answer) || performance.now() + wait >= end) {
-        this.#told(name, began, answer);
+        this.#observed(name, began, answer);
         if (done) return answer.content;
         throw answer.error;
       }
@@ -388,7 +388,7 @@ export class Client {
   }
 
   /** Tell the observer of a call; what it throws is nobody's fault here. */
-  #told(name, began, { status, error = null }) {
+  #observed(name, began, { status, error = null }) {
     try {
       this.#observe({ name, milliseconds: performance.now() - began, status, error });
     } catch (failed) {
@@ -423,10 +423,10 @@ export class Client {
     };
   }
 
-  #fallBack(asked, error) {
+  #fallBack(valid, error) {
     const why = this.#failed(error);
     if (this.#fallback === null) throw why;
-    return this.#fallen(this.#choose(asked, this.#fallback).given, why);
+    return this.#fallen(this.#choose(valid, this.#fallback).callerId, why);
   }
 
   // Under an id of its own: the service may have stored another action under the first.
@@ -439,26 +439,26 @@ export class Client {
     };
   }
 
-  #choose(asked, fallback) {
-    const left = allowed(asked);
+  #choose(valid, fallback) {
+    const left = allowed(valid);
     if (fallback === "first") return left[0];
     try {
-      const chosen = identifier("the fallback's action", fallback({ ...asked.request, exclude: asked.exclude }));
-      const found = left.find(({ id }) => id === chosen);
-      if (!found) this.#warn("fallback", `the fallback must return the id of an allowed action, got ${chosen}; the first is taken`);
-      return found ?? left[0];
+      const chosen = identifier("the fallback's action", fallback({ ...valid.request, exclude: valid.exclude }));
+      const action = left.find(({ id }) => id === chosen);
+      if (!action) this.#warn("fallback", `the fallback must return the id of an allowed action, got ${chosen}; the first is taken`);
+      return action ?? left[0];
     } catch (error) {
       this.#warn("fallback", `the fallback failed, and the first action is taken: ${error}`);
       return left[0];
     }
   }
 
-  #fillFirst(asked, slots, fallback) {
+  #fillFirst(valid, slots, fallback) {
     if (slots.length === 0) throw new RangeError("slots must hold at least one slot, got none");
     const taken = [];
     for (const slot of slots) {
-      const exclude = [...asked.exclude, ...slot.exclude, ...taken.map(({ id }) => id)];
-      taken.push(this.#choose({ ...asked, exclude }, fallback));
+      const exclude = [...valid.exclude, ...slot.exclude, ...taken.map(({ id }) => id)];
+      taken.push(this.#choose({ ...valid, exclude }, fallback));
     }
     return taken;
   }
@@ -480,16 +480,16 @@ function checked(what, request, more = []) {
   checkOptions(what, request, [...REQUEST, ...more]);
   const actions = actionList(request.actions), exclude = identifiers("exclude", request.exclude ?? []);
   const eventId = newEvent(request.eventId);
-  const again = typeof request.actions.next === "function" ? { actions: actions.map(({ given }) => given) } : {}; // a generator is read once
-  const asked = { request: { ...request, ...again, eventId }, actions, exclude, eventId, user: userId(request.user) };
-  asked.context = features("context", request.context ?? {});
-  allowed(asked);
-  return asked;
+  const again = typeof request.actions.next === "function" ? { actions: actions.map(({ callerId }) => callerId) } : {}; // a generator is read once
+  const valid = { request: { ...request, ...again, eventId }, actions, exclude, eventId, user: userId(request.user) };
+  valid.context = features("context", request.context ?? {});
+  allowed(valid);
+  return valid;
 }
 
 /** The id of an event to be made. */
-function newEvent(given) {
-  const eventId = given === undefined || given === null ? newEventId() : identifier("eventId", given);
+function newEvent(callerId) {
+  const eventId = callerId === undefined || callerId === null ? newEventId() : identifier("eventId", callerId);
   if (eventId.startsWith(FALLBACK_PREFIX)) throw new RangeError(`eventId must not begin with ${FALLBACK_PREFIX}, as those of fallbacks do`);
   return eventId;
 }
@@ -499,7 +499,7 @@ function place(slot) {
   checkOptions("a slot", rest, ["features", "exclude", "baseline"]);
   const baseline = rest.baseline === undefined || rest.baseline === null ? {} : { baseline: identifier("baseline", rest.baseline) };
   const own = features(`slots[${String(id)}]`, rest.features ?? {}), exclude = identifiers("exclude", rest.exclude ?? []);
-  return { id: identifier("slots", id), given: id, features: own, exclude, ...baseline };
+  return { id: identifier("slots", id), callerId: id, features: own, exclude, ...baseline };
 }
 
 /** What is sent of a request: fields at their defaults are left out. */
@@ -524,11 +524,11 @@ function allowed({ actions, exclude }) {
 
 /** A decision with the ids of actions that the caller gave. */
 function asGiven(actions, decision) {
-  if (actions.every(({ given }) => typeof given === "string")) return decision;
-  const given = new Map(actions.map((action) => [action.id, action.given]));
-  const back = (places) => places?.map((one) => ({ ...one, id: given.get(one.id) ?? one.id }));
+  if (actions.every(({ callerId }) => typeof callerId === "string")) return decision;
+  const callerIds = new Map(actions.map(({ id, callerId }) => [id, callerId]));
+  const back = (places) => places?.map((one) => ({ ...one, id: callerIds.get(one.id) ?? one.id }));
   const { action, ranking, explanations } = decision;
-  return { ...decision, action: given.get(action) ?? action, ranking: back(ranking), explanations: back(explanations) };
+  return { ...decision, action: callerIds.get(action) ?? action, ranking: back(ranking), explanations: back(explanations) };
 }
 
 const passes = ({ status }) => status === 0 || PASSING.has(status);

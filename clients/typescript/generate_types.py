@@ -25,18 +25,18 @@ WANTED = (
 def schemas() -> dict[str, Any]:
     """Return the named types of a service; it needs no store to describe itself."""
     document = create_app(None, None, keys=None).openapi()  # type: ignore[arg-type]
-    found: dict[str, Any] = document["components"]["schemas"]
-    return found
+    types: dict[str, Any] = document["components"]["schemas"]
+    return types
 
 
-def reachable(found: dict[str, Any]) -> list[str]:
+def reachable(types: dict[str, Any]) -> list[str]:
     """Return the types that the client uses, with those that they are made of."""
     names, todo = set(), list(WANTED)
     while todo:
         name = todo.pop()
         if name not in names:
             names.add(name)
-            todo += re.findall(r"#/components/schemas/(\w+)", str(found[name]))
+            todo += re.findall(r"#/components/schemas/(\w+)", str(types[name]))
     return sorted(names)
 
 
@@ -69,8 +69,8 @@ def interface(name: str, schema: dict[str, Any]) -> str:
 
 
 def generated() -> str:
-    found = schemas()
-    parts = [interface(name, found[name]) for name in reachable(found)]
+    types = schemas()
+    parts = [interface(name, types[name]) for name in reachable(types)]
     return "// Generated from /openapi.json by generate_types.py; do not edit.\n\n" + "\n".join(parts)
 
 

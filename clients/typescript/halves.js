@@ -13,13 +13,13 @@ const nothing = { changes: [], apply() {} };
 /** The metadata of a safetensors file, and a function from a name to its array, undefined where there is none. */
 export function readSafetensors(bytes) {
   const size = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  const { __metadata__: told, ...parts } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
+  const { __metadata__: metadata, ...parts } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
   const part = (name) => {
     if (!parts[name]) return undefined;
     const { dtype, data_offsets: [first, last] } = parts[name];
     return new KINDS[dtype](bytes.slice(8 + size + first, 8 + size + last).buffer);
   };
-  return { told, part };
+  return { metadata, part };
 }
 
 /** For loops with `residual-kalman`: the examples are kept, and the own model is made of them. */
@@ -58,12 +58,12 @@ export class KalmanHalf {
     const joined = (name) => concatenated(rows.map((row) => row[name]));
     const request = { hashes: joined("hashes"), values: joined("values"), fields: joined("fields") };
     const starts = rows.reduce((ends, row) => [...ends, (ends.at(-1) ?? 0) + row.hashes.length], []), [nContext] = starts;
-    const found = this.#model.predict(request, nSeen, starts);
+    const predictions = this.#model.predict(request, nSeen, starts);
     const taken = (k) => {
       const column = (name) => concatenated([request[name].subarray(0, nContext), request[name].subarray(starts[k], starts[k + 1])]);
       return { hashes: column("hashes"), values: column("values"), fields: column("fields"), nContext, nSeen };
     };
-    return { means: found.map(({ mean }) => mean), widths: found.map(({ width }) => width), nLearned: this.#nLearned, taken };
+    return { means: predictions.map(({ mean }) => mean), widths: predictions.map(({ width }) => width), nLearned: this.#nLearned, taken };
   }
 
   get #nLearned() {
@@ -92,8 +92,8 @@ export class KalmanHalf {
       const spread = clip ** 2 + (noise === "gaussian" ? 1 : 2) * scale ** 2;
       return { local: short(release(this.#privacy, bounded(mean * span))), variance: short(spread), slopes: [] };
     }
-    const told = Array.from(slopes, (slope) => short(bounded(slope * span)));
-    return { local: short(bounded(mean * span)), variance: short(bounded(Math.max(variance, 0) * square)), slopes: told };
+    const rounded = Array.from(slopes, (slope) => short(bounded(slope * span)));
+    return { local: short(bounded(mean * span)), variance: short(bounded(Math.max(variance, 0) * square)), slopes: rounded };
   }
 
   /** Learn the newest examples anew beside a model, and say again what still waits to be uploaded. */
@@ -111,8 +111,8 @@ export class KalmanHalf {
   }
 
   read(bytes) {
-    const { told, part } = readSafetensors(bytes);
-    return { bytes, document: readDocument(told, part) };
+    const { metadata, part } = readSafetensors(bytes);
+    return { bytes, document: readDocument(metadata, part) };
   }
 
   /** Take in what was read. */
@@ -127,10 +127,10 @@ export class KalmanHalf {
     return { changes: [["meta", "model"], ...changes], apply };
   }
 
-  adopt(found) {
-    const same = found.personal === this.#round.personal && String(found.reward_range) === String(this.#round.reward_range);
+  adopt(settings) {
+    const same = settings.personal === this.#round.personal && String(settings.reward_range) === String(this.#round.reward_range);
     const apply = () => {
-      this.#round = found;
+      this.#round = settings;
       if (!same) this.#model = this.#rebuilt();
     };
     return { changes: [], apply };
@@ -235,13 +235,13 @@ export class LinearHalf {
     return { changes: [["meta", "model", model]], apply: () => (this.#model = model) };
   }
 
-  adopt(found) {
-    const changed = (...names) => names.some((name) => found[name] !== this.#round[name]);
-    const model = changed("crosses", "bits", "global_learner") ? noModel(found.bits) : this.#model;
+  adopt(settings) {
+    const changed = (...names) => names.some((name) => settings[name] !== this.#round[name]);
+    const model = changed("crosses", "bits", "global_learner") ? noModel(settings.bits) : this.#model;
     const saved = changed("learning_rate") ? this.saved() : nothing; // steps were taken at the old rate
     const apply = () => {
       saved.apply();
-      [this.#round, this.#model, this.#local.rate] = [found, model, Math.fround(found.learning_rate)];
+      [this.#round, this.#model, this.#local.rate] = [settings, model, Math.fround(settings.learning_rate)];
     };
     return { changes: [...saved.changes, ["meta", "model", model]], apply };
   }
@@ -255,13 +255,13 @@ export class LinearHalf {
 
 const noModel = (bits) => ({ version: 0, tag: "", low: 0, high: 0, weights: new Float32Array(2 ** bits + 1) });
 
-/** The model of a safetensors file, whole or what changed of `known`; null if it does not fit that. */
-function changedModel({ told, part }, known) {
+/** The model of a safetensors file, whole or what changed of the one `before`; null if it does not fit that. */
+function changedModel({ metadata, part }, before) {
   const values = part("values");
-  const weights = part("weights") ?? (Number(told.since ?? 0) ? known.weights.slice() : noModel(told.bits).weights);
+  const weights = part("weights") ?? (Number(metadata.since ?? 0) ? before.weights.slice() : noModel(metadata.bits).weights);
   if (values) part("indices").forEach((index, k) => (weights[index] = values[k]));
   const crc = crc32(new Uint8Array(weights.buffer, weights.byteOffset, weights.byteLength)); // little-endian, as all machines
-  if (crc !== Number(told.crc32) || weights.length !== known.weights.length) return null;
-  const tag = `${told.version}-${crc.toString(16).padStart(8, "0")}`;
-  return { version: Number(told.version), tag, low: Number(told.low), high: Number(told.high), weights };
+  if (crc !== Number(metadata.crc32) || weights.length !== before.weights.length) return null;
+  const tag = `${metadata.version}-${crc.toString(16).padStart(8, "0")}`;
+  return { version: Number(metadata.version), tag, low: Number(metadata.low), high: Number(metadata.high), weights };
 }

@@ -89,18 +89,18 @@ function plain(name, value, depth) {
 }
 
 /**
- * Actions of any of the forms as a list of `{ id, features, given }`, at least one, each id once. Objects sort keys that look like
+ * Actions of any of the forms as a list of `{ id, features, callerId }`, at least one, each id once. Objects sort keys that look like
  * whole numbers, and the first action is the fallback and the baseline, so where the order counts such keys are refused.
  */
 export function actionList(actions, { ordered = true } = {}) {
-  const found = listed(actions, ordered);
-  if (ordered && found.length === 0) throw new RangeError("actions must hold at least one action, got none");
+  const all = listed(actions, ordered);
+  if (ordered && all.length === 0) throw new RangeError("actions must hold at least one action, got none");
   const seen = new Set();
-  for (const { id } of found) {
+  for (const { id } of all) {
     if (seen.has(id)) throw new RangeError(`actions must have different ids, got ${id} twice`);
     seen.add(id);
   }
-  return found;
+  return all;
 }
 
 function listed(actions, ordered) {
@@ -122,9 +122,9 @@ function item(each) {
   return action(each.id, each.features);
 }
 
-function action(given, body) {
-  const id = identifier("actions", given);
-  return { id, given, features: body === undefined || body === null ? null : features(`actions[${id}]`, body) };
+function action(callerId, body) {
+  const id = identifier("actions", callerId);
+  return { id, callerId, features: body === undefined || body === null ? null : features(`actions[${id}]`, body) };
 }
 
 function refuse(each) {

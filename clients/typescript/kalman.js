@@ -65,8 +65,8 @@ function seenOf({ hashes, values, fields }, nSeen, nContext) {
 function adoptScales(own, shared, { hashes, values, nContext }) {
   if (!shared) return;
   hashes.forEach((hash, j) => {
-    const key = j < nContext ? keyOf(hash) : actionScaleKey(hash), known = shared.scales.get(key);
-    if (values[j] !== 0 && known && !own.scales.has(key) && own.scales.size < MAX_SCALES) own.scales.set(key, new Scale(known.settled));
+    const key = j < nContext ? keyOf(hash) : actionScaleKey(hash), scale = shared.scales.get(key);
+    if (values[j] !== 0 && scale && !own.scales.has(key) && own.scales.size < MAX_SCALES) own.scales.set(key, new Scale(scale.settled));
   });
 }
 
@@ -82,11 +82,11 @@ function fresh(shared, examples) {
   const length = shared ? shared.length : Math.sqrt(1 + total / Math.max(examples.length, 1));
   const own = new Regression(1 + core.length, length, FIRST_NOISE, DEVICE_BLOCKS, DEVICE_TAIL_BITS);
   if (shared) { // τ is the server's to learn
-    const given = (logTau) => [FIRST_LOG_TAU, logTau, logTau, logTau, logTau];
+    const withPrior = (logTau) => [FIRST_LOG_TAU, logTau, logTau, logTau, logTau];
     own.fields = shared.fields.map(({ key, logTau }) => {
-      return newField(key, given(DEVICE_LOG_TAU + Math.min(logTau[OWN] - FIRST_LOG_TAU, 0)), Infinity);
+      return newField(key, withPrior(DEVICE_LOG_TAU + Math.min(logTau[OWN] - FIRST_LOG_TAU, 0)), Infinity);
     });
-    own.newField = [given(DEVICE_LOG_TAU), Infinity];
+    own.newField = [withPrior(DEVICE_LOG_TAU), Infinity];
   }
   for (const example of examples) {
     const { hashes, values, fields, nContext } = example;
@@ -104,13 +104,13 @@ function fresh(shared, examples) {
 }
 
 /** A model as it is downloaded: version, tag, rewards learned, and the shared half, null before its start is over. */
-export function readDocument(told, part) {
-  const found = { version: Number(told.version), tag: told.tag, learned: Number(told.learned), shared: null };
-  if (told.model !== "residual-kalman") throw new TypeError(`the model must be residual-kalman, got ${told.model}`);
-  if (!Number(told.settled)) return found;
+export function readDocument(metadata, part) {
+  const document = { version: Number(metadata.version), tag: metadata.tag, learned: Number(metadata.learned), shared: null };
+  if (metadata.model !== "residual-kalman") throw new TypeError(`the model must be residual-kalman, got ${metadata.model}`);
+  if (!Number(metadata.settled)) return document;
   const blockKeys = part("block_keys"), means = part("means"), packed = part("covariances"), d = means.length / blockKeys.length;
   if (!(d >= 1 && d <= CORE_SIZE && blockKeys.length <= MAX_BLOCKS)) throw new RangeError("the model must keep within its bounds");
-  const shared = new Regression(d, Number(told.length), Number(told.noise), MAX_BLOCKS, TAIL_BITS), half = (d * (d + 1)) / 2;
+  const shared = new Regression(d, Number(metadata.length), Number(metadata.noise), MAX_BLOCKS, TAIL_BITS), half = (d * (d + 1)) / 2;
   const stats = part("scale_stats"), core = part("scale_core"), logTau = part("log_tau"), tail = part("tail");
   part("scale_keys").forEach((key, k) => {
     shared.scales.set(key, Object.assign(new Scale(stats.subarray(4 * k, 4 * k + 4)), { core: core[k] }));
@@ -131,5 +131,5 @@ export function readDocument(told, part) {
     }
     shared.addBlock(key, [priors[2 * b], priors[2 * b + 1]], Float64Array.from(means.subarray(b * d, b * d + d)), covariance);
   });
-  return { ...found, shared };
+  return { ...document, shared };
 }

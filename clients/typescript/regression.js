@@ -114,19 +114,19 @@ export class Regression {
 
   /** Block 0 and the blocks of an action, each once: key, value and field. */
   actionBlocks({ hashes, values, fields }, from, to, isNew) {
-    const found = new Map([[0, { key: 0, x: 1, name: 0 }]]);
+    const blocks = new Map([[0, { key: 0, x: 1, name: 0 }]]);
     for (let j = from; j < to; j++) {
       if (values[j] === 0) continue;
       const key = keyOf(hashes[j]), x = this.actionValue(hashes[j], values[j], fields[j], isNew);
-      if (!found.has(key)) found.set(key, { key, x: 0, name: keyOf(fields[j]) });
-      found.get(key).x += x;
+      if (!blocks.has(key)) blocks.set(key, { key, x: 0, name: keyOf(fields[j]) });
+      blocks.get(key).x += x;
     }
-    return [...found.values()].filter(({ x }) => x !== 0);
+    return [...blocks.values()].filter(({ x }) => x !== 0);
   }
 
   fieldOf(name, isNew) {
-    const known = this.fields.find(({ key }) => key === name);
-    if (known || this.fields.length === MAX_FIELDS) return known ?? this.fields.at(-1);
+    const field = this.fields.find(({ key }) => key === name);
+    if (field || this.fields.length === MAX_FIELDS) return field ?? this.fields.at(-1);
     if (!isNew) return undefined;
     this.fields.push(newField(name, [...this.newField[0]], this.newField[1]));
     return this.fields.at(-1);
@@ -192,14 +192,14 @@ export class Regression {
 
   /** Means, and variances without block 0, of actions; `starts` has one place more than there are actions. */
   predict(request, nContext, starts) {
-    const inputs = this.inputs(request, nContext, false), known = new Map();
+    const inputs = this.inputs(request, nContext, false), parts = new Map();
     const base = this.blockPart({ key: 0, name: 0 }, inputs);
     return starts.slice(0, -1).map((from, a) => {
       let mean = base.mean, variance = 0;
       for (const block of this.actionBlocks(request, from, starts[a + 1], false).slice(1)) {
-        if (!known.has(block.key)) known.set(block.key, this.blockPart(block, inputs));
-        mean += block.x * known.get(block.key).mean;
-        variance += block.x * block.x * known.get(block.key).variance * known.get(block.key).reuse;
+        if (!parts.has(block.key)) parts.set(block.key, this.blockPart(block, inputs));
+        mean += block.x * parts.get(block.key).mean;
+        variance += block.x * block.x * parts.get(block.key).variance * parts.get(block.key).reuse;
       }
       return { mean, variance };
     });

@@ -24,8 +24,8 @@ async function serve() {
     let said = "";
     service.stdout.on("data", (part) => {
       said += part;
-      const found = /http:\/\/127\.0\.0\.1:\d+/.exec(said);
-      if (found) resolve(found[0]);
+      const address = /http:\/\/127\.0\.0\.1:\d+/.exec(said);
+      if (address) resolve(address[0]);
     });
     ended.then((code) => reject(new Error(`fedres serve ended with ${code}: ${said}`)));
   });

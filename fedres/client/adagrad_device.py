@@ -37,8 +37,8 @@ class AdaGradDevice(Device):
     def _read_models(self, kept: str | None) -> Models:
         return Models(self._store, self._learner, msgspec.json.decode(kept or "{}", type=Round))
 
-    def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
-        version, shared = self._shared(offer) if told is None else told
+    def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
+        version, shared = self._shared(offer) if shared_scores is None else shared_scores
         hashed = self._models.prepare(offer.own_context, offer.actions)
         examples = [local_example(expand(hashed, k)) for k in range(len(offer.actions))]
         local = [self._models.local_score(example) for example in examples]
@@ -60,9 +60,9 @@ class AdaGradDevice(Device):
         decision = msgspec.msgpack.decode(body, type=Waiting)
         version, shared = self._shared_now(decision)
         local = bounded(self._models.local_score(read_example(decision.indices, decision.values)))
-        told = local if self._privacy is None else self._privacy.release(local, self._rng)
-        given = (decision.context, decision.action, decision.features, version, short(shared), short(told), label)
-        rewarded = Rewarded(*given)
+        released = local if self._privacy is None else self._privacy.release(local, self._rng)
+        fields = (decision.context, decision.action, decision.features, version, short(shared), short(released), label)
+        rewarded = Rewarded(*fields)
         upload = self._models.learn(rewarded)
         with self._change() as entries:
             self._store.rewarded(event_id)
@@ -108,7 +108,7 @@ class AdaGradDevice(Device):
         """Go on with what the service says of the loop."""
         with self._turn():
             old, route = self.settings, self.route
-            if self.known and not rebuilt(old, settings):
+            if self.has_settings and not rebuilt(old, settings):
                 with self._store.transaction():
                     self._store.keep("round", msgspec.json.encode(settings).decode())
                 self._models.settings = settings

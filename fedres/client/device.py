@@ -125,7 +125,7 @@ class Device(ABC):
 
     def _read(self) -> DeviceModels:
         kept = self._store.meta("round")
-        self.known = kept is not None  # whether the loop's settings are
+        self.has_settings = kept is not None  # of the loop
         self.dropped = int(self._store.meta("dropped") or 0)
         return self._read_models(kept)
 
@@ -194,21 +194,22 @@ class Device(ABC):
 
     # Deciding
 
-    def decide(self, offer: Offer, told: tuple[int, Sequence[float]] | None = None) -> DeviceDecision:
-        """Return the decision on an offer; ``told`` is what the service says of it where no model is downloaded."""
+    def decide(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None = None) -> DeviceDecision:
+        """Return the decision on an offer; without a downloaded model, ``shared_scores`` are the service's version and
+        its scores."""
         with self._turn():
             if self._store.waiting(offer.event_id) is not None:
                 raise ValueError(f"event_id must be new, got {offer.event_id!r}, which waits for its reward")
-            scored = self._scored(offer, told)
+            scored = self._scored(offer, shared_scores)
             chances = probabilities(scored.means, scored.widths, offer.allowed, self.settings, scored.n_learned)
             k = choose(offer.event_id, chances)
             with self._store.transaction(durable=False):
                 self._store.wait(offer.event_id, scored.waiting(k), self._queue_limit)
-        named = dict(zip(offer.given, scored.means.tolist(), strict=True))
-        return DeviceDecision(offer.event_id, offer.given[k], float(chances[k]), named, scored.version)
+        named = dict(zip(offer.caller_ids, scored.means.tolist(), strict=True))
+        return DeviceDecision(offer.event_id, offer.caller_ids[k], float(chances[k]), named, scored.version)
 
     @abstractmethod
-    def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
+    def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
         """Return what the models say of an offer."""
 
     # Learning
@@ -227,7 +228,7 @@ class Device(ABC):
 
     def _label(self, value: float) -> float:
         label = number("value", value)
-        low, high = self.settings.reward_range if self.known else (-LARGEST, LARGEST)
+        low, high = self.settings.reward_range if self.has_settings else (-LARGEST, LARGEST)
         if not low <= label <= high:
             raise ValueError(f"value must be in the loop's reward_range [{low:g}, {high:g}], got {value}")
         return label
@@ -277,7 +278,7 @@ class Device(ABC):
     def received(self, payload: bytes, version: int) -> None:
         """Take in a model that was downloaded."""
 
-    def told(self, version: int) -> None:
+    def note_version(self, version: int) -> None:
         """Take note of a version that the service answered with, on a device that does not download it."""
         with self._turn(), self._change() as entries:
             self.shared_version = version

@@ -128,8 +128,8 @@ class ResidualSide:
         return score(prepared, self.weights)[0]
 
     def learn(self, outcome: Outcome) -> dict[str, Any] | None:
-        told = {name: getattr(outcome, name) for name in ("version", "context", "action", "local", "label")}
-        return {**told, "global": outcome.shared} if self.aligned else told
+        fields = {name: getattr(outcome, name) for name in ("version", "context", "action", "local", "label")}
+        return {**fields, "global": outcome.shared} if self.aligned else fields
 
     def acknowledge(self, upload: Mapping[str, Any], position: int) -> None:
         """Change nothing: what was uploaded is in no part of this side."""
@@ -242,20 +242,20 @@ class _Copy:
 
     def receive(self, payload: bytes) -> bool:
         """Take in the weights or changes of safetensors; return whether they are newer than what was known."""
-        told, tensors = _read(payload)
-        if told.version < self.version:
+        metadata, tensors = _read(payload)
+        if metadata.version < self.version:
             return False
-        if told.bits != self.bits:
-            raise ValueError(f"payload must have {self.bits} bits, got {told.bits}")
-        if told.since > self.version:
-            raise ValueError(f"payload must hold changes since {self.version} or before, got since {told.since}")
-        weights = self._changed(tensors, told.since)
-        if checksum(weights) != told.crc32:
+        if metadata.bits != self.bits:
+            raise ValueError(f"payload must have {self.bits} bits, got {metadata.bits}")
+        if metadata.since > self.version:
+            raise ValueError(f"payload must hold changes since {self.version} or before, got since {metadata.since}")
+        weights = self._changed(tensors, metadata.since)
+        if checksum(weights) != metadata.crc32:
             raise OtherModelError(f"payload must hold changes of the model known as {self.version}, got another's")
-        if told.version == self.version:
+        if metadata.version == self.version:
             return False
         self.weights = weights
-        self.version, self.newest, self.reward_range = told.version, told.newest, (told.low, told.high)
+        self.version, self.newest, self.reward_range = metadata.version, metadata.newest, (metadata.low, metadata.high)
         return True
 
     def _changed(self, tensors: dict[str, Array], since: int) -> Array:
@@ -287,7 +287,7 @@ class _Copy:
         self.reward_range = (low, high)
 
 
-class _Told(msgspec.Struct):
+class _Metadata(msgspec.Struct):
     """The metadata of a model, whose values travel as text."""
 
     version: int
@@ -299,17 +299,17 @@ class _Told(msgspec.Struct):
     since: int = 0
 
 
-def _read(payload: bytes) -> tuple[_Told, dict[str, Array]]:
+def _read(payload: bytes) -> tuple[_Metadata, dict[str, Array]]:
     """Return the metadata and the tensors of safetensors."""
     try:
         tensors = safetensors.numpy.load(payload)
         size = int.from_bytes(payload[:8], "little")
-        told = msgspec.convert(json.loads(payload[8 : 8 + size])["__metadata__"], _Told, strict=False)
+        metadata = msgspec.convert(json.loads(payload[8 : 8 + size])["__metadata__"], _Metadata, strict=False)
     except (SafetensorError, KeyError, msgspec.ValidationError) as error:
         raise ValueError(f"payload must be a model as safetensors, with metadata: {error!r}") from None
     if "weights" not in tensors and not {"indices", "values"} <= set(tensors):
         raise ValueError(f"payload must hold weights, or indices and values, got {sorted(tensors)}")
-    return told, tensors
+    return metadata, tensors
 
 
 def _client_arrays(client: Any) -> dict[str, Array]:

@@ -36,7 +36,7 @@ class Action(NamedTuple):
 
     id: str
     features: Features | None  # None: those of the catalogue
-    given: Any
+    caller_id: Any
 
 
 def identifier(name: str, value: object) -> str:
@@ -149,17 +149,17 @@ def _plain(name: str, value: Any) -> Any:
 def action_list(actions: Any, *, least: int = 1) -> list[Action]:
     """Return actions of any of the three forms, at least so many, each id once."""
     if isinstance(actions, Mapping):
-        found = [_action(given, body) for given, body in actions.items()]
+        listed = [_action(caller_id, body) for caller_id, body in actions.items()]
     elif isinstance(actions, str | bytes) or not isinstance(actions, Iterable):
         raise TypeError(f"actions must be {FORMS}; got {_shown(actions)}")
     else:
-        found = [_listed(each) for each in actions]
-    if len(found) < least:
+        listed = [_listed(each) for each in actions]
+    if len(listed) < least:
         raise ValueError("actions must hold at least one action, got none")
-    if len({action.id for action in found}) < len(found):
-        twice = next(action.given for k, action in enumerate(found) if action.id in {one.id for one in found[:k]})
+    if len({action.id for action in listed}) < len(listed):
+        twice = next(action.caller_id for k, action in enumerate(listed) if action.id in {one.id for one in listed[:k]})
         raise ValueError(f"actions must have different ids, got {twice!r} twice")
-    return found
+    return listed
 
 
 def _listed(each: Any) -> Action:
@@ -176,9 +176,9 @@ def _listed(each: Any) -> Action:
     raise TypeError(f"actions must be {FORMS}; got {_shown(each)} in the list")
 
 
-def _action(given: Any, body: Any) -> Action:
-    name = identifier("actions", given)
-    return Action(name, None if body is None else features(f"actions[{given!r}]", body), given)
+def _action(caller_id: Any, body: Any) -> Action:
+    name = identifier("actions", caller_id)
+    return Action(name, None if body is None else features(f"actions[{caller_id!r}]", body), caller_id)
 
 
 def _shown(value: object) -> str:

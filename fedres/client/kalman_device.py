@@ -86,17 +86,17 @@ class KalmanModels:
 
     @property
     def version(self) -> int:
-        return 0 if self.document is None else self.document.told.version
+        return 0 if self.document is None else self.document.metadata.version
 
     @property
     def tag(self) -> str:
-        return "" if self.document is None else self.document.told.tag
+        return "" if self.document is None else self.document.metadata.tag
 
     @property
     def n_learned(self) -> int:
         """How many rewards are inside of what decides."""
         if self._shared is not None and self.document is not None:
-            return self.document.told.learned
+            return self.document.metadata.learned
         return self.n_examples if self.model.own is not None else 0
 
     @property
@@ -171,10 +171,10 @@ class KalmanDevice(Device):
             settings = msgspec.json.decode(kept, type=Round)
         return KalmanModels(self._store, settings)
 
-    def _scored(self, offer: Offer, told: tuple[int, Sequence[float]] | None) -> Scored:
+    def _scored(self, offer: Offer, shared_scores: tuple[int, Sequence[float]] | None) -> Scored:
         models = self._models
         request, n_seen = models.hashed(offer)
-        found, first = models.model.predict(request, n_seen), int(request.starts[0])
+        prediction, first = models.model.predict(request, n_seen), int(request.starts[0])
 
         def waiting(k: int) -> bytes:
             name, features = offer.actions[k]
@@ -183,15 +183,15 @@ class KalmanDevice(Device):
             kept = Kept(hashes, values, fields, first, n_seen)
             return msgspec.msgpack.encode(Waiting(offer.context, name, features, kept))
 
-        return Scored(models.version, found.means, found.widths, models.n_learned, waiting)
+        return Scored(models.version, prediction.means, prediction.widths, models.n_learned, waiting)
 
     def _reward(self, event_id: str, body: bytes, label: float) -> None:
         decision, models = msgspec.msgpack.decode(body, type=Waiting), self._models
         kept = msgspec.structs.replace(decision.example, label=label)
         example = kept.read()
         action = {"id": decision.action, "features": msgspec.Raw(decision.features)}
-        told = {"context": msgspec.Raw(decision.context), "action": action, "label": label}
-        upload = {**told, **self._said(models.model.part(example))}
+        event = {"context": msgspec.Raw(decision.context), "action": action, "label": label}
+        upload = {**event, **self._said(models.model.part(example))}
         with self._change() as entries:
             self._store.rewarded(event_id)
             seq = self._enqueue(upload, models.version, entries)
@@ -207,8 +207,8 @@ class KalmanDevice(Device):
         """Return what an upload says of the own part. What is to be private is told alone, and as noisy as it is."""
         span = self._models.model.span
         if self._privacy is not None:
-            told = self._privacy.release(bounded(part.mean * span), self._rng)
-            return {"local": short(told), "variance": short(_spread(self._privacy, span)), "slopes": []}
+            released = self._privacy.release(bounded(part.mean * span), self._rng)
+            return {"local": short(released), "variance": short(_spread(self._privacy, span)), "slopes": []}
         return {
             "local": short(bounded(part.mean * span)),
             "variance": short(bounded(max(part.variance, 0.0) * span * span)),
@@ -219,7 +219,7 @@ class KalmanDevice(Device):
         """Take in a model: all that was learned here is learned again beside it, and what waits is said anew."""
         with self._turn(), self._as_on_disk():
             document = read_document(payload)
-            if document.told.tag == self.tag:
+            if document.metadata.tag == self.tag:
                 return
             with self._change():
                 self._store.save(MODEL, payload)
@@ -228,7 +228,7 @@ class KalmanDevice(Device):
                 if self._privacy is None:  # what was released once is not released again
                     for upload in self._store.oldest(self._store.n_queued):
                         if upload.seq in parts:
-                            self._store.rewrite(self._said_anew(upload, parts[upload.seq], document.told.version))
+                            self._store.rewrite(self._said_anew(upload, parts[upload.seq], document.metadata.version))
 
     def _said_anew(self, upload: Queued, part: Part, version: int) -> Queued:
         said = {**msgspec.json.decode(upload.body, type=dict[str, msgspec.Raw]), **self._said(part)}
@@ -239,7 +239,7 @@ class KalmanDevice(Device):
             old = self.settings
             with self._store.transaction():
                 self._store.keep("round", msgspec.json.encode(settings).decode())
-            if self.known and (old.reward_range, old.personal) == (settings.reward_range, settings.personal):
+            if self.has_settings and (old.reward_range, old.personal) == (settings.reward_range, settings.personal):
                 self._models.settings = settings
             else:
                 self._reopen()

@@ -110,8 +110,8 @@ class Models:
         """Tell the shared side of a reward; return what to upload."""
         action = {"id": rewarded.action, "features": msgspec.Raw(rewarded.features)}
         example = self.example(rewarded.context, rewarded.action, rewarded.features)
-        told = (rewarded.version, rewarded.shared, rewarded.local, rewarded.label)
-        return self.side.learn(Outcome(msgspec.Raw(rewarded.context), action, example, *told))
+        values = (rewarded.version, rewarded.shared, rewarded.local, rewarded.label)
+        return self.side.learn(Outcome(msgspec.Raw(rewarded.context), action, example, *values))
 
     def example(self, context: bytes, action: str, features: bytes) -> Example:
         """Return the shared features of one action."""

@@ -25,7 +25,7 @@ class Offer:
     own_context: bytes  # and what it may not see with it
     actions: list[tuple[str, bytes]]
     allowed: Array
-    given: list[Any]  # the actions' ids as the caller gave them
+    caller_ids: list[Any]  # the actions' ids as the caller gave them
 
 
 def make_offer(
@@ -46,7 +46,7 @@ def make_offer(
     shared = features("context", context)
     own = _own_context(shared, private)
     encoded = [(checked_name("actions", each.id), _encode(f"actions[{each.id!r}]", each.features)) for each in listed]
-    return Offer(event, _encode("context", shared), own, encoded, allowed, [action.given for action in listed])
+    return Offer(event, _encode("context", shared), own, encoded, allowed, [action.caller_id for action in listed])
 
 
 def checked_name(name: str, value: object) -> str:

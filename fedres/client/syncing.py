@@ -103,10 +103,10 @@ class Link:
 
     def decide(self, offer: Offer) -> Flow[DeviceDecision]:
         """Decide, with the service's scores where no model is downloaded; without them if they do not come."""
-        told = None
+        shared_scores = None
         if not self.device.download and self._clock() >= self._scores_from:
-            told = yield from self._scores(offer)
-        return self.device.decide(offer, told)
+            shared_scores = yield from self._scores(offer)
+        return self.device.decide(offer, shared_scores)
 
     def _scores(self, offer: Offer) -> Flow[tuple[int, Sequence[float]] | None]:
         actions = [{"id": name, "features": msgspec.Raw(features)} for name, features in offer.actions]
@@ -114,15 +114,15 @@ class Link:
         path = f"{self._base}/scores"
         answer = yield post(path, body, "application/json", pack=self._gzip, seconds=SCORES_SECONDS)
         try:
-            found = _read(answer, _Scores)
+            reply = _read(answer, _Scores)
         except _Trouble as trouble:
             self._scores_from = self._clock() + self._scores_backoff.failed(_retry_after(answer))
             self._troubled(str(trouble))
             return None
         self._scores_backoff.worked()
-        self.device.told(found.version)
-        scores = {each.id: each.score for each in found.scores}
-        return found.version, [scores.get(name, 0.0) for name, _ in offer.actions]
+        self.device.note_version(reply.version)
+        scores = {each.id: each.score for each in reply.scores}
+        return reply.version, [scores.get(name, 0.0) for name, _ in offer.actions]
 
     # Syncing
 
@@ -159,7 +159,7 @@ class Link:
     def _prepare(self, tries: int) -> Flow[bool]:
         """See to it that the loop's settings, this client's number and a model are known; return if that is new."""
         device = self.device
-        if not device.known or self._clock() >= self._round_until:
+        if not device.has_settings or self._clock() >= self._round_until:
             yield from self._round(tries)
         fresh = device.download and device.version == 0
         if fresh:
@@ -171,20 +171,20 @@ class Link:
         path = f"{self._base}/round?client={quote(self.device.client, safe='')}"
         if self.device.model != "adagrad":
             path += f"&model={self.device.model}"
-        found = self._opened((yield from self._ask(Request("GET", path), tries)), Round)
-        if not takes_residuals(found.global_learner):
-            found = yield from self._joined(found, tries)
-        self.device.adopt(found)
+        settings = self._opened((yield from self._ask(Request("GET", path), tries)), Round)
+        if not takes_residuals(settings.global_learner):
+            settings = yield from self._joined(settings, tries)
+        self.device.adopt(settings)
         self._round_until = self._clock() + ROUND_SECONDS
 
-    def _joined(self, found: Round, tries: int) -> Flow[Round]:
+    def _joined(self, settings: Round, tries: int) -> Flow[Round]:
         """Return the round with this client's number in it."""
         if not self.device.download:
-            raise _Trouble(f"download must be True in a loop with {found.global_learner}, got False")
-        if found.number is not None:
-            return found
+            raise _Trouble(f"download must be True in a loop with {settings.global_learner}, got False")
+        if settings.number is not None:
+            return settings
         uploaded = yield from self._posted("updates", [], tries)
-        return msgspec.structs.replace(found, number=uploaded.number)
+        return msgspec.structs.replace(settings, number=uploaded.number)
 
     def _posted(self, route: str, batch: list[Queued], tries: int) -> Flow[Uploaded]:
         answer = yield from self._ask(self._upload_request(route, batch), tries)
@@ -213,7 +213,7 @@ class Link:
             self._most = min(2 * self._most, MOST["residuals"])
             self.device.sent(batch, uploaded.positions)
             if not self.device.download:
-                self.device.told(uploaded.version)
+                self.device.note_version(uploaded.version)
         return len(uploaded.positions)
 
     def _start_again(self, batch: list[Queued], tries: int) -> Flow[None]:

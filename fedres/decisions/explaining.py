@@ -57,9 +57,9 @@ def explain(
     context and action hashed, ``names`` the same features with their names.
     """
     shared_part, personal, variance = _predicted(shared, own, rows)
-    found = [*_contributions(shared, own, names)]
-    found.sort(key=lambda one: -abs(one.shared + one.personal))
-    return Explanation(shared_part, personal, max(variance, 0.0) ** 0.5, found[:top])
+    contributions = [*_contributions(shared, own, names)]
+    contributions.sort(key=lambda one: -abs(one.shared + one.personal))
+    return Explanation(shared_part, personal, max(variance, 0.0) ** 0.5, contributions[:top])
 
 
 def personal_variances(shared: Shared, own: Array, rows: tuple[Hashed, Hashed]) -> tuple[float, float]:

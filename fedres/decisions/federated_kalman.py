@@ -215,10 +215,10 @@ def _events(examples: Sequence[Example]) -> Events:
 @lru_cache(maxsize=1)
 def _nothing() -> Shared:
     """Return a shared model that predicts 0 and is sure of it."""
-    found = new_shared(1, 1.0, 2, 1)
-    found.counts[FIELDS] = MAX_FIELDS  # so that no field is new to it
-    found.log_tau[:] = _NEVER
-    return found
+    shared = new_shared(1, 1.0, 2, 1)
+    shared.counts[FIELDS] = MAX_FIELDS  # so that no field is new to it
+    shared.log_tau[:] = _NEVER
+    return shared
 
 
 def _fresh(shared: Shared | None, events: Events) -> Shared:
@@ -227,8 +227,8 @@ def _fresh(shared: Shared | None, events: Events) -> Shared:
     for first, n in zip(events.starts[:-1], events.n_context, strict=True):
         keys, values = events.hashes[first : first + n], events.values[first : first + n]
         held.append(np.unique(np.maximum(keys[values != 0], 1)))  # key 0 stands for nothing
-    found, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *held]), return_counts=True)
-    core = found[np.lexsort((found, -counts))][: CORE_SIZE - 1]
+    features, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *held]), return_counts=True)
+    core = features[np.lexsort((features, -counts))][: CORE_SIZE - 1]
     length = np.sqrt(1 + counts.sum() / max(len(held), 1)) if shared is None else shared.numbers[LENGTH]
     own = new_shared(1 + core.size, float(length), DEVICE_BLOCKS, DEVICE_TAIL_BITS)
     own.drift[LOG_DRIFT] = -np.inf  # its examples are few

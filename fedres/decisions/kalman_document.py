@@ -37,7 +37,7 @@ FORM = "residual-kalman"
 _TYPES = {"float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32"}
 
 
-class Told(msgspec.Struct, kw_only=True):
+class Metadata(msgspec.Struct, kw_only=True):
     """The metadata of a document, whose values travel as text."""
 
     model: str
@@ -50,15 +50,15 @@ class Told(msgspec.Struct, kw_only=True):
 
 
 class Document(NamedTuple):
-    told: Told
+    metadata: Metadata
     shared: Shared | None  # None before the start is over
 
 
 def write_document(shared: Shared | None, version: int, tag: str, learned: int) -> bytes:
     """Return a model for devices; None is one whose start is not over."""
-    told = {"model": FORM, "version": str(version), "tag": tag, "learned": str(learned)}
+    metadata = {"model": FORM, "version": str(version), "tag": tag, "learned": str(learned)}
     if shared is None:
-        return write_safetensors({}, {**told, "settled": "0"})
+        return write_safetensors({}, {**metadata, "settled": "0"})
     n_blocks, n_fields, n_light = (int(shared.counts[k]) for k in (BLOCKS, FIELDS, LIGHTS))
     slots, tail = np.flatnonzero(shared.scale_keys), np.flatnonzero(shared.tail.any(axis=1))
     rows, columns = np.tril_indices(shared.means.shape[1])
@@ -79,7 +79,7 @@ def write_document(shared: Shared | None, version: int, tag: str, learned: int) 
         "light": shared.light[:n_light],
     }
     numbers = {"noise": repr(float(shared.numbers[NOISE])), "length": repr(float(shared.numbers[LENGTH]))}
-    return write_safetensors(arrays, {**told, "settled": "1", **numbers})
+    return write_safetensors(arrays, {**metadata, "settled": "1", **numbers})
 
 
 def write_safetensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
@@ -103,26 +103,26 @@ def write_safetensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) 
 def read_metadata(payload: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file."""
     size = int.from_bytes(payload[:8], "little")
-    found: dict[str, str] = json.loads(payload[8 : 8 + size])["__metadata__"]
-    return found
+    metadata: dict[str, str] = json.loads(payload[8 : 8 + size])["__metadata__"]
+    return metadata
 
 
 def read_document(payload: bytes) -> Document:
     """Return what ``write_document`` wrote; refuse what kernels must not see."""
     try:
         arrays = safetensors.numpy.load(payload)
-        told = msgspec.convert(read_metadata(payload), Told, strict=False)
+        metadata = msgspec.convert(read_metadata(payload), Metadata, strict=False)
     except (SafetensorError, KeyError, ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"payload must be a model as safetensors, with metadata: {error!r}") from None
-    _require(told.model == FORM, f"must be of {FORM}, got {told.model!r}")
-    return Document(told, _shared(told, arrays) if told.settled else None)
+    _require(metadata.model == FORM, f"must be of {FORM}, got {metadata.model!r}")
+    return Document(metadata, _shared(metadata, arrays) if metadata.settled else None)
 
 
-def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
-    n_blocks, d = _check(told, arrays)
-    shared = new_shared(d, told.length, max(n_blocks, MAX_BLOCKS), TAIL_BITS)
-    shared.numbers[NOISE] = told.noise
-    shared.counts[LEARNED], shared.counts[BLOCKS], shared.counts[BASES] = told.learned, n_blocks, MAX_BASES
+def _shared(metadata: Metadata, arrays: Mapping[str, Array]) -> Shared:
+    n_blocks, d = _check(metadata, arrays)
+    shared = new_shared(d, metadata.length, max(n_blocks, MAX_BLOCKS), TAIL_BITS)
+    shared.numbers[NOISE] = metadata.noise
+    shared.counts[LEARNED], shared.counts[BLOCKS], shared.counts[BASES] = metadata.learned, n_blocks, MAX_BASES
     for key, core, stats in zip(arrays["scale_keys"], arrays["scale_core"], arrays["scale_stats"], strict=True):
         slot = find_scale(shared.scale_keys, key)
         _require(slot < 0, "must have every scale once")
@@ -152,7 +152,7 @@ def _shared(told: Told, arrays: Mapping[str, Array]) -> Shared:
     )
 
 
-def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
+def _check(metadata: Metadata, arrays: Mapping[str, Array]) -> tuple[int, int]:
     """Return how many blocks and coordinates there are, if all arrays are there and fit."""
     like = {
         "scale_keys": "u4", "scale_core": "i4", "scale_stats": "f8", "field_keys": "u4", "log_tau": "f8", "reuse": "f8",
@@ -185,7 +185,7 @@ def _check(told: Told, arrays: Mapping[str, Array]) -> tuple[int, int]:
     _require(bool(((core >= -1) & (core < d)).all()), "must have a core of its own coordinates")
     _require(bool((places < 1 << TAIL_BITS).all()), "must have tail weights at places that exist")
     finite = all(bool(np.isfinite(array).all()) for array in arrays.values() if array.dtype.kind == "f")
-    numbers = (told.noise, told.length)
+    numbers = (metadata.noise, metadata.length)
     _require(finite and all(0 < number < 1e9 for number in numbers), "must have finite numbers")
     return n_blocks, d
 

@@ -179,8 +179,8 @@ def predict(shared: Any, own: Array, personal: bool, request: Any, parts: Array)
     if own.size and own[BASIS] != shared.counts[BASES] - 1:
         own = own.copy()
         turn_own(shared, own, scratch)
-    known = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))
-    predict_in(scratch, known, shared, own, personal, request, parts)
+    blocks = np.zeros(n_slots, np.uint32), np.empty((n_slots, 3))
+    predict_in(scratch, blocks, shared, own, personal, request, parts)
 
 
 @inner_kernel
@@ -199,8 +199,8 @@ def predict_in(
     scratch: Any, blocks: Any, shared: Any, own: Array, personal: bool, request: Any, parts: Array
 ) -> None:  # fmt: skip
     """Do so; ``blocks`` is a table, with empty slots, of those that came before."""
-    (known, known_parts), (hashes, values, fields, starts) = blocks, request
-    keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], known.size
+    (block_keys, block_parts), (hashes, values, fields, starts) = blocks, request
+    keys, xs, names, gain, n_slots = scratch.keys, scratch.xs, scratch.names, scratch.gains[0], block_keys.size
     n_places, n_tail = inputs_in(scratch, shared, hashes[: starts[0]], values[: starts[0]], False)
     inputs = scratch.z, scratch.places[:n_places], scratch.t_keys[:n_tail], scratch.t[:n_tail], scratch.r
     room = gain, scratch.own_gains[0], scratch.squares[0]
@@ -212,16 +212,16 @@ def predict_in(
         for f in range(1, n_blocks):
             slot = np.int64(keys[f]) & (n_slots - 1)
             for _ in range(n_slots):
-                if known[slot] == 0 or known[slot] == keys[f]:
+                if block_keys[slot] == 0 or block_keys[slot] == keys[f]:
                     break
                 slot = (slot + 1) & (n_slots - 1)
-            if known[slot] == 0:
-                known[slot] = keys[f]
+            if block_keys[slot] == 0:
+                block_keys[slot] = keys[f]
                 part = block_part(shared, own, personal, keys[f], names[f], inputs, room)
-                known_parts[slot, 0], known_parts[slot, 1], known_parts[slot, 2] = part
-            parts[a, 0] += xs[f] * known_parts[slot, 0]
-            parts[a, 1] += xs[f] * known_parts[slot, 1]
-            parts[a, 2] += xs[f] * xs[f] * known_parts[slot, 2]
+                block_parts[slot, 0], block_parts[slot, 1], block_parts[slot, 2] = part
+            parts[a, 0] += xs[f] * block_parts[slot, 0]
+            parts[a, 1] += xs[f] * block_parts[slot, 1]
+            parts[a, 2] += xs[f] * xs[f] * block_parts[slot, 2]
 
 
 @inner_kernel

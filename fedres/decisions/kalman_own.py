@@ -226,10 +226,10 @@ def touch_bias(words: Array, key: Key, limit: int) -> Any:
 
 
 @inner_kernel
-def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, known: bool) -> Any:
+def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, met_before: bool) -> Any:
     """Return the slot of a block, of a new one if need be; −1 if all are in use by this event.
 
-    Once there is no room left, only what the user has ``known`` before makes some.
+    Once there is no room left, only a block that the user has met before makes some.
     """
     stride, n = slot_words(k), np.int64(words[COUNT])
     slot = find_slot(words, key, k)
@@ -237,7 +237,7 @@ def touch_slot(words: Array, key: Key, field: int, k: int, limit: int, known: bo
         if n < limit:
             slot = n
             words[COUNT] = n + 1
-        elif not known:
+        elif not met_before:
             return -1
         else:
             slot = 0

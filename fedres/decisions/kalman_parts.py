@@ -38,15 +38,15 @@ from fedres.decisions.kalman_state import OWN, SCALES, TAIL, Events, Workspace, 
 @kernel
 def field_keys(fields: Array) -> Array:
     """Return the fields of an action: 0 of block 0, then each of its own once, in their order."""
-    found, n = np.zeros(1 + fields.size, np.uint32), 1
+    keys, n = np.zeros(1 + fields.size, np.uint32), 1
     for j in range(fields.size):
         key, k = key_of(fields[j]), 1
-        while k < n and found[k] != key:
+        while k < n and keys[k] != key:
             k += 1
         if k == n:
-            found[n] = key
+            keys[n] = key
             n += 1
-    return found[:n]
+    return keys[:n]
 
 
 @kernel
@@ -101,13 +101,13 @@ def step_device_priors(shared: Any, names: Array, slopes: Array) -> None:
 @inner_kernel
 def _adopt(shared: Any, other: Any, key: Any) -> None:
     slot = find_scale(shared.scale_keys, key)
-    known = find_scale(other.scale_keys, key)
-    if -1 - shared.scale_keys.size < slot < 0 and known >= 0 and shared.counts[SCALES] < MAX_SCALES:
+    other_slot = find_scale(other.scale_keys, key)
+    if -1 - shared.scale_keys.size < slot < 0 and other_slot >= 0 and shared.counts[SCALES] < MAX_SCALES:
         slot = -1 - slot
         shared.scale_keys[slot] = key
         shared.scale_seen[slot] = FIRST_VALUES
         for k in range(shared.scale_stats.shape[1]):
-            shared.scale_stats[slot, k] = other.scale_stats[known, k]
+            shared.scale_stats[slot, k] = other.scale_stats[other_slot, k]
         shared.counts[SCALES] += 1
 
 

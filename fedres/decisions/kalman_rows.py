@@ -94,7 +94,7 @@ def predict_rows(
     priors = np.empty((shared.counts[FIELDS] + 1, 5))  # the last one is that of fields that are not known
     for field in range(-1, shared.counts[FIELDS]):
         _fill_prior(shared, own[:0], personal, field, inputs, room, priors[field])
-    known = np.empty((rows.keys.size, 3))
+    feature_parts = np.empty((rows.keys.size, 3))
     for f in range(rows.keys.size):
         key = rows.keys[f]
         kind = kinds[at(key & np.uint32(KINDS - 1))]
@@ -103,9 +103,9 @@ def predict_rows(
         else:
             prior = priors[field_place(shared, rows.fields[f], False)]
             part = _rare_part(shared, key, kind == LIGHT_KIND, prior, inputs)
-        known[f, 0], known[f, 1], known[f, 2] = part
+        feature_parts[f, 0], feature_parts[f, 1], feature_parts[f, 2] = part
     base = block_part(shared, own, personal, np.uint32(0), np.uint32(0), inputs, room)
-    _sum_rows(rows, known, base, parts)
+    _sum_rows(rows, feature_parts, base, parts)
 
 
 @inner_kernel
@@ -151,7 +151,7 @@ def _mark(shared: Any, own: Array, k: int, kinds: Array) -> None:
 
 
 @inner_kernel
-def _sum_rows(rows: Any, known: Array, base: Any, parts: Array) -> None:
+def _sum_rows(rows: Any, feature_parts: Array, base: Any, parts: Array) -> None:
     features, inputs = rows.features, rows.inputs
     for k in range(rows.starts.size - 1):
         j, end = rows.starts[k], rows.starts[k + 1]
@@ -162,7 +162,7 @@ def _sum_rows(rows: Any, known: Array, base: Any, parts: Array) -> None:
             while j < end and features[at(j)] == f:
                 x += inputs[at(j)]
                 j += 1
-            shared_mean += x * known[at(f), 0]
-            own_mean += x * known[at(f), 1]
-            variance += x * x * known[at(f), 2]
+            shared_mean += x * feature_parts[at(f), 0]
+            own_mean += x * feature_parts[at(f), 1]
+            variance += x * x * feature_parts[at(f), 2]
         parts[k, 0], parts[k, 1], parts[k, 2] = shared_mean, own_mean, variance

@@ -266,11 +266,11 @@ class ResidualKalman:
         if not events:
             shared = shared._replace(scale_first=shared.scale_first.copy(), scale_seen=shared.scale_seen.copy())
             _forget_values(shared)
-        found = shared._asdict()
-        del found["block_table"], found["light_table"]
+        arrays = shared._asdict()
+        del arrays["block_table"], arrays["light_table"]
         for name, count in ROWS_BY_COUNT.items():
-            found[name] = found[name][: shared.counts[count]]
-        return {name: np.array(array) for name, array in found.items()} | kept
+            arrays[name] = arrays[name][: shared.counts[count]]
+        return {name: np.array(array) for name, array in arrays.items()} | kept
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what ``to_arrays`` of a model with the same settings returned."""

@@ -44,25 +44,25 @@ def global_learner(name: str, **hyperparameters: Any) -> Any:
     ``model``. ``loss`` is "squared" (the default), "logistic", "softmax" or a loss object.
     """
     learner = learner_class(name)
-    given = dict(hyperparameters)
-    outputs = given.pop("outputs", 0)
-    if outputs and "dim" not in given:
+    arguments = dict(hyperparameters)
+    outputs = arguments.pop("outputs", 0)
+    if outputs and "dim" not in arguments:
         raise ValueError(f"outputs must come with dim, got {outputs}: a model knows its own")
-    if "dim" in given:
-        if "model" in given:
-            raise ValueError(f"dim and model must not both be given, got {given['dim']} and {given['model']!r}")
-        checks.whole("dim", given["dim"])
-        given["model"] = Linear(given.pop("dim"), outputs)
-    if "model" not in given:
+    if "dim" in arguments:
+        if "model" in arguments:
+            raise ValueError(f"dim and model must not both be given, got {arguments['dim']} and {arguments['model']!r}")
+        checks.whole("dim", arguments["dim"])
+        arguments["model"] = Linear(arguments.pop("dim"), outputs)
+    if "model" not in arguments:
         raise ValueError(f"dim must be given for {name!r}: the number of global features")
-    if isinstance(given.get("loss"), str):
-        checks.has("model", given["model"], "predict", "gradient")
-        given["loss"] = _loss(given["loss"], given["model"].outputs)
-    known = [field.name for field in fields(learner)]
-    for key in given:
-        if key not in known:
-            raise ValueError(f"{key} is not a hyperparameter of {name!r}, which has dim, {', '.join(known)}")
-    return learner(**given)
+    if isinstance(arguments.get("loss"), str):
+        checks.has("model", arguments["model"], "predict", "gradient")
+        arguments["loss"] = _loss(arguments["loss"], arguments["model"].outputs)
+    names = [field.name for field in fields(learner)]
+    for key in arguments:
+        if key not in names:
+            raise ValueError(f"{key} is not a hyperparameter of {name!r}, which has dim, {', '.join(names)}")
+    return learner(**arguments)
 
 
 def learner_class(name: str) -> type[Setting]:
@@ -70,8 +70,8 @@ def learner_class(name: str) -> type[Setting]:
     if name in GLOBAL_LEARNERS:
         return GLOBAL_LEARNERS[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):
-        found: type[Setting] = point.load()
-        return found
+        kind: type[Setting] = point.load()
+        return kind
     raise ValueError(f"name must be one of {', '.join(learner_names())}, got {name!r}")
 
 

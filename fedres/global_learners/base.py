@@ -54,9 +54,9 @@ class Setting:
         checks.has("model", self.model, "predict", "gradient")
         checks.has("loss", self.loss, "value", "slope")
         checks.whole("n_clients", self.n_clients)
-        wanted = getattr(self.loss, "outputs", 0)
-        if self.model.outputs != wanted:
-            raise ValueError(f"model must have {wanted} outputs for this loss, got {self.model.outputs}")
+        outputs = getattr(self.loss, "outputs", 0)
+        if self.model.outputs != outputs:
+            raise ValueError(f"model must have {outputs} outputs for this loss, got {self.model.outputs}")
         if self.client_weights is not None:
             weights = checks.array("client_weights", self.client_weights, (self.n_clients,))
             if (weights < 0).any():

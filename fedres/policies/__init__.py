@@ -50,12 +50,12 @@ def policy(name: str | Policy | type[Policy], **options: Any) -> Policy:
         return name(**options)
     bare, _, text = name.partition(":") if isinstance(name, str) else (name, "", "")
     kind = policy_class(bare)
-    known = option_names(kind)
-    given = {**_options(name, text, known), **options}
-    for key in given:
-        if key not in known:
-            raise ValueError(f"{key} is not an option of {bare}, which has {', '.join(known)}")
-    return kind(**given)
+    names = option_names(kind)
+    arguments = {**_options(name, text, names), **options}
+    for key in arguments:
+        if key not in names:
+            raise ValueError(f"{key} is not an option of {bare}, which has {', '.join(names)}")
+    return kind(**arguments)
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -63,10 +63,10 @@ def policy_class(name: str) -> type[Policy]:
     if name in POLICIES:
         return POLICIES[name]
     for point in entry_points(group=ENTRY_POINTS, name=name) if isinstance(name, str) else ():
-        found = point.load()
-        if not (isinstance(found, type) and issubclass(found, Policy) and is_dataclass(found)):
-            raise ValueError(f"{point.value} must be a dataclass that extends fedres.policies.Policy, got {found!r}")
-        return found
+        loaded = point.load()
+        if not (isinstance(loaded, type) and issubclass(loaded, Policy) and is_dataclass(loaded)):
+            raise ValueError(f"{point.value} must be a dataclass that extends fedres.policies.Policy, got {loaded!r}")
+        return loaded
     raise ValueError(f"policy must be one of {', '.join(policy_names())}, got {name!r}")
 
 
@@ -83,7 +83,7 @@ def name_of(chosen: Policy) -> str:
     """Return the name of a policy; one that has none is known by its class."""
     kind = type(chosen)
     place = f"{kind.__module__}:{kind.__qualname__}"
-    ours = [name for name, known in POLICIES.items() if kind is known]
+    ours = [name for name, listed in POLICIES.items() if kind is listed]
     return [*ours, *(point.name for point in entry_points(group=ENTRY_POINTS) if point.value == place), kind.__name__][
         0
     ]
@@ -103,16 +103,16 @@ def title_of(chosen: str | Policy | type[Policy]) -> str:
     return f"{name_of(made)}:{said}" if said else name_of(made)
 
 
-def _options(name: str, text: str, known: list[str]) -> dict[str, Any]:
-    if text and "=" not in text and known:
-        return {known[0]: _value(text)}
-    found = {}
+def _options(name: str, text: str, names: list[str]) -> dict[str, Any]:
+    if text and "=" not in text and names:
+        return {names[0]: _value(text)}
+    options = {}
     for word in text.split(",") if text else ():
         key, equals, value = word.partition("=")
         if not (key.strip() and equals):
             raise ValueError(f"policy must be NAME, NAME:VALUE or NAME:KEY=VALUE,KEY=VALUE, got {name!r}")
-        found[key.strip()] = _value(value)
-    return found
+        options[key.strip()] = _value(value)
+    return options
 
 
 def _value(text: str) -> float | str:
@@ -123,13 +123,13 @@ def _value(text: str) -> float | str:
 
 def checked_probabilities(chosen: Policy, means: Array, widths: Array | None, allowed: Array | None, n: int) -> Array:
     """Return the probabilities that a policy gives all actions, those that are not allowed included; checked."""
-    chances, known = np.zeros(means.size), np.zeros(means.size) if widths is None else widths
+    chances, spreads = np.zeros(means.size), np.zeros(means.size) if widths is None else widths
     some = np.ones(means.size, np.bool_) if allowed is None else allowed
-    found = np.asarray(chosen.probabilities(means[some], known[some], n), np.float64)
-    if found.shape != (int(some.sum()),) or not (found.min() >= 0 and abs(found.sum() - 1) < 1e-9):
-        wanted = f"{int(some.sum())} numbers that are at least 0 and add up to 1"
-        raise ValueError(f"probabilities of {name_of(chosen)} must be {wanted}, got {found.tolist()}")
-    chances[some] = found
+    values = np.asarray(chosen.probabilities(means[some], spreads[some], n), np.float64)
+    if values.shape != (int(some.sum()),) or not (values.min() >= 0 and abs(values.sum() - 1) < 1e-9):
+        expected = f"{int(some.sum())} numbers that are at least 0 and add up to 1"
+        raise ValueError(f"probabilities of {name_of(chosen)} must be {expected}, got {values.tolist()}")
+    chances[some] = values
     return chances
 
 

@@ -58,9 +58,9 @@ class Compiled(Policy):
 
     def rule(self, reward_range: tuple[float, float] = EVERYTHING) -> Array:
         """Return what compiled code is told, not to be written to; without a range, means are taken as they are."""
-        found = np.array([self.code, self.amount, self.floor, *reward_range], np.float64)
-        found.flags.writeable = False
-        return found
+        numbers = np.array([self.code, self.amount, self.floor, *reward_range], np.float64)
+        numbers.flags.writeable = False
+        return numbers
 
     def probabilities(self, means: Array, widths: Array, n: int) -> Array:
         out = np.empty(len(means))

@@ -91,22 +91,22 @@ class Preparer:
 
     def hash_all(self, named: Sequence[Named]) -> list[Hashed | FeatureError]:
         """Return each object's features hashed, or what is wrong with it; by one call of the compiled loop."""
-        found: list[Hashed | FeatureError] = []
+        results: list[Hashed | FeatureError] = []
         for one, plain in zip(named, self._plain.hashed([one.features for one in named]), strict=True):
             action = one.action
             if plain is None:
-                found.append(self._hash(one))
+                results.append(self._hash(one))
                 continue
             hashes, values, fields = plain
             size = len(hashes) // 4
             if action is None:
-                found.append(Hashed(size, hashes, values, fields))
+                results.append(Hashed(size, hashes, values, fields))
             elif action.isascii() and size < self.limits.features and len(action) + 4 <= self.limits.name:
                 identity = zlib.crc32(b"_id=" + action.encode()).to_bytes(4, sys.byteorder)
-                found.append(Hashed(size + 1, identity + hashes, _ONE + values, _ID + fields))
+                results.append(Hashed(size + 1, identity + hashes, _ONE + values, _ID + fields))
             else:
-                found.append(self._hash(one))
-        return found
+                results.append(self._hash(one))
+        return results
 
     def _hash(self, one: Named) -> Hashed | FeatureError:
         """Return what the compiled loop leaves to Python: arrays, escapes, letters beyond ASCII, and errors."""

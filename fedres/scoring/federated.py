@@ -75,15 +75,15 @@ def dense_learner(name: str, bits: int, hyperparameters: Mapping[str, Hyperparam
     checks.whole("bits", bits)
     if bits > MOST_BITS:
         raise ValueError(f"bits must be at most {MOST_BITS} for {name!r}, got {bits}")
-    given = dict(hyperparameters or {})
-    for key, value in given.items():
+    arguments = dict(hyperparameters or {})
+    for key, value in arguments.items():
         if key == "dim" or isinstance(value, bool) or not isinstance(value, int | float | None):
             raise ValueError(f"hyperparameters must be numbers or null, and not dim, got {key} = {value!r}")
         if isinstance(value, int) and abs(value) > MOST:
             raise ValueError(f"{key} must be within ±2^63, got {value}")
-    if (given.get("n_clients") or 1) > MOST_CLIENTS:  # before anything of that size is made
-        raise ValueError(f"n_clients must be at most {MOST_CLIENTS}, got {given['n_clients']}")
-    learner = global_learner(name, dim=2**bits + 1, **given)
+    if (arguments.get("n_clients") or 1) > MOST_CLIENTS:  # before anything of that size is made
+        raise ValueError(f"n_clients must be at most {MOST_CLIENTS}, got {arguments['n_clients']}")
+    learner = global_learner(name, dim=2**bits + 1, **arguments)
     if name == "fedres-sgd" and learner.batch > 1:
         raise ValueError(f"batch must be 1, got {learner.batch}: every residual is learned from as it arrives")
     return learner
@@ -230,9 +230,9 @@ class FederatedModel(SharedModel):
         self._apply(_NO_ROUND, _HOSTED, rows)
 
     def _gradient(self, example: Example, label: float, local: float, global_: float | None) -> Array:
-        known = self._part(example) if global_ is None else global_
+        part = self._part(example) if global_ is None else global_
         features = as_features(example, self.bits)[None]
-        one = (np.array([value]) for value in (local, label, True, known))
+        one = (np.array([value]) for value in (local, label, True, part))
         with np.errstate(over="ignore", invalid="ignore"):
             gradient: Array = self.learner.gradient(self._server.weights, _HOSTED, Observed(features, *one))
         return gradient
@@ -292,22 +292,22 @@ class FederatedModel(SharedModel):
         """Return the model that ``to_bytes`` wrote."""
         _, body = unsealed(state, _MARK, _HEADER)
         try:
-            known = msgspec.msgpack.decode(body, type=_State)
+            saved = msgspec.msgpack.decode(body, type=_State)
         except msgspec.MsgspecError as error:
             raise ValueError(f"state must be what to_bytes wrote: {error}") from None
-        model = cls(known.name, known.bits, known.hyperparameters, learning_rate)
-        _check_state(known, model.learner.n_clients)
-        server, arrays = model._server, [_unpack(array, model.wire.dim) for array in known.arrays]
+        model = cls(saved.name, saved.bits, saved.hyperparameters, learning_rate)
+        _check_state(saved, model.learner.n_clients)
+        server, arrays = model._server, [_unpack(array, model.wire.dim) for array in saved.arrays]
         if len(arrays) != len(model._arrays()):
             raise ValueError(f"state must hold {len(model._arrays())} vectors, got {len(arrays)}")
         if not all(np.abs(array).max() <= LARGEST for array in arrays):
             raise ValueError(f"state must hold weights within ±{LARGEST:g}, got others")
-        server.weights, server.version = arrays[0], known.version
+        server.weights, server.version = arrays[0], saved.version
         if len(arrays) > 1:
             server.mean = arrays[1]
-        server.covers = _unpack(known.covers, model.learner.n_clients, "<i8")
-        model._pending = {number: (t, _unpack(vector, model.wire.dim)) for number, t, vector in known.pending}
-        model._span[:] = known.reward_range
+        server.covers = _unpack(saved.covers, model.learner.n_clients, "<i8")
+        model._pending = {number: (t, _unpack(vector, model.wire.dim)) for number, t, vector in saved.pending}
+        model._span[:] = saved.reward_range
         model._weights[:] = server.weights
         return model
 
@@ -323,12 +323,12 @@ class _State(msgspec.Struct, array_like=True):
     pending: list[tuple[int, int, bytes]]
 
 
-def _check_state(known: _State, n_clients: int) -> None:
+def _check_state(saved: _State, n_clients: int) -> None:
     """Refuse what would be no model, or could not be stepped on."""
-    low, high = known.reward_range
+    low, high = saved.reward_range
     if not -np.inf < low <= high < np.inf:
         raise ValueError(f"state must hold a range of rewards, got {low}, {high}")
-    for number, t, _ in known.pending:
+    for number, t, _ in saved.pending:
         if not (0 <= number < n_clients and 0 <= t <= LAST_ROUND):
             raise ValueError(
                 f"state must hold uploads of {n_clients} clients up to round {LAST_ROUND}, got {number, t}"

@@ -57,10 +57,10 @@ def expanded(prepared: Any, action: int) -> Any:
 def find(table: Array, key: Key) -> Any:
     """Return the slot that holds ``key``, or else −1 less the free slot where it would go: the size if none is free."""
     mask = table.size - 1
-    wanted = key if key != 0 else np.uint32(1)
-    slot = np.int64(wanted) & mask
+    stored = key if key != 0 else np.uint32(1)
+    slot = np.int64(stored) & mask
     for _ in range(table.size):
-        if table[at(slot)] == wanted:
+        if table[at(slot)] == stored:
             return slot
         if table[at(slot)] == 0:
             return -1 - slot

@@ -109,12 +109,12 @@ def _decisions(
         console().print(report.streams_table())
         return {}
     chosen = _streams(streams)
-    playing, known = suite.players_of(players), report.read_csv(csv_file) if csv_file else {}
+    playing, played = suite.players_of(players), report.read_csv(csv_file) if csv_file else {}
     unfinished = cache_folder() / "unfinished" / "decisions.jsonl"
     journal = csv_file.with_suffix(".unfinished.jsonl") if csv_file else unfinished
     with progress_bar("playing") as progress:
         figures = suite.run(
-            chosen, playing, seeds, events=events, jobs=jobs, journal=journal, known=known, progress=progress
+            chosen, playing, seeds, events=events, jobs=jobs, journal=journal, played=played, progress=progress
         )
     console().print(report.table(figures, seeds))
     if csv_file:
@@ -135,15 +135,15 @@ def _recommend(players: str, seeds: list[int], most: int | None, csv_file: Path 
             console().print(f"{name} is skipped: {reason}", soft_wrap=True, highlight=False)
         else:
             playing.append(name)
-    known = pages.read_csv(csv_file) if csv_file else {}
+    played = pages.read_csv(csv_file) if csv_file else {}
     journal = csv_file.with_suffix(".unfinished.jsonl") if csv_file else cache_folder() / "unfinished/recommend.jsonl"
     with progress_bar("playing") as progress:
-        figures = pages.run(playing, seeds, pages=most, jobs=jobs, journal=journal, known=known, progress=progress)
+        figures = pages.run(playing, seeds, pages=most, jobs=jobs, journal=journal, played=played, progress=progress)
     console().print(pages.table(figures, seeds))
     if csv_file:
         pages.write_csv(csv_file, figures)
     journal.unlink(missing_ok=True)
-    rows = [{"player": player, "seed": seed, **found._asdict()} for (player, seed), found in figures.items()]
+    rows = [{"player": player, "seed": seed, **values._asdict()} for (player, seed), values in figures.items()]
     return {"recommend": rows}
 
 

@@ -33,7 +33,7 @@ def fair(
     from libsvm_tasks.grid import cluster
 
     table = of_the_source("research.fair.table")
-    wanted = table.Design(
+    design = table.Design(
         datasets=tuple(name.strip() for name in datasets.split(",")) if datasets else table.Design().datasets,
         clients=tuple(whole_numbers("clients", clients)),
         delays=tuple(whole_numbers("delays", delays)),
@@ -41,8 +41,8 @@ def fair(
     )
     out.mkdir(parents=True, exist_ok=True)
     with cluster(backend, address, jobs), progress_bar("comparing") as progress:
-        cells = table.run(wanted, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress, finished=finished)
+        cells = table.run(design, jobs=jobs, journal=out / "fair-cells.jsonl", progress=progress, finished=finished)
     if not cells:
         raise ValueError(f"nothing is finished in {out}")
-    table.write(cells, wanted, out)
+    table.write(cells, design, out)
     console().print((out / "fair.md").read_text(encoding="utf-8"), markup=False)

@@ -18,30 +18,30 @@ class FixedPrior(ResidualKalman):
     """The variance of personal and of tail weights stays as it is at first, whatever users have in common."""
 
     def learn(self, events: Events, owns: Any = ()) -> list[Array]:
-        found = super().learn(events, owns)
+        models = super().learn(events, owns)
         if self.shared is not None:
             self.shared.log_tau[:] = FIRST_LOG_TAU
-        return found
+        return models
 
 
 class FullWidths(ResidualKalman):
     """What never comes again is explored as what does."""
 
     def learn(self, events: Events, owns: Any = ()) -> list[Array]:
-        found = super().learn(events, owns)
+        models = super().learn(events, owns)
         if self.shared is not None:
             self.shared.reuse[:] = 1.0
-        return found
+        return models
 
 
 class NoBiases(ResidualKalman):
     """Users have weights of directions only, for the 15 features that 4 KB have room for."""
 
     def learn(self, events: Events, owns: Any = ()) -> list[Array]:
-        found = super().learn(events, owns)
+        models = super().learn(events, owns)
         if self.shared is not None:
             self.shared.log_tau[:, OWN_BIAS] = LEAST_LOG_TAU
-        return found
+        return models
 
 
 class NoLight(ResidualKalman):
@@ -58,13 +58,13 @@ class Diagonal(ResidualKalman):
         super().__init__(choice_events=0)
 
     def learn(self, events: Events, owns: Any = ()) -> list[Array]:
-        found = super().learn(events, owns)
+        models = super().learn(events, owns)
         if self.shared is not None:
             n = self.shared.counts[BLOCKS]
             for place in np.flatnonzero(self.shared.block_used[:n] == self.shared.counts[LEARNED] - 1):
                 covariance = self.shared.covariances[place]
                 covariance[:] = np.diag(np.diag(covariance))
-        return found
+        return models
 
 
 class _Unscaled(Readable):

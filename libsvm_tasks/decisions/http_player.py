@@ -42,8 +42,8 @@ class HttpPlayer:
     def decide(self, now: Round, draw: float) -> tuple[int, str]:
         """Return the action and its event; the service draws by the event's id, and has no use for ``draw``."""
         actions = json_actions(now.actions)
-        asked = {"user": now.user or None, "context": json_features(now.context), "actions": actions}
-        answer = self._send("POST", f"{self._path}/rank", asked).json()
+        body = {"user": now.user or None, "context": json_features(now.context), "actions": actions}
+        answer = self._send("POST", f"{self._path}/rank", body).json()
         return [action["id"] for action in actions].index(answer["action"]), answer["event_id"]
 
     def learn(self, token: str, reward: float) -> None:
@@ -61,17 +61,17 @@ def json_features(named: Features) -> dict[str, Any]:
     >>> json_features({"topic=sport": 1.0, "word=goal": 1.0, "word=ball": 1.0, "price": 2.5})
     {'topic': 'sport', 'word': ['goal', 'ball'], 'price': 2.5}
     """
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     strings: dict[str, list[str]] = {}
     for name, value in named.items():
         field, is_string, text = name.partition("=")
         if is_string:
             texts = strings.setdefault(field, [])
             texts.append(text)
-            found[field] = texts if len(texts) > 1 else text
+            features[field] = texts if len(texts) > 1 else text
         else:
-            found[field] = value
-    return found
+            features[field] = value
+    return features
 
 
 def json_actions(actions: list[dict[str, float]]) -> list[dict[str, Any]]:

@@ -82,9 +82,9 @@ class Recommend:
         self.own: dict[str, Array] = {}
 
     def choose(self, now: Round, draws: Array) -> list[int]:
-        found = self.predict(now)
+        prediction = self.predict(now)
         keys, allowed = now.request.hashes[now.request.starts[:-1]], np.ones(len(now.actions), np.bool_)
-        scores, front, last = ranked(RULE, found.means, found.widths, keys, allowed, draws.size)
+        scores, front, last = ranked(RULE, prediction.means, prediction.widths, keys, allowed, draws.size)
         shown = []
         for place, draw in enumerate(draws):
             count = len(now.actions) - place
@@ -105,11 +105,11 @@ class Rank(Recommend):
     """What rank requests choose, one for each place, without the actions chosen before."""
 
     def choose(self, now: Round, draws: Array) -> list[int]:
-        found, chances = self.predict(now), np.empty(len(now.actions))
+        prediction, chances = self.predict(now), np.empty(len(now.actions))
         allowed = np.ones(chances.size, np.bool_)
         shown = []
         for draw in draws:
-            explore(RULE, 0, self.model.learned, found.means, found.widths, allowed, chances)
+            explore(RULE, 0, self.model.learned, prediction.means, prediction.widths, allowed, chances)
             shown.append(pick(chances, draw))
             allowed[shown[-1]] = False
         return shown
@@ -297,7 +297,7 @@ def play_piece(piece: Piece) -> dict[str, float]:
     return {**figures._asdict(), "seconds": time.process_time() - start}
 
 
-Known = dict[tuple[str, int], Figures]  # by player and seed
+FiguresBySeed = dict[tuple[str, int], Figures]  # by player and seed
 
 
 def absent(player: str) -> str | None:
@@ -329,11 +329,11 @@ def run(
     pages: int | None = None,
     jobs: int = 1,
     journal: Path | None = None,
-    known: Known | None = None,
+    played: FiguresBySeed | None = None,
     progress: grid.Progress | None = None,
-) -> Known:
-    """Return the figures of players, with those that are ``known``, which are not played again."""
-    figures = {**(known or {})}
+) -> FiguresBySeed:
+    """Return the figures of players, with those of ``played``, which are not played again."""
+    figures = {**(played or {})}
     pieces = [Piece(player, seed, pages) for seed in seeds for player in players if (player, seed) not in figures]
     results = grid.run(play_piece, pieces, jobs=jobs, journal=journal, progress=progress)
     for piece, result in zip(pieces, results, strict=True):
@@ -341,7 +341,7 @@ def run(
     return figures
 
 
-def rows_of(figures: Known, seeds: Sequence[int]) -> list[list[str]]:
+def rows_of(figures: FiguresBySeed, seeds: Sequence[int]) -> list[list[str]]:
     """Return name, five stars and nDCG of each player, and how far ``recommend`` is ahead, paired by seed."""
     rows = []
     for player in sorted({name for name, _ in figures}, key=[*PLAYERS].index):
@@ -360,22 +360,22 @@ def rows_of(figures: Known, seeds: Sequence[int]) -> list[list[str]]:
 COLUMNS = ("player", "five stars", "recommend is ahead by", "nDCG@10", "recommend is ahead by")
 
 
-def table(figures: Known, seeds: Sequence[int]) -> Table:
-    found = Table(title=f"Pages of ten films; mean ± standard error over the seeds {seeds}", title_justify="left")
+def table(figures: FiguresBySeed, seeds: Sequence[int]) -> Table:
+    result = Table(title=f"Pages of ten films; mean ± standard error over the seeds {seeds}", title_justify="left")
     for number, name in enumerate(COLUMNS):
-        found.add_column(name, no_wrap=number == 0, justify="right" if number else "left")
+        result.add_column(name, no_wrap=number == 0, justify="right" if number else "left")
     for row in rows_of(figures, seeds):
-        found.add_row(*row)
-    return found
+        result.add_row(*row)
+    return result
 
 
-def markdown(figures: Known, seeds: Sequence[int]) -> str:
+def markdown(figures: FiguresBySeed, seeds: Sequence[int]) -> str:
     """Return the same for docs/."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows_of(figures, seeds)]
     return "\n".join([f"| {' | '.join(line)} |" for line in lines])
 
 
-def read_csv(path: Path) -> Known:
+def read_csv(path: Path) -> FiguresBySeed:
     """Return the figures of a file; none where there is no file."""
     if not path.exists():
         return {}
@@ -386,7 +386,7 @@ def read_csv(path: Path) -> Known:
         }
 
 
-def write_csv(path: Path, figures: Known) -> None:
+def write_csv(path: Path, figures: FiguresBySeed) -> None:
     keys = sorted(figures, key=lambda key: ([*PLAYERS].index(key[0]), key[1]))
     lines = [
         f"{player},{seed},{figures[player, seed][0]:.4f},{figures[player, seed][1]:.4f}\n" for player, seed in keys

@@ -55,8 +55,8 @@ class Kalman:
             self.models[whose] = self.make()
         model = self.models[whose]
         own = self.own.get(now.user, NO_MODEL) if self.users == "each" and now.user != NOBODY else None
-        found, out = model.predict(request, own), np.empty(len(now.actions))
-        action = _choose(found, self.width, model.learned, draw, out)
+        prediction, out = model.predict(request, own), np.empty(len(now.actions))
+        action = _choose(prediction, self.width, model.learned, draw, out)
         return action, (model, now.user, request, action)
 
     def learn(self, token: Any, reward: float) -> None:
@@ -68,8 +68,8 @@ class Kalman:
         (self.own[user],) = model.learn(events, [self.own.get(user, NO_MODEL)])
 
 
-def _choose(found: Prediction, width: float, learned: int, draw: float, out: Array) -> int:
-    explore(KALMAN_RULE, 0, learned, found.means, width * found.widths, np.ones(out.size, np.bool_), out)
+def _choose(prediction: Prediction, width: float, learned: int, draw: float, out: Array) -> int:
+    explore(KALMAN_RULE, 0, learned, prediction.means, width * prediction.widths, np.ones(out.size, np.bool_), out)
     return pick(out, draw)
 
 

@@ -63,23 +63,23 @@ def cells(figures: Figures) -> tuple[list[str], list[list[str]]]:
 def table(figures: Figures, seeds: Sequence[int]) -> Table:
     """Return all figures, a row for each stream."""
     names, rows = cells(figures)
-    found = Table(title=f"Decisions: mean reward or share of the best possible; seeds {seeds}", title_justify="left")
-    found.add_column(names[0], no_wrap=True)
+    result = Table(title=f"Decisions: mean reward or share of the best possible; seeds {seeds}", title_justify="left")
+    result.add_column(names[0], no_wrap=True)
     for name in names[1:]:
-        found.add_column(name, justify="right")
+        result.add_column(name, justify="right")
     for row in rows:
-        found.add_row(*row)
-    return found
+        result.add_row(*row)
+    return result
 
 
 def streams_table() -> Table:
     """Return what the streams are."""
-    found = Table(title="Streams", title_justify="left")
-    found.add_column("stream", no_wrap=True)
-    found.add_column("what")
+    result = Table(title="Streams", title_justify="left")
+    result.add_column("stream", no_wrap=True)
+    result.add_column("what")
     for name, stream in STREAMS.items():
-        found.add_row(name, stream.text)
-    return found
+        result.add_row(name, stream.text)
+    return result
 
 
 def markdown(figures: Figures) -> str:
@@ -98,23 +98,23 @@ def read_csv(path: Path) -> dict[tuple[str, str, int], float]:
 
 def write_csv(path: Path, figures: Figures, seeds: Sequence[int]) -> None:
     """Add figures to a file, in the order of streams and players."""
-    known = read_csv(path)
+    values_by_seed = read_csv(path)
     for stream, row in figures.items():
         for player, values in row.items():
-            known |= {(stream, player, seed): value for seed, value in zip(seeds, values, strict=True)}
+            values_by_seed |= {(stream, player, seed): value for seed, value in zip(seeds, values, strict=True)}
     orders = [*STREAMS], [*PLAYERS]
-    keys = sorted(known, key=lambda key: (orders[0].index(key[0]), orders[1].index(key[1]), key[2]))
-    lines = [f"{stream},{player},{seed},{known[stream, player, seed]:.4f}\n" for stream, player, seed in keys]
+    keys = sorted(values_by_seed, key=lambda key: (orders[0].index(key[0]), orders[1].index(key[1]), key[2]))
+    lines = [f"{stream},{player},{seed},{values_by_seed[stream, player, seed]:.4f}\n" for stream, player, seed in keys]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("stream,player,seed,figure\n" + "".join(lines), encoding="utf-8")
 
 
-def by_stream(known: Mapping[tuple[str, str, int], float]) -> dict[str, dict[str, list[float]]]:
+def by_stream(by_seed: Mapping[tuple[str, str, int], float]) -> dict[str, dict[str, list[float]]]:
     """Return the figures of a file by stream and player, for the table."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for (stream, player, _), figure in known.items():
-        found.setdefault(stream, {}).setdefault(player, []).append(figure)
-    return found
+    streams: dict[str, dict[str, list[float]]] = {}
+    for (stream, player, _), figure in by_seed.items():
+        streams.setdefault(stream, {}).setdefault(player, []).append(figure)
+    return streams
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def absent(name: str) -> str | None:
     return next((reason for need in STREAMS[name].needs if (reason := load.absent(need))), None)
 
 
-Known = Mapping[tuple[str, str, int], float]  # figures by stream, player and seed
+FiguresBySeed = Mapping[tuple[str, str, int], float]  # figures by stream, player and seed
 
 
 def players_of(names: str) -> list[str]:
@@ -183,12 +183,12 @@ def run(
     events: int | None = None,
     jobs: int = 1,
     journal: Path | None = None,
-    known: Known | None = None,
+    played: FiguresBySeed | None = None,
     progress: grid.Progress | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Return figures by stream and player, one for each seed; players that a stream is not for are left out.
 
-    A stream whose files are absent is refused (``absent``). Figures that are ``known`` are not played again.
+    A stream whose files are absent is refused (``absent``). Figures that were ``played`` before are not played again.
     """
     for name in streams:
         checks.one_of("streams", name, tuple(STREAMS))
@@ -203,12 +203,12 @@ def run(
         for player in players
         if PLAYERS[player].installed and PLAYERS[player].plays(STREAMS[stream])
     ]
-    figures = {**(known or {})}
+    figures = {**(played or {})}
     missing = [piece for piece in pieces if piece[:3] not in figures]
     results = grid.run(play_piece, missing, jobs=jobs, journal=journal, progress=progress)
     for piece, result in zip(missing, results, strict=True):
         figures[piece[:3]] = result["figure"]
-    found: dict[str, dict[str, list[float]]] = {stream: {} for stream in streams}
+    by_stream: dict[str, dict[str, list[float]]] = {stream: {} for stream in streams}
     for piece in pieces:
-        found[piece.stream].setdefault(piece.player, []).append(figures[piece[:3]])
-    return found
+        by_stream[piece.stream].setdefault(piece.player, []).append(figures[piece[:3]])
+    return by_stream

@@ -56,7 +56,7 @@ def tune(work: Tuning) -> dict[str, list[list[float]]]:
     task = held_out(_task(work.dataset, work.clients, work.seed), work.seed)
     alone = [METHODS["independent"].play(task, 0, (rate,)) for rate in RATES]
     again = [METHODS["independent"].play(reshuffled(task, work.seed), 0, (rate,)) for rate in RATES]
-    found = {}
+    accuracies = {}
     for name, method in METHODS.items():
         for delay in work.delays if method.delayed else (0,):
             rows = []
@@ -65,8 +65,8 @@ def tune(work: Tuning) -> dict[str, list[list[float]]]:
                 others = again if name == "independent" else alone
                 forms = [predictions, *(mean_of(predictions, other) for other in others)]
                 rows.append([accuracy(form, task.test_label) for form in forms])
-            found[key(name, delay)] = rows
-    return found
+            accuracies[key(name, delay)] = rows
+    return accuracies
 
 
 def choose(pieces: Sequence[Mapping[str, list[list[float]]]], delays: Sequence[int]) -> tuple[Chosen, ...]:
@@ -88,7 +88,7 @@ def choose(pieces: Sequence[Mapping[str, list[list[float]]]], delays: Sequence[i
 def judge(work: Judging) -> dict[str, float]:
     """Return the accuracy of each chosen method and delay on the test rows."""
     task = _task(work.dataset, work.clients, work.seed)
-    found: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
     cache: dict[Any, Array] = {}
     for name, delay, choice, alone in work.chosen:
         at = delay if METHODS[name].delayed else 0
@@ -97,8 +97,8 @@ def judge(work: Judging) -> dict[str, float]:
         predictions = cache[name, at, choice]
         if alone:
             predictions = mean_of(predictions, _alone(task, name, alone, work.seed, cache))
-        found[key(name, delay)] = accuracy(predictions, task.test_label)
-    return found
+        accuracies[key(name, delay)] = accuracy(predictions, task.test_label)
+    return accuracies
 
 
 def _alone(task: Task, name: str, rate: float, seed: int, cache: dict[Any, Array]) -> Array:

@@ -96,8 +96,8 @@ def ditto(task: Task, delay: int, choice: Choice) -> Array:
 
 def apfl(task: Task, delay: int, choice: Choice) -> Array:
     rate, mixture = choice
-    found = averaging.apfl(task, rate, delay, mixture)
-    return _scaled(mixture * found.personal + (1 - mixture) * found.fedavg, task)
+    weights = averaging.apfl(task, rate, delay, mixture)
+    return _scaled(mixture * weights.personal + (1 - mixture) * weights.fedavg, task)
 
 
 def fedres(task: Task, delay: int, choice: Choice) -> Array:

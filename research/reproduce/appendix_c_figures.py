@@ -66,8 +66,8 @@ def _rollouts(run: Run) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Return the rounds looked at, and by algorithm the losses (seeds, points) and w^g (seeds, 2, points)."""
     seeds, n_rounds = range(3 if run.quick else 8), 6000 if run.quick else 20_000
     cells = [AppendixC(name, n_rounds, seed) for name in TITLES for seed in seeds]
-    found = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    by_name = {name: found[k * len(seeds) : (k + 1) * len(seeds)] for k, name in enumerate(TITLES)}
+    results = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
+    by_name = {name: results[k * len(seeds) : (k + 1) * len(seeds)] for k, name in enumerate(TITLES)}
     losses = {name: np.array([piece["loss"] for piece in pieces]) for name, pieces in by_name.items()}
     models = {name: np.array([piece["weights"] for piece in pieces]) for name, pieces in by_name.items()}
     return log_spaced(n_rounds), losses, models

@@ -101,20 +101,20 @@ def play(cell: Walk) -> list[list[float]]:
         period=SAMPLES,
         seed=cell.seed,
     )
-    federation, found = Federation(learner), []
+    federation, distances = Federation(learner), []
     points = set(iterations(cell.n_iterations).tolist())
     for i, model in enumerate(truth.reshape(-1, PASSES, 2), start=1):
         score = (features * (model + shift)).sum(axis=-1, keepdims=True)
         signed = np.where(score < 0, -features, features)  # γh
         if i == 1:
             goal = _minimisers(signed)
-            found.append((goal**2).sum(axis=1))  # w_0 = 0
+            distances.append((goal**2).sum(axis=1))  # w_0 = 0
         for sample in signed:
             federation.play(Example(sample.reshape(AGENTS, -1), np.zeros(AGENTS)))
         if i in points:
             goal = _minimisers(signed) if cell.q_variance else goal
-            found.append(((federation.server.weights.reshape(PASSES, 2) - goal) ** 2).sum(axis=1))
-    result: list[list[float]] = np.transpose(found).tolist()
+            distances.append(((federation.server.weights.reshape(PASSES, 2) - goal) ** 2).sum(axis=1))
+    result: list[list[float]] = np.transpose(distances).tolist()
     return result
 
 
@@ -168,8 +168,8 @@ def _first_half(points: Array, msd: Array) -> float:
 def _measure(run: Run, name: str, settings: dict[float, Setting], n_iterations: int) -> Curves:
     """Return the curves, and write them down."""
     cells = [Walk(*setting, n_iterations) for setting in settings.values()]
-    found = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    msd = np.array(found)
+    results = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
+    msd = np.array(results)
     curves = Curves(iterations(n_iterations), dict(zip(settings, msd, strict=True)))
     table = []
     for (mu, c_variance, q_variance), runs in zip(settings.values(), msd, strict=True):
@@ -195,8 +195,8 @@ def decibels(x: Array, runs: Array) -> Series:
 
 
 def _listed(symbol: str, values: dict[float, Array]) -> str:
-    found = {value: decibels(np.zeros(1), runs[:, None]) for value, runs in values.items()}
-    return "; ".join(f"{symbol} = {value:g}: {line.y[0]:.1f} ± {line.error[0]:.1f}" for value, line in found.items())
+    lines = {value: decibels(np.zeros(1), runs[:, None]) for value, runs in values.items()}
+    return "; ".join(f"{symbol} = {value:g}: {line.y[0]:.1f} ± {line.error[0]:.1f}" for value, line in lines.items())
 
 
 def _counts(symbol: str, values: dict[float, Array]) -> str:

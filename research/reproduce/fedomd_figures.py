@@ -95,8 +95,8 @@ def _curves(run: Run, name: str, symbol: str, settings: Mapping[int, tuple[int, 
     """Draw the regret of each (τ, K), and return it, (seeds, points)."""
     seeds, n_rounds = range(3 if run.quick else 16), _horizon(run)
     cells = [Section7(*setting, n_rounds, seed) for setting in settings.values() for seed in seeds]
-    found = grid.run(play_section_7, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    curves = dict(zip(settings, np.array(found).reshape(len(settings), len(seeds), -1), strict=True))
+    results = grid.run(play_section_7, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
+    curves = dict(zip(settings, np.array(results).reshape(len(settings), len(seeds), -1), strict=True))
     points = log_spaced(n_rounds)
     figure, axes = plt.subplots(figsize=(5.4, 3.8))
     series = {f"{symbol} = {value}": band(points, curve) for value, curve in curves.items()}
@@ -181,8 +181,8 @@ def rate(run: Run) -> list[Claim]:
     horizons = 2 ** np.arange(9, 12 if run.quick else 14)  # before that the model is still on its way to the edge
     seeds = range(3 if run.quick else 8)
     cells = [Convex(int(n_rounds), seed) for seed in seeds for n_rounds in horizons]
-    found = grid.run(play_convex, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    runs = np.array(found).reshape(len(seeds), -1)
+    results = grid.run(play_convex, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
+    runs = np.array(results).reshape(len(seeds), -1)
     constants = [cell.constants() for cell in cells[: len(horizons)]]
     limit = np.array([bounds.fedomd_convex(**c, step_size=step_sizes.fedomd_convex(**c)) for c in constants])
     figure, axes = plt.subplots(figsize=(5.4, 3.8))

@@ -39,10 +39,10 @@ LINES = {
 }
 
 
-def datasets(run: Run, wanted: Sequence[str]) -> list[str]:
+def datasets(run: Run, names: Sequence[str]) -> list[str]:
     """Return the datasets to use: those at hand, or digits in a quick run or where there are none."""
-    found = [] if run.quick else [name for name in wanted if available(name)]
-    return found or ["digits"]
+    at_hand = [] if run.quick else [name for name in names if available(name)]
+    return at_hand or ["digits"]
 
 
 def measure(run: Run, dataset: str, clients: int, schemes: Sequence[Scheme], seed: int = 0) -> Replay:
@@ -85,89 +85,89 @@ def _bar_claims(name: str, results: dict[str, list[Result]]) -> list[Claim]:
         )
     ]
     order = {dataset: _paired(rows[1], rows[0]) for dataset, rows in results.items()}
-    for wanted, sign, word in ((SIMILAR, 1, "similar"), (DIFFERENT, -1, "different")):
-        group = {dataset: order[dataset] for dataset in wanted if dataset in order}
+    for members, sign, word in ((SIMILAR, 1, "similar"), (DIFFERENT, -1, "different")):
+        group = {dataset: order[dataset] for dataset in members if dataset in order}
         if group:
             holds = [sign * gap > error for gap, error in group.values()]
             claims.append(judged(f"{name}/{word}", "Central − Independent: " + _listed(group), verdict(holds)))
     return claims
 
 
-def over_clients(run: Run, name: str, wanted: Sequence[str], delay: int, rises: bool | None = None) -> list[Claim]:
+def over_clients(run: Run, name: str, choices: Sequence[str], delay: int, rises: bool | None = None) -> list[Claim]:
     """Figures 3, 4, 8, 11 and 12: accuracy against the number of clients at one delay.
 
     ``rises`` is what the paper says of these datasets: that more clients help, that they change little, or nothing.
     """
-    names = datasets(run, wanted)
+    names = datasets(run, choices)
     clients = CLIENTS[:4] if run.quick else CLIENTS
     schemes = at_delays(PAPER, [delay])
-    found = {dataset: [measure(run, dataset, p, schemes).results for p in clients] for dataset in names}
-    _panels(run, name, names, clients, "clients", found)
+    results = {dataset: [measure(run, dataset, p, schemes).results for p in clients] for dataset in names}
+    _panels(run, name, names, clients, "clients", results)
     run.write_csv(
         name,
         [
             _row(dataset, p, row)
             for dataset in names
-            for p, rows in zip(clients, found[dataset], strict=True)
+            for p, rows in zip(clients, results[dataset], strict=True)
             for row in rows
         ],
     )
-    return _client_claims(name, clients, found, delay, rises)
+    return _client_claims(name, clients, results, delay, rises)
 
 
 def _client_claims(
-    name: str, clients: Sequence[int], found: dict[str, list[list[Result]]], delay: int, rises: bool | None
+    name: str, clients: Sequence[int], results: dict[str, list[list[Result]]], delay: int, rises: bool | None
 ) -> list[Claim]:
-    last = {dataset: _lead(rows[-1]) for dataset, rows in found.items()}
+    last = {dataset: _lead(rows[-1]) for dataset, rows in results.items()}
     measured = f"FedRes − better baseline at {clients[-1]} clients: " + _listed(last)
     if delay:
-        first = {dataset: _lead(rows[0]) for dataset, rows in found.items()}
-        holds = [last[dataset][0] > first[dataset][0] for dataset in found]
+        first = {dataset: _lead(rows[0]) for dataset, rows in results.items()}
+        holds = [last[dataset][0] > first[dataset][0] for dataset in results]
         return [judged(f"{name}/overcome", f"{measured}. At {clients[0]}: {_listed(first)}", verdict(holds))]
     claims = [judged(f"{name}/comparable", measured, verdict([gap > -0.01 for gap, _ in last.values()]))]
     if rises is not None:
-        gain = {dataset: _gap(rows[-1][2], rows[0][2]) for dataset, rows in found.items()}
+        gain = {dataset: _gap(rows[-1][2], rows[0][2]) for dataset, rows in results.items()}
         holds = [gap > error if rises else abs(gap) < 0.02 for gap, error in gain.values()]
         measured = f"accuracy at {clients[-1]} − at {clients[0]} clients: " + _listed(gain)
         claims.append(judged(f"{name}/clients", measured, verdict(holds)))
     return claims
 
 
-def over_delays(run: Run, name: str, wanted: Sequence[str]) -> list[Claim]:
+def over_delays(run: Run, name: str, choices: Sequence[str]) -> list[Claim]:
     """Figures 5, 9 and 10: accuracy against delay at 50 clients."""
-    names = datasets(run, wanted)
+    names = datasets(run, choices)
     delays = (0, 20, 80, 200) if run.quick else DELAYS
     results = {dataset: measure(run, dataset, 50, at_delays([*PAPER, ON_ARRIVAL], delays)).results for dataset in names}
-    found = {
+    panels = {
         dataset: [[_at(rows, scheme, delay) for scheme in (*PAPER, ON_ARRIVAL)] for delay in delays]
         for dataset, rows in results.items()
     }
-    _panels(run, name, names, delays, "delay, a round trip in rounds", found)
+    _panels(run, name, names, delays, "delay, a round trip in rounds", panels)
     run.write_csv(name, [_row(dataset, 50, row) for dataset in names for row in results[dataset]])
-    return _delay_claims(name, delays, found)
+    return _delay_claims(name, delays, panels)
 
 
-def _delay_claims(name: str, delays: Sequence[int], found: dict[str, list[list[Result]]]) -> list[Claim]:
+def _delay_claims(name: str, delays: Sequence[int], results: dict[str, list[list[Result]]]) -> list[Claim]:
     """Judge what the paper says of each figure, with its aligned rule, and learning on arrival by one rule for all."""
     measured = f"accuracy at delay {delays[-1]} − at 0: "
-    lost = {dataset: _paired(rows[-1][2], rows[0][2]) for dataset, rows in found.items()}
+    lost = {dataset: _paired(rows[-1][2], rows[0][2]) for dataset, rows in results.items()}
     claims = []
     if name == "fedres-10":
         late = list(delays).index(80)
-        behind = {d: _paired(rows[late][2], rows[0][0]) for d, rows in found.items() if d != "covtype"}
+        behind = {d: _paired(rows[late][2], rows[0][0]) for d, rows in results.items() if d != "covtype"}
         holds = [gap < -error for gap, error in behind.values()]
         claims.append(judged("fedres-10/worse", "FedRes − Independent at 80: " + _listed(behind), verdict(holds)))
     else:
         robust = {dataset: gap for dataset, gap in lost.items() if dataset != "sensorless"}
         key = "fedres-5/modest" if name == "fedres-5" else "fedres-9/robust"
         claims.append(judged(key, measured + _listed(robust), verdict([gap > -0.03 for gap, _ in robust.values()])))
-    if "sensorless" in found:
-        both = {"FedRes": lost["sensorless"], "Central": _paired(*(found["sensorless"][k][1] for k in (-1, 0)))}
+    if "sensorless" in results:
+        both = {"FedRes": lost["sensorless"], "Central": _paired(*(results["sensorless"][k][1] for k in (-1, 0)))}
         holds = [both["FedRes"][0] < both["Central"][0], *(gap < -error for gap, error in both.values())]
         claims.append(
             judged("fedres-9/sensorless", measured + _listed(both), "reproduced" if all(holds) else "not reproduced")
         )
-    lost = {dataset: _paired(rows[-1][3], rows[0][3]) for dataset, rows in found.items()}
+    lost = {dataset: _paired(rows[-1][3], rows[0][3]) for dataset, rows in results.items()}
     holds = [gap > -0.03 for gap, _ in lost.values()]
     return [*claims, judged(f"{name}/on-arrival", measured + _listed(lost), verdict(holds))]
 
@@ -182,12 +182,12 @@ def beyond(run: Run, name: str) -> list[Claim]:
         for place, dataset in enumerate(names):
             results = measure(run, dataset, clients, at_delays(RECOMMENDED, delays), FRESH_SEED).results
             rows += [_row(dataset, clients, row) for row in results]
-            found = [_lead([_at(results, scheme, delay) for scheme in RECOMMENDED]) for delay in delays]
-            leads |= {f"{dataset}/{clients}/{delay}": lead for delay, lead in zip(delays, found, strict=True)}
+            dataset_leads = [_lead([_at(results, scheme, delay) for scheme in RECOMMENDED]) for delay in delays]
+            leads |= {f"{dataset}/{clients}/{delay}": lead for delay, lead in zip(delays, dataset_leads, strict=True)}
             x = place + shift + 0.1 * np.arange(-1, 2)
             colour = "tab:green" if clients == 50 else "tab:olive"
             label = f"{clients} clients; delay {', '.join(map(str, delays))}" if place == 0 else None
-            gap, error = zip(*found, strict=True)
+            gap, error = zip(*dataset_leads, strict=True)
             axes.errorbar(x, gap, error, fmt="o", markersize=3, capsize=2, color=colour, label=label)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(names)), names)
@@ -202,12 +202,12 @@ def beyond(run: Run, name: str) -> list[Claim]:
 
 
 def _at(rows: Sequence[Result], scheme: Scheme, delay: int) -> Result:
-    wanted = scheme if scheme.scheme == "independent" else replace(scheme, delay=delay)
-    return next(row for row in rows if row.scheme == wanted)
+    delayed = scheme if scheme.scheme == "independent" else replace(scheme, delay=delay)
+    return next(row for row in rows if row.scheme == delayed)
 
 
 def _panels(
-    run: Run, name: str, names: Sequence[str], x: Sequence[int], label: str, found: dict[str, list[list[Result]]]
+    run: Run, name: str, names: Sequence[str], x: Sequence[int], label: str, results: dict[str, list[list[Result]]]
 ) -> None:
     """Draw one panel a dataset, a line a scheme."""
     columns = min(4, len(names))
@@ -217,10 +217,10 @@ def _panels(
         series = {
             scheme: Series(
                 list(x),
-                [rows[place].accuracy_mean for rows in found[dataset]],
-                [rows[place].accuracy_se for rows in found[dataset]],
+                [rows[place].accuracy_mean for rows in results[dataset]],
+                [rows[place].accuracy_se for rows in results[dataset]],
             )
-            for place, scheme in enumerate(list(LINES)[: len(found[dataset][0])])
+            for place, scheme in enumerate(list(LINES)[: len(results[dataset][0])])
         }
         lines(panel, series, label, "test accuracy", LINES)
         panel.set_title(dataset)

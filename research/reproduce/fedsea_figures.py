@@ -79,8 +79,8 @@ def speed_up(run: Run) -> list[Claim]:
         for name, setting in SETTINGS.items()
     }
     every = [cell for line in cells.values() for cell in line]
-    found = grid.run(play, every, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    regret = dict(zip(cells, np.array(found).reshape(len(cells), len(seeds), -1), strict=True))
+    results = grid.run(play, every, jobs=run.jobs, journal=run.journal, progress=run.progress)
+    regret = dict(zip(cells, np.array(results).reshape(len(cells), len(seeds), -1), strict=True))
     limit = {name: np.array([cell.bound() for cell in line[: len(clients)]]) for name, line in cells.items()}
     _draw(run, clients, regret, n_rounds)
     table = []

@@ -66,7 +66,7 @@ class Curves(NamedTuple):
     bits: float  # uplink, as a share of dense gradients
 
 
-Found = Mapping[Method, Curves]
+CurvesByMethod = Mapping[Method, Curves]
 
 FEDOGD = Method("fedogd")
 BEST = Method("ofediq", 0.01)
@@ -155,11 +155,11 @@ def over_periods(run: Run) -> list[Claim]:
     """Figure 2: the transmission period L at the same p/L, hence the same bits."""
     name, dataset = "ofediq-2", _at_hand(run, ["mnist"])[0]
     methods = {f"L = {period}": BEST._replace(period=period) for period in PERIODS}
-    found = _measure(run, dataset, methods.values())
-    _one_panel(run, name, dataset, {title: found[method] for title, method in methods.items()})
-    ends = [_losses(found, period, -1) for period in PERIODS[1:]]
+    curves = _measure(run, dataset, methods.values())
+    _one_panel(run, name, dataset, {title: curves[method] for title, method in methods.items()})
+    ends = [_losses(curves, period, -1) for period in PERIODS[1:]]
     longest = PERIODS[-1]
-    early, late = _losses(found, longest, POINTS // 3 - 1), ends[-1]
+    early, late = _losses(curves, longest, POINTS // 3 - 1), ends[-1]
     times = points(_n_rounds(run))
     note = _note(run, dataset, "mnist")
     return [
@@ -185,27 +185,27 @@ def over_periods(run: Run) -> list[Claim]:
 def quantizers(run: Run) -> list[Claim]:
     """Figure 3: algorithm 3's quantizer, the same number of clients with (s, b) = (7, 1), and no quantizer."""
     name, dataset = "ofediq-3", _at_hand(run, ["mnist"])[0]
-    found = _measure(run, dataset, (BEST, UNBLOCKED, AVERAGED))
+    curves = _measure(run, dataset, (BEST, UNBLOCKED, AVERAGED))
     levels, blocks, chance = ofediq_parameters(0.01, model_of(_data(dataset)).dim)
     titles = {
         BEST: f"OFedIQ(1, {chance:.3f}, {levels}, {blocks})",
         UNBLOCKED: f"OFedIQ(1, {chance:.3f}, 7, 1)",
         AVERAGED: "OFedAvg(0.01)",
     }
-    _one_panel(run, name, dataset, {title: found[method] for method, title in titles.items()})
+    _one_panel(run, name, dataset, {title: curves[method] for method, title in titles.items()})
     claims = []
     for key, other in (("blocks", UNBLOCKED), ("ofedavg", AVERAGED)):
-        lead = found[BEST].metric[:, -1] - found[other].metric[:, -1]
-        measured = f"{_pm(lead, 100)} points at T = {_n_rounds(run)}; {found[BEST].bits:.2%} of the bits against "
-        measured += f"{found[other].bits:.2%}" + _note(run, dataset, "mnist")
+        lead = curves[BEST].metric[:, -1] - curves[other].metric[:, -1]
+        measured = f"{_pm(lead, 100)} points at T = {_n_rounds(run)}; {curves[BEST].bits:.2%} of the bits against "
+        measured += f"{curves[other].bits:.2%}" + _note(run, dataset, "mnist")
         measured = f"{titles[BEST]} − {titles[other]}: {measured}"
         claims.append(judged(f"ofediq-3/{key}", measured, verdict([_ahead(lead)])))
     return claims
 
 
-def _losses(found: Found, period: int, point: int) -> Array:
+def _losses(curves: CurvesByMethod, period: int, point: int) -> Array:
     """Return what a period costs against L = 1, seed by seed."""
-    return found[BEST].metric[:, point] - found[BEST._replace(period=period)].metric[:, point]
+    return curves[BEST].metric[:, point] - curves[BEST._replace(period=period)].metric[:, point]
 
 
 def _by_period(losses: Sequence[Array]) -> str:
@@ -216,10 +216,10 @@ def _by_period(losses: Sequence[Array]) -> str:
 def _one_panel(run: Run, name: str, dataset: str, curves: Mapping[str, Curves]) -> None:
     figure, axes = plt.subplots(figsize=(6, 4))
     times = points(_n_rounds(run))
-    lines(axes, {title: _series(times, found) for title, found in curves.items()}, "t", "Accuracy(t)", {})
+    lines(axes, {title: _series(times, curve) for title, curve in curves.items()}, "t", "Accuracy(t)", {})
     axes.set_title(f"{dataset}, {CLIENTS:,} clients, CCR = 99%")
     save(figure, run.picture(name))
-    run.write_csv(name, [row for title, found in curves.items() for row in _rows(dataset, title, "99%", times, found)])
+    run.write_csv(name, [row for title, curve in curves.items() for row in _rows(dataset, title, "99%", times, curve)])
 
 
 # --- figure 4: all methods, all datasets ---
@@ -229,30 +229,30 @@ def comparison(run: Run) -> list[Claim]:
     """Figure 4: FedOGD, and what the others make of 10% and of 1% of its bits."""
     name, names = "ofediq-4", _at_hand(run, DATASETS)
     methods = (FEDOGD, *AT_COST[0.1], *AT_COST[0.01])
-    found = {dataset: _measure(run, dataset, methods) for dataset in names}
-    _grid_of_panels(run, name, found)
+    results = {dataset: _measure(run, dataset, methods) for dataset in names}
+    _grid_of_panels(run, name, results)
     times = points(_n_rounds(run))
     run.write_csv(
         name,
         [
             row
-            for dataset, curves in found.items()
+            for dataset, curves in results.items()
             for method, each in curves.items()
             for row in _rows(dataset, NAMES[method.learner], method.reduction, times, each)
         ],
     )
-    return _comparison_claims(found, _note(run, ", ".join(names), ", ".join(DATASETS)))
+    return _comparison_claims(results, _note(run, ", ".join(names), ", ".join(DATASETS)))
 
 
-def _comparison_claims(found: Mapping[str, Found], note: str) -> list[Claim]:
+def _comparison_claims(results: Mapping[str, CurvesByMethod], note: str) -> list[Claim]:
     best, averaged, periodic = AT_COST[0.01]
-    near = {dataset: _lead(dataset, curves, best, FEDOGD) for dataset, curves in found.items()}
+    near = {dataset: _lead(dataset, curves, best, FEDOGD) for dataset, curves in results.items()}
     rival = {
         dataset: min((_lead(dataset, curves, best, other) for other in (averaged, periodic)), key=np.mean)
-        for dataset, curves in found.items()
+        for dataset, curves in results.items()
     }
-    poor = {dataset: _lead(dataset, curves, averaged, periodic) for dataset, curves in found.items()}
-    same = {dataset: _lead(dataset, curves, *AT_COST[0.1][:2]) for dataset, curves in found.items()}
+    poor = {dataset: _lead(dataset, curves, averaged, periodic) for dataset, curves in results.items()}
+    same = {dataset: _lead(dataset, curves, *AT_COST[0.1][:2]) for dataset, curves in results.items()}
     return [
         judged(
             "ofediq-4/almost",
@@ -277,7 +277,7 @@ def _comparison_claims(found: Mapping[str, Found], note: str) -> list[Claim]:
     ]
 
 
-def _lead(dataset: str, curves: Found, one: Method, other: Method) -> Array:
+def _lead(dataset: str, curves: CurvesByMethod, one: Method, other: Method) -> Array:
     """Return how much better a method ends, seed by seed: in points of accuracy, or in percent of the other's MSE."""
     first, second = curves[one].metric[:, -1], curves[other].metric[:, -1]
     result: Array = 100 * (first - second) if _classes(dataset) else 100 * (1 - first / second)
@@ -298,12 +298,12 @@ def _listed(leads: Mapping[str, Array]) -> str:
     return "; ".join(f"{dataset} {_pm(lead)} {units[dataset]}" for dataset, lead in leads.items())
 
 
-def _grid_of_panels(run: Run, name: str, found: Mapping[str, Found]) -> None:
+def _grid_of_panels(run: Run, name: str, results: Mapping[str, CurvesByMethod]) -> None:
     """Draw a column a dataset, a row a CCR."""
-    figure, axes = plt.subplots(2, len(found), figsize=(3.6 * len(found) + 1, 6.2), squeeze=False)
+    figure, axes = plt.subplots(2, len(results), figsize=(3.6 * len(results) + 1, 6.2), squeeze=False)
     times = points(_n_rounds(run))
     styles = {NAMES[learner]: {"color": colour} for learner, colour in COLOURS.items()}
-    for column, (dataset, curves) in enumerate(found.items()):
+    for column, (dataset, curves) in enumerate(results.items()):
         for panel, (gamma, methods) in zip(axes[:, column], AT_COST.items(), strict=True):
             series = {NAMES[m.learner]: _series(times, curves[m]) for m in (FEDOGD, *methods)}
             lines(panel, series, "t", "Accuracy(t)" if _classes(dataset) else "MSE(t)", styles)
@@ -318,30 +318,30 @@ def _grid_of_panels(run: Run, name: str, found: Mapping[str, Found]) -> None:
 
 def _measure(run: Run, dataset: str, methods: Iterable[Method]) -> dict[Method, Curves]:
     """Return the curves of each method, from the journal where they are there already."""
-    wanted, seeds = list(methods), 2 if run.quick else SEEDS
-    cells = [Cell(dataset, method, _n_rounds(run), seed) for method in wanted for seed in range(seeds)]
+    listed, seeds = list(methods), 2 if run.quick else SEEDS
+    cells = [Cell(dataset, method, _n_rounds(run), seed) for method in listed for seed in range(seeds)]
     results = grid.run(play, cells, jobs=run.jobs, journal=run.journal, progress=run.progress)
-    found = {}
-    for place, method in enumerate(wanted):
+    curves = {}
+    for place, method in enumerate(listed):
         own = results[place * seeds : (place + 1) * seeds]
-        found[method] = Curves(np.array([r["metric"] for r in own]), float(np.mean([r["bits"] for r in own])))
-    return found
+        curves[method] = Curves(np.array([r["metric"] for r in own]), float(np.mean([r["bits"] for r in own])))
+    return curves
 
 
 def _n_rounds(run: Run) -> int:
     return 100 if run.quick else 300
 
 
-def _at_hand(run: Run, wanted: Sequence[str]) -> list[str]:
+def _at_hand(run: Run, names: Sequence[str]) -> list[str]:
     """Return the datasets to use: those at hand, or digits in a quick run or where there are none."""
-    found = [] if run.quick else [name for name in wanted if available(name)]
-    return found or ["digits"]
+    at_hand = [] if run.quick else [name for name in names if available(name)]
+    return at_hand or ["digits"]
 
 
-def _note(run: Run, used: str, wanted: str) -> str:
-    if used == wanted:
+def _note(run: Run, used: str, named: str) -> str:
+    if used == named:
         return ""
-    return f" ({used} with softmax, quick)" if run.quick else f" ({used} only, of {wanted}: the others are not at hand)"
+    return f" ({used} with softmax, quick)" if run.quick else f" ({used} only, of {named}: the others are not at hand)"
 
 
 def _pm(values: Array, scale: float = 1.0) -> str:

@@ -30,7 +30,7 @@ def run(folder, learner, rule, timing, tell):
     """Play all events from the first that is not rewarded on the disk; tell of each that was."""
     with Driven("http://127.0.0.1:1", folder, learner=learner, timing=timing, clock=lambda: 0.0) as made:
         device = made.device
-        if not device.known:
+        if not device.has_settings:
             device.adopt(RULES[rule])
         first = device._models.side.t if device.route == "updates" else device._store.last_seq()
         tell(first)
@@ -76,8 +76,8 @@ def killed(place, *arguments):
         sys.setprofile(None)
         os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as told:
-        numbers = told.read()
+    with os.fdopen(read, "rb") as pipe:
+        numbers = pipe.read()
     _, status = os.waitpid(pid, 0)
     return list(numbers), os.WIFSIGNALED(status)
 
@@ -85,7 +85,7 @@ def killed(place, *arguments):
 def main(folder, learner, rule, timing, seed):
     rng, returned, n_kills = random.Random(int(seed)), 0, 0
     arguments = (learner, rule, timing)
-    wanted = run(Path(folder, "straight"), *arguments, lambda n: None)
+    expected = run(Path(folder, "straight"), *arguments, lambda n: None)
     while True:
         numbers, was_killed = killed(rng.randrange(1, 4000 + 1000 * n_kills), Path(folder, "killed"), *arguments)
         assert not numbers or numbers[0] in (returned, returned + 1), (numbers, returned)
@@ -93,7 +93,7 @@ def main(folder, learner, rule, timing, seed):
         if not was_killed:
             break
         n_kills += 1
-    assert run(Path(folder, "killed"), *arguments, lambda n: None) == wanted
+    assert run(Path(folder, "killed"), *arguments, lambda n: None) == expected
     print(f"killed {n_kills} times")
 
 

@@ -77,7 +77,7 @@ def test_a_device_that_is_opened_again_and_again_thinks_the_same_to_the_bit(tmp_
     def play(folder, lives):
         for first, last in zip([0, *lives], [*lives, 60], strict=True):
             with driven(folder, clock=lambda: 0.0) as device:
-                if not device.device.known:
+                if not device.device.has_settings:
                     device.device.adopt(ROUND)
                 for k in range(first, last):
                     if k in (20, 40):

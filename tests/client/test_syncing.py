@@ -194,7 +194,7 @@ def test_a_weak_etag_of_a_proxy_is_read_too(live, loop, tmp_path):
 
 def test_without_a_download_a_device_follows_a_service_that_begins_anew(live, loop, tmp_path):
     with Driven(live.url, tmp_path, loop=loop, download=False) as device:
-        device.device.told(10**6)  # by a service that is gone
+        device.device.note_version(10**6)  # by a service that is gone
         device.play(0, 2)
         device.device.give_version(10**6, to_all=True)
         device.link._scores_from = float("inf")

@@ -17,14 +17,14 @@ HOUR, WEEKEND, PRIVATE, RARE, ID, PRICE = 11, 12, 21, 30, 5, 6  # hashes of name
 
 def generated(n, rng, *, private=True):
     """Return examples: an hour, now and then a weekend or something rare, a private number; two kinds of actions."""
-    found = []
+    examples = []
     for _ in range(n):
         seen = [(HOUR, float(rng.integers(1, 24))), (RARE + int(rng.integers(40)), 1.0)]
         seen += [(WEEKEND, 1.0)] * int(rng.random() < 0.3)
         own = [(PRIVATE, float(rng.normal(60, 20)))] if private else []
         action = [(100 + int(rng.integers(3)), 1.0, ID), (PRICE, float(rng.exponential(9)), PRICE)]
-        found.append((seen, own, action, float(rng.random())))
-    return found
+        examples.append((seen, own, action, float(rng.random())))
+    return examples
 
 
 def compiled(row):
@@ -79,10 +79,10 @@ def test_both_halves_are_those_of_the_readable_twin():
     for row in rows[:20]:
         upload(server, compiled(row), Part(0.0, 0.0, np.zeros(3)))
         plain.learn_residual(twin, readable(row), plain.Part(0.0, 0.0, {}))
-    device, known = DeviceKalman(), []
+    device, learned = DeviceKalman(), []
     for first in range(20, 130, 30):
-        parts = device.relearn(server.shared, [compiled(row) for row in known])
-        plain_device = plain.Device(twin, [readable(row) for row in known])
+        parts = device.relearn(server.shared, [compiled(row) for row in learned])
+        plain_device = plain.Device(twin, [readable(row) for row in learned])
         same(parts, plain_device.parts)
         new, new_twins = [], []
         for row in rows[first : first + 30]:
@@ -93,7 +93,7 @@ def test_both_halves_are_those_of_the_readable_twin():
         for row, part, plain_part in zip(rows[first : first + 30], new, new_twins, strict=True):
             upload(server, compiled(row), part)
             plain.learn_residual(twin, readable(row), plain_part)
-        known += rows[first : first + 30]
+        learned += rows[first : first + 30]
     assert server.shared.numbers[NOISE] == pytest.approx(twin.noise, rel=1e-5)
     priors = [field.own.log_tau for field in twin.fields.values()]
     assert server.shared.log_tau[: len(priors), OWN] == pytest.approx(priors, rel=1e-4)
@@ -109,7 +109,7 @@ def same(parts, twins):
 def test_a_document_holds_what_predicting_needs(server):
     rows = [compiled(row) for row in generated(30, np.random.default_rng(4))]
     document = read_document(write_document(server.shared, 7, "7-x", server.learned))
-    assert (document.told.version, document.told.tag, document.told.learned) == (7, "7-x", 40)
+    assert (document.metadata.version, document.metadata.tag, document.metadata.learned) == (7, "7-x", 40)
     direct, downloaded = DeviceKalman(), DeviceKalman()
     for one, other in zip(
         direct.relearn(server.shared, rows), downloaded.relearn(document.shared, rows), strict=True
@@ -123,7 +123,7 @@ def test_a_document_holds_what_predicting_needs(server):
 def test_a_document_before_the_start_is_over_holds_no_model():
     document = read_document(write_document(None, 3, "3-x", 2))
     assert document.shared is None
-    assert document.told.version == 3
+    assert document.metadata.version == 3
 
 
 def test_a_document_that_kernels_must_not_see_is_refused(server):
@@ -149,9 +149,9 @@ def test_the_shared_part_never_sees_what_is_private(server):
     device = DeviceKalman()
     device.relearn(server.shared, [compiled(row) for row in generated(30, np.random.default_rng(5))])
     actions = [([100, PRICE], [1.0, 3.0], [ID, PRICE])]
-    found = [device.predict(request_of(([HOUR, PRIVATE], [9.0, x]), actions), 1) for x in (20.0, 90.0)]
-    assert found[0].shared.tolist() == found[1].shared.tolist()
-    assert found[0].personal.tolist() != found[1].personal.tolist()
+    predictions = [device.predict(request_of(([HOUR, PRIVATE], [9.0, x]), actions), 1) for x in (20.0, 90.0)]
+    assert predictions[0].shared.tolist() == predictions[1].shared.tolist()
+    assert predictions[0].personal.tolist() != predictions[1].personal.tolist()
 
 
 def test_a_device_without_a_shared_model_begins_after_sixteen_examples():

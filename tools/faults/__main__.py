@@ -32,14 +32,14 @@ async def run(options, folder):
     try:
         await campaign.run(options.kills, options.pauses)
     except BaseException as error:
-        campaign.found.append(f"the campaign ended early: {error!r}")
+        campaign.problems.append(f"the campaign ended early: {error!r}")
         raise
     finally:
         print(f"\n{time.monotonic() - began:.0f} s", *campaign.table(), sep="\n", flush=True)
         if options.errors:
             print(service.server.errors()[-options.errors :], file=sys.stderr)
         await service.clear()
-    return campaign.found
+    return campaign.problems
 
 
 def main():

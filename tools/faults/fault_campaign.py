@@ -28,7 +28,7 @@ class Campaign:
     def __init__(self, service, *, rankers=2, seed=0, pause=PAUSE, say=lambda text: None):
         self._service, self._rankers, self._pause_seconds, self._say = service, rankers, pause, say
         self._rng, self._seed = random.Random(seed), seed
-        self.ledger, self.found = Ledger(), []
+        self.ledger, self.problems = Ledger(), []
         self.kills, self.pauses, self.restarts = Counter(), Counter(), defaultdict(float)
         self.failures = Counter()  # by fault, role, kind of request and status
 
@@ -110,24 +110,24 @@ class Campaign:
         for (phase, kind, status), n in sorted(whereabouts.failures.items(), key=str):
             self.failures[phase, kind, status] += n
             if not is_allowed(phase, kind, status):
-                self.found.append(f"{phase}: {n} × {kind} failed with {status}")
+                self.problems.append(f"{phase}: {n} × {kind} failed with {status}")
         whereabouts.failures.clear()
         if whereabouts.phase == "kill ranker":
             lost = [connection.n_lost - n for connection, n in self._lost.items()]
             if max(lost) > 2:  # the process may be killed twice
-                self.found.append(f"{whereabouts.phase}: a client lost its connection {max(lost)} times")
+                self.problems.append(f"{whereabouts.phase}: a client lost its connection {max(lost)} times")
         whereabouts.phase = "none"
 
     async def _judge(self):
         service = self._service
-        self.found += await judge(service, self.ledger)
+        self.problems += await judge(service, self.ledger)
         live, *others = await digests_after_every_way_to_start(service)
         if others != [live] * 3:
-            self.found.append(f"models differ (live, from the log, with and without a snapshot): {[live, *others]}")
-        self.found += [f"after a restart: {found}" for found in await judge(service, self.ledger)]
+            self.problems.append(f"models differ (live, from the log, with and without a snapshot): {[live, *others]}")
+        self.problems += [f"after a restart: {problem}" for problem in await judge(service, self.ledger)]
         if await service.stop(signal.SIGTERM) != 0:
-            self.found.append("the service ended badly")
-        self.found += judge_files(service, self.ledger)
+            self.problems.append("the service ended badly")
+        self.problems += judge_files(service, self.ledger)
 
     def table(self):
         """Return the lines of a report."""
@@ -144,10 +144,10 @@ class Campaign:
             seen[phase, "events" if kind in EVENTS else "changes", status] += n
         for (phase, kind, status), n in sorted(seen.items(), key=str):
             yield f"  {phase:<18}{kind:<9}{status:<20}{n:>7}"
-        yield f"lost, changed, doubled or otherwise wrong: {len(self.found)}"
+        yield f"lost, changed, doubled or otherwise wrong: {len(self.problems)}"
         kinds = defaultdict(list)
-        for found in self.found:
-            kinds[re.sub(r"\S*\d\S*", "…", found)[:100]].append(found)
+        for problem in self.problems:
+            kinds[re.sub(r"\S*\d\S*", "…", problem)[:100]].append(problem)
         for of_kind in list(kinds.values())[:30]:
             yield f"  {len(of_kind)} × {of_kind[0][:500]}"
 

@@ -82,14 +82,14 @@ class Campaign:
                     fault()
             wrong = judge(self.ledger, self.postgres.address)
             for loop in LOOPS:
-                found = digests(self.machines, self.postgres.address, self.folder, loop)
-                if len(set(found.values())) != 1:
-                    wrong.append(f"models of {loop} differ: {found}")
-                told = sum(of == loop for of, _ in self.ledger.rewards.values())
+                models = digests(self.machines, self.postgres.address, self.folder, loop)
+                if len(set(models.values())) != 1:
+                    wrong.append(f"models of {loop} differ: {models}")
+                n_rewarded = sum(of == loop for of, _ in self.ledger.rewards.values())
                 states = [until(machine.status, "a status") for machine in self.machines]
                 counts = [state["loops"][loop]["rewarded_events"] for state in states]
-                if counts != [told] * 2:
-                    wrong.append(f"{loop}: {told} events were rewarded, machines learned from {counts}")
+                if counts != [n_rewarded] * 2:
+                    wrong.append(f"{loop}: {n_rewarded} events were rewarded, machines learned from {counts}")
         return wrong
 
     def close(self):

@@ -38,9 +38,9 @@ def main():
         goal = max(1, round(part.goal * min(1.0, options.share)))
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task(part.name, total=goal)
-            known = go_on(part, state, goal, print, lambda done, task=task, bar=bar: bar.update(task, completed=done))
-        failed |= known["n_failures"] > 0
-        print(f"{verdict(part, known)} ({time.monotonic() - began:.0f} s in this run)", flush=True)
+            result = go_on(part, state, goal, print, lambda done, task=task, bar=bar: bar.update(task, completed=done))
+        failed |= result["n_failures"] > 0
+        print(f"{verdict(part, result)} ({time.monotonic() - began:.0f} s in this run)", flush=True)
     sys.exit(failed)
 
 

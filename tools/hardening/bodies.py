@@ -105,11 +105,11 @@ class Reader:
 def drawn(seed, n):
     """Return bodies from the grammar of requests, for the fuzzer to begin with."""
     grammar = Grammar(seed)
-    found = []
+    bodies = []
     for k in range(n):
         kind = k % len(GRAMMAR)
-        found.append(bytes([kind]) + json.dumps(getattr(grammar, f"{GRAMMAR[kind]}_body")()).encode())
-    return found
+        bodies.append(bytes([kind]) + json.dumps(getattr(grammar, f"{GRAMMAR[kind]}_body")()).encode())
+    return bodies
 
 
 @contextlib.contextmanager
@@ -139,8 +139,8 @@ def fuzz_bodies(first, n):
         ended = subprocess.run(command, capture_output=True, check=False)
         if ended.returncode == 0:
             return [], {}
-        found = [file.read_bytes() for file in Path(corpus).glob("found-*")]
-        return [f"seed {first + 1}: {found!r}: {ended.stderr[-1_500:].decode(errors='replace')}"], {}
+        crashing = [file.read_bytes() for file in Path(corpus).glob("found-*")]
+        return [f"seed {first + 1}: {crashing!r}: {ended.stderr[-1_500:].decode(errors='replace')}"], {}
 
 
 def main():

@@ -38,25 +38,25 @@ class State:
 
 def go_on(part, state, goal, say, tell=lambda done: None):
     """Do what is left of a part; ``tell`` how much is done after each unit."""
-    known = state.of(part.name)
-    while known["done"] < goal:
-        tell(known["done"])
-        n = min(part.unit, goal - known["done"])
-        failures, figures = part.run(known["done"], n)
-        known["done"] += n
-        known["n_failures"] += len(failures)
-        known["failures"] = [*known["failures"], *failures][:MOST_LISTED]
+    result = state.of(part.name)
+    while result["done"] < goal:
+        tell(result["done"])
+        n = min(part.unit, goal - result["done"])
+        failures, figures = part.run(result["done"], n)
+        result["done"] += n
+        result["n_failures"] += len(failures)
+        result["failures"] = [*result["failures"], *failures][:MOST_LISTED]
         for name, value in figures.items():
             merged = max if name.startswith("most") else float.__add__
-            known["figures"][name] = merged(float(known["figures"].get(name, 0.0)), float(value))
+            result["figures"][name] = merged(float(result["figures"].get(name, 0.0)), float(value))
         state.save()
         for failure in failures:
             say(f"  {part.name}: {failure}")
-    return known
+    return result
 
 
-def verdict(part, known):
+def verdict(part, result):
     """Return the line that says what came of a part."""
-    figures = "".join(f", {name} {value:,.10g}" for name, value in known["figures"].items())
-    word = "ok" if not known["n_failures"] else f"{known['n_failures']} FAILURES"
-    return f"{part.name}: {known['done']:,} {part.what}{figures}: {word}"
+    figures = "".join(f", {name} {value:,.10g}" for name, value in result["figures"].items())
+    word = "ok" if not result["n_failures"] else f"{result['n_failures']} FAILURES"
+    return f"{part.name}: {result['done']:,} {part.what}{figures}: {word}"

@@ -14,7 +14,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from told import open_desk, untrue, warm_up
+from desk import open_desk, untrue, warm_up
 
 from service.log import client as client_module
 from service.log.records import RANK, REWARD
@@ -42,11 +42,11 @@ async def _play(folder, nth, how_many, say):
             await desk.ask(REWARD, 1)
         finally:
             _testcapi.remove_mem_hooks()
-            say("told", [[*call, reply.decode()] for call, reply in desk.told.items()])
+            say("acknowledged", [[*call, reply.decode()] for call, reply in desk.acknowledged.items()])
         if not desk.writer.is_alive():  # its process would have ended; this one has its locks, so it ends too
             return
         await desk.ask_again()
-        say("told", [[*call, reply.decode()] for call, reply in desk.told.items()])
+        say("acknowledged", [[*call, reply.decode()] for call, reply in desk.acknowledged.items()])
         for wrong in desk.wrong:
             say("wrong", wrong)
         say("end", None)
@@ -82,8 +82,10 @@ def fail_at(nth, how_many):
         with open(read, "rb") as said:
             lines = [json.loads(line) for line in said]
         _, status = os.waitpid(pid, 0)
-        told = {(kind, event): reply for what, value in lines if what == "told" for kind, event, reply in value}
-        wrong = [value for what, value in lines if what == "wrong"] + untrue(Path(name), told)
+        acknowledged = {
+            (kind, event): reply for what, value in lines if what == "acknowledged" for kind, event, reply in value
+        }
+        wrong = [value for what, value in lines if what == "wrong"] + untrue(Path(name), acknowledged)
     if os.waitstatus_to_exitcode(status) == HUNG:
         wrong.append("the process hung")
     return wrong, ["end", None] in lines

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from told import N_EVENTS, open_desk, untrue, warm_up
+from desk import N_EVENTS, open_desk, untrue, warm_up
 from writers import SOON
 
 from service.log.records import RANK, REWARD
@@ -82,9 +82,9 @@ async def _play(folder, faults):
                 for kind in (RANK, REWARD):
                     await desk.ready()
                     await asyncio.wait_for(desk.ask(kind, k), SOON)
-            n_told = len(desk.told)
+            n_acknowledged = len(desk.acknowledged)
             await desk.ask_again()
-            return desk, n_told
+            return desk, n_acknowledged
 
 
 def fail_at(how, nth):
@@ -92,9 +92,9 @@ def fail_at(how, nth):
     warm_up()
     faults = Faults(how, nth)
     with tempfile.TemporaryDirectory(prefix="fedres-fail-", dir="/dev/shm") as name:
-        desk, n_told = asyncio.run(_play(Path(name), faults))
-        wrong = desk.wrong + untrue(Path(name), desk.told)
-    return wrong, faults.n >= nth, 2 * N_EVENTS - n_told
+        desk, n_acknowledged = asyncio.run(_play(Path(name), faults))
+        wrong = desk.wrong + untrue(Path(name), desk.acknowledged)
+    return wrong, faults.n >= nth, 2 * N_EVENTS - n_acknowledged
 
 
 def failing_sockets(first, n):

@@ -25,9 +25,9 @@ def fuzz(first, n):
         connection = http.client.HTTPConnection(*live.address, timeout=SECONDS)
         for k in range(n):
             request = grammar.request()
-            found = wrong_with(connection, request)
-            if found is not None:
-                wrong.append(f"seed {first}, request {k}: {found}: {request!r}"[:1_000])
+            problem = wrong_with(connection, request)
+            if problem is not None:
+                wrong.append(f"seed {first}, request {k}: {problem}: {request!r}"[:1_000])
             if k == n // 2:
                 before = resident_bytes()
         connection.close()

@@ -44,8 +44,8 @@ class Grammar:
     def path(self, route):
         path = route.path.replace("{loop}", self.rng.choice(["default", "default", "shop"]))
         for name in ("user", "event_id", "version"):
-            known = ["v1.0"] if name == "version" else ["u1", "e1", f"e{self.rng.randrange(10**6)}"]
-            text = self.rng.choice(known) if self.rng.random() < 0.9 else self.rng.choice(TEXTS)
+            usual = ["v1.0"] if name == "version" else ["u1", "e1", f"e{self.rng.randrange(10**6)}"]
+            text = self.rng.choice(usual) if self.rng.random() < 0.9 else self.rng.choice(TEXTS)
             path = path.replace("{" + name + "}", urllib.parse.quote(text, safe=""))
         if self.rng.random() < 0.1:
             name = self.rng.choice(["after", "limit", "since", "x"])
@@ -101,11 +101,11 @@ class Grammar:
         return [{"id": f"a{k}", "features": self.features()} for k in range(n or self.rng.randint(1, 5))]
 
     def rank_body(self):
-        found = {"actions": self.actions(), "context": self.features(), "user": self.rng.choice(["u1", "u2"])}
+        body = {"actions": self.actions(), "context": self.features(), "user": self.rng.choice(["u1", "u2"])}
         for name, value in (("event_id", "e1"), ("defer", True), ("explain", True), ("exclude", ["a0"])):
             if self.rng.random() < 0.2:
-                found[name] = value
-        return found
+                body[name] = value
+        return body
 
     def batch_body(self):
         return {"requests": [self.rank_body() for _ in range(self.rng.choice([1, 2, 5, 101]))]}

@@ -214,11 +214,11 @@ class AsyncClient(Base):
 
     async def _do(self, call: Call[T]) -> T:
         began = time.monotonic()
-        answer = await self._asked(call)
+        answer = await self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    async def _asked(self, call: Call[Any]) -> Answer | Failure:
+    async def _answer_to(self, call: Call[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         try:

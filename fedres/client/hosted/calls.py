@@ -22,7 +22,7 @@ from fedres.client.hosted.answers import (
     decoded,
     unreadable,
 )
-from fedres.client.hosted.fallbacks import Asked, Fallback, check, event_name, fall_back, fall_back_slots
+from fedres.client.hosted.fallbacks import Fallback, ValidRequest, check, event_name, fall_back, fall_back_slots
 from fedres.client.hosted.types import (
     FALLBACK_PREFIX,
     Decision,
@@ -94,15 +94,15 @@ class Calls:
     # the hot path
 
     def rank(self, request: RankRequest, deadline: float | None) -> Call[Decision]:
-        asked = check(request)
+        valid = check(request)
 
         def read(answer: Answer | Failure) -> Decision:
             try:
-                return self._decision(asked, self._read(answer, Result))
+                return self._decision(valid, self._read(answer, Result))
             except ServiceError as error:
-                return self._fall_back(asked, error)
+                return self._fall_back(valid, error)
 
-        return self._hot("rank", "/rank", asked.body(), read, deadline)
+        return self._hot("rank", "/rank", valid.body(), read, deadline)
 
     def rank_many(self, requests: Iterable[RankRequest], deadline: float | None) -> Call[list[Decision]]:
         many = [check(request) for request in requests]
@@ -113,16 +113,16 @@ class Calls:
                 if len(results) != len(many):
                     raise unreadable(f"{len(results)} results for {len(many)} requests")
             except ServiceError as error:
-                return [self._fall_back(asked, error) for asked in many]
-            return [self._result_of(asked, result) for asked, result in zip(many, results, strict=True)]
+                return [self._fall_back(valid, error) for valid in many]
+            return [self._result_of(valid, result) for valid, result in zip(many, results, strict=True)]
 
-        return self._hot("rank_many", "/rank/batch", {"requests": [asked.body() for asked in many]}, read, deadline)
+        return self._hot("rank_many", "/rank/batch", {"requests": [valid.body() for valid in many]}, read, deadline)
 
     def slots(self, request: RankRequest, slots: Iterable[Slot | Id], deadline: float | None) -> Call[list[Decision]]:
-        asked = check(request)
+        valid = check(request)
         places = [_place(slot if isinstance(slot, Slot) else Slot(slot)) for slot in slots]
         names = [identifier("slots", place.id) for place in places]
-        fall_back_slots(asked, places, "first")  # refuses a page that cannot be filled
+        fall_back_slots(valid, places, "first")  # refuses a page that cannot be filled
 
         def read(answer: Answer | Failure) -> list[Decision]:
             try:
@@ -130,14 +130,14 @@ class Calls:
                 if [slot.id for slot in page.slots] != names:
                     raise unreadable("other slots than those of the request")
             except ServiceError as error:
-                chosen = fall_back_slots(asked, places, self._fallback_or_raise(error))
+                chosen = fall_back_slots(valid, places, self._fallback_or_raise(error))
                 return [self._fallen_back(action, error, slot.id) for slot, action in zip(places, chosen, strict=True)]
             filled = zip(places, page.slots, strict=True)
-            return [self._filled(asked, place, slot, page.model_version) for place, slot in filled]
+            return [self._filled(valid, place, slot, page.model_version) for place, slot in filled]
 
-        told = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
-        fields = {name: value for name, value in asked.body().items() if name not in ("exclude", "explain")}
-        return self._hot("slots", "/rank/slots", {**fields, "slots": told}, read, deadline)
+        sent = [msgspec.structs.replace(place, id=name) for name, place in zip(names, places, strict=True)]
+        fields = {name: value for name, value in valid.body().items() if name not in ("exclude", "explain")}
+        return self._hot("slots", "/rank/slots", {**fields, "slots": sent}, read, deadline)
 
     def recommend(
         self,
@@ -215,8 +215,8 @@ class Calls:
         return self._admin("change_settings", "PATCH", "/settings", dict(changes), _settings)
 
     def actions(self) -> Call[dict[str, dict[str, Any]]]:
-        def read(found: Any) -> dict[str, dict[str, Any]]:
-            return {action["id"]: action["features"] for action in found["actions"]}
+        def read(document: Any) -> dict[str, dict[str, Any]]:
+            return {action["id"]: action["features"] for action in document["actions"]}
 
         return self._admin("actions", "GET", "/actions", None, read)
 
@@ -227,11 +227,13 @@ class Calls:
 
     def popular(self, n: int, seconds: float | None) -> Call[list[dict[str, Any]]]:
         window = "" if seconds is None else f"&seconds={number('seconds', seconds)!r}"
-        return self._admin("popular", "GET", f"/popular?n={n:d}{window}", None, lambda found: list(found["items"]))
+        return self._admin(
+            "popular", "GET", f"/popular?n={n:d}{window}", None, lambda document: list(document["items"])
+        )
 
     def similar(self, item: Id, n: int) -> Call[list[dict[str, Any]]]:
         path = f"/similar/{quote(identifier('item', item), safe='')}?n={n:d}"
-        return self._admin("similar", "GET", path, None, lambda found: list(found["items"]))
+        return self._admin("similar", "GET", path, None, lambda document: list(document["items"]))
 
     def feedback(self, events: Iterable[Mapping[str, Any]]) -> Call[dict[str, int]]:
         body = {"events": [_feedback_event(f"events[{k}]", event) for k, event in enumerate(events)]}
@@ -257,7 +259,7 @@ class Calls:
         return Call("events", self._request("GET", path), self._admin_deadline, read)
 
     def unmatched(self) -> Call[list[dict[str, Any]]]:
-        return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda found: list(found["rewards"]))
+        return self._admin("unmatched", "GET", "/rewards/unmatched", None, lambda document: list(document["rewards"]))
 
     def erase(self, user: Id) -> Call[None]:
         name = identifier("user", user)
@@ -324,33 +326,33 @@ class Calls:
         self.away = False
         return result
 
-    def _decision(self, asked: Asked, result: Result | BatchResult) -> Decision:
-        given = asked.given
+    def _decision(self, valid: ValidRequest, result: Result | BatchResult) -> Decision:
+        caller_ids = valid.caller_ids
         return Decision(
             event_id=result.event_id,
-            action=given.get(result.action, result.action),
+            action=caller_ids.get(result.action, result.action),
             probability=result.probability,
-            ranking=_as_given(given, result.ranking),
+            ranking=_with_caller_ids(caller_ids, result.ranking),
             model_version=result.model_version,
             arm=result.arm,
-            explanations=None if result.explanations is None else _as_given(given, result.explanations),
+            explanations=None if result.explanations is None else _with_caller_ids(caller_ids, result.explanations),
             feedback=self._feedback,
         )
 
-    def _result_of(self, asked: Asked, result: BatchResult) -> Decision:
+    def _result_of(self, valid: ValidRequest, result: BatchResult) -> Decision:
         if result.error is None:
-            return self._decision(asked, result)
+            return self._decision(valid, result)
         error = ServiceError(422, result.error.code, result.error.message, result.error.target)
         log.error("the service refused a request of a batch: %s", error)
-        return self._fall_back(asked, error)
+        return self._fall_back(valid, error)
 
-    def _filled(self, asked: Asked, place: Slot, slot: Filled, version: int) -> Decision:
-        given = asked.given
+    def _filled(self, valid: ValidRequest, place: Slot, slot: Filled, version: int) -> Decision:
+        caller_ids = valid.caller_ids
         return Decision(
             event_id=slot.event_id,
-            action=given.get(slot.action, slot.action),
+            action=caller_ids.get(slot.action, slot.action),
             probability=slot.probability,
-            ranking=_as_given(given, slot.ranking),
+            ranking=_with_caller_ids(caller_ids, slot.ranking),
             model_version=version,
             slot=place.id,
             feedback=self._feedback,
@@ -361,8 +363,8 @@ class Calls:
             raise error
         return self._fallback
 
-    def _fall_back(self, asked: Asked, error: ServiceError) -> Decision:
-        return self._fallen_back(fall_back(asked, self._fallback_or_raise(error)), error)
+    def _fall_back(self, valid: ValidRequest, error: ServiceError) -> Decision:
+        return self._fallen_back(fall_back(valid, self._fallback_or_raise(error)), error)
 
     def _fallen_back(self, action: Any, error: ServiceError, slot: Any = None) -> Decision:
         """Return a decision under an id of its own: the service may have stored another action under the first."""
@@ -415,29 +417,29 @@ def _place(slot: Slot) -> Slot:
     return Slot(slot.id, features(f"slots[{slot.id!r}]", slot.features), identifiers("exclude", slot.exclude), baseline)
 
 
-def _as_given(given: Mapping[str, Any], places: list[P]) -> list[P]:
+def _with_caller_ids(caller_ids: Mapping[str, Any], places: list[P]) -> list[P]:
     """Return places of a ranking or explanations with the ids that the caller gave."""
-    if all(type(each) is str for each in given.values()):
+    if all(type(each) is str for each in caller_ids.values()):
         return places
-    return [msgspec.structs.replace(place, id=given.get(place.id, place.id)) for place in places]
+    return [msgspec.structs.replace(place, id=caller_ids.get(place.id, place.id)) for place in places]
 
 
 def _understood(answer: Answer | Failure, read: Callable[[Any], T]) -> T:
     """Return what a success says; JSON of another shape is that of a proxy, or of another service."""
     body = checked(answer).body
-    found = decoded(body, Any) if body else None
+    document = decoded(body, Any) if body else None
     try:
-        return read(found)
+        return read(document)
     except (KeyError, TypeError, ValueError) as error:
         raise unreadable(f"{type(error).__name__}: {error}") from None
 
 
-def _settings(found: Any) -> dict[str, Any]:
-    return dict(found["settings"])
+def _settings(document: Any) -> dict[str, Any]:
+    return dict(document["settings"])
 
 
-def _same(found: Any) -> dict[str, Any]:
-    return dict(found)
+def _same(document: Any) -> dict[str, Any]:
+    return dict(document)
 
 
 def _nothing(_: object) -> None:

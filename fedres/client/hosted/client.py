@@ -228,11 +228,11 @@ class Client(Base):
 
     def _do(self, call: Call[T]) -> T:
         began = time.monotonic()
-        answer = self._asked(call)
+        answer = self._answer_to(call)
         observed(self._observe, call.name, time.monotonic() - began, answer)
         return call.read(answer)
 
-    def _asked(self, call: Call[Any]) -> Answer | Failure:
+    def _answer_to(self, call: Call[Any]) -> Answer | Failure:
         if self._closed:
             return Failure("the client is closed")
         engine = self._connected()

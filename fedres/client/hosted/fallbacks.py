@@ -17,7 +17,7 @@ log = logging.getLogger("fedres.client")
 Fallback = Literal["first"] | Callable[[RankRequest], Any]
 
 
-class Asked(NamedTuple):
+class ValidRequest(NamedTuple):
     """A request, checked: what is sent of it, and what the caller gave."""
 
     request: RankRequest
@@ -27,9 +27,9 @@ class Asked(NamedTuple):
     user: str | None
 
     @property
-    def given(self) -> dict[str, Any]:
+    def caller_ids(self) -> dict[str, Any]:
         """The actions' ids as the caller gave them, by those that are sent."""
-        return {action.id: action.given for action in self.actions}
+        return {action.id: action.caller_id for action in self.actions}
 
     def body(self) -> dict[str, Any]:
         """Return the fields as the service reads them, without those at their defaults."""
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
         return {"event_id": request.event_id, **{k: v for k, v in optional.items() if v}, "actions": actions}
 
 
-def check(request: RankRequest) -> Asked:
+def check(request: RankRequest) -> ValidRequest:
     """Return a request with an event id, so that its repeats are the same event; say what is wrong with it."""
     if not isinstance(request, RankRequest):
         raise TypeError(f"a request must be a RankRequest, got {type(request).__name__}")
@@ -59,11 +59,11 @@ def check(request: RankRequest) -> Asked:
     context = {} if request.context is None else features("context", request.context)
     made = replace(
         request,
-        actions=request.actions if hasattr(request.actions, "__len__") else [action.given for action in actions],
+        actions=request.actions if hasattr(request.actions, "__len__") else [action.caller_id for action in actions],
         exclude=list(excluded),
         event_id=new_event_id() if request.event_id is None else event_name(request.event_id),
     )
-    return Asked(made, actions, excluded, context, user_id(request.user))
+    return ValidRequest(made, actions, excluded, context, user_id(request.user))
 
 
 def event_name(value: object) -> str:
@@ -74,15 +74,15 @@ def event_name(value: object) -> str:
     return name
 
 
-def fall_back(asked: Asked, fallback: Fallback) -> Any:
+def fall_back(valid: ValidRequest, fallback: Fallback) -> Any:
     """Return the first action that is allowed, or what the function says if that is allowed; its id as it was given."""
-    excluded = set(asked.excluded)
-    allowed = {action.id: action.given for action in asked.actions if action.id not in excluded}
+    excluded = set(valid.excluded)
+    allowed = {action.id: action.caller_id for action in valid.actions if action.id not in excluded}
     first = next(iter(allowed.values()))
     if fallback == "first":
         return first
     try:
-        chosen = fallback(asked.request)
+        chosen = fallback(valid.request)
         name = identifier("the fallback's action", chosen)
     except Exception:
         log.exception("the fallback failed; the first action is taken")
@@ -92,17 +92,17 @@ def fall_back(asked: Asked, fallback: Fallback) -> Any:
     return allowed.get(name, first)
 
 
-def fall_back_slots(asked: Asked, slots: Sequence[Slot], fallback: Fallback) -> list[Any]:
+def fall_back_slots(valid: ValidRequest, slots: Sequence[Slot], fallback: Fallback) -> list[Any]:
     """Return an action for each slot, none of them twice."""
     if not slots:
         raise ValueError("slots must hold at least one slot, got none")
     chosen: list[Any] = []
     taken: list[str] = []
     for slot in slots:
-        excluded = [*asked.excluded, *map(str, slot.exclude), *taken]
-        if set(excluded).issuperset(action.id for action in asked.actions):
+        excluded = [*valid.excluded, *map(str, slot.exclude), *taken]
+        if set(excluded).issuperset(action.id for action in valid.actions):
             raise ValueError(f"actions must leave one for each slot, got none left for slot {slot.id!r}")
-        left = asked._replace(excluded=excluded, request=replace(asked.request, exclude=excluded))
+        left = valid._replace(excluded=excluded, request=replace(valid.request, exclude=excluded))
         chosen.append(fall_back(left, fallback))
         taken.append(identifier("actions", chosen[-1]))
     return chosen

@@ -48,9 +48,9 @@ def retrying(
     backoff = Backoff(rng, first=FIRST_WAIT, longest=LONGEST_WAIT)
     answer: Answer | Failure = Failure(f"no answer within {seconds:g} s")
     while (left := end - clock()) > 0:  # a wait may take longer than asked: sockets refuse a timeout below 0
-        told = yield replace(request, seconds=min(request.seconds, left))
-        assert told is not None
-        answer = told
+        received = yield replace(request, seconds=min(request.seconds, left))
+        assert received is not None
+        answer = received
         if not passes(answer) or not again:
             return answer
         wait = backoff.failed(answer.retry_after if isinstance(answer, Answer) else 0.0)

@@ -256,8 +256,8 @@ class Rewards:
             self._held[queued.loop] = held = _Held()
             held.waiting.extend(one for one in self._waiting if one.loop == queued.loop)
             self._waiting = deque(one for one in self._waiting if one.loop != queued.loop)
-            told = (queued.request.path, answer.status, refusal(answer).message, HELD_SECONDS)
-            log.error("the service takes no rewards: %s: %d %s; they wait, with a try every %g s", *told)
+            details = (queued.request.path, answer.status, refusal(answer).message, HELD_SECONDS)
+            log.error("the service takes no rewards: %s: %d %s; they wait, with a try every %g s", *details)
         held = self._held[queued.loop]
         held.waiting.appendleft(queued)
         held.due = math.inf if self._closed else time.monotonic() + HELD_SECONDS

@@ -63,19 +63,19 @@ class Spool:
 
     def take_over(self) -> list[tuple[int, str, bytes]]:
         """Return what processes that have ended left in the folder, oldest first; it is ours from here on."""
-        found = []
+        rewards = []
         for path in sorted(self._folder.glob("rewards-*.db")):
             lock = _lock(path)
             if lock is None:
                 continue
             try:
-                found += [(self._insert(*row), *row) for row in _left_in(path)]
+                rewards += [(self._insert(*row), *row) for row in _left_in(path)]
                 _unlink(path)  # a crash before this lets them be sent twice, which counts once
             except sqlite3.Error as error:
                 log.error("the rewards in %s cannot be taken over, and stay there: %s", path, error)
             finally:
                 os.close(lock)
-        return found
+        return rewards
 
     def close(self) -> None:
         """Let the next client have what is left."""

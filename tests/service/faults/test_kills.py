@@ -13,7 +13,7 @@ def test_kills_and_pauses_of_each_role_lose_and_double_nothing_and_clients_see_n
     async def _(service):
         campaign = Campaign(service, rankers=2, seed=1, pause=(0.1, 1.0))
         await campaign.run(n_kills=8, n_pauses=1)
-        assert campaign.found == []
+        assert campaign.problems == []
 
 
 def test_kills_of_all_processes_at_once_lose_and_double_nothing(play):

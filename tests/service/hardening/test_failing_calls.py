@@ -6,7 +6,7 @@ import json
 import failing_memory
 import failing_sockets
 import pytest
-from told import open_desk, untrue
+from desk import open_desk, untrue
 
 from service.log.records import RANK, REWARD
 from service.rank import decide
@@ -36,7 +36,7 @@ def test_where_memory_fails_a_call_is_refused_or_the_process_ends_and_nothing_ac
 
 @pytest.mark.skipif(failing_memory.missing() is not None, reason=str(failing_memory.missing()))
 def test_a_choice_for_which_there_is_no_memory_fails_for_that_reason_whichever_allocation_fails(tmp_path, monkeypatch):
-    found = set()
+    errors = set()
 
     def failing_choose(*args, **how):
         for nth in range(1, 200):
@@ -44,7 +44,7 @@ def test_a_choice_for_which_there_is_no_memory_fails_for_that_reason_whichever_a
             try:
                 choose(*args, **how)
             except Exception as error:
-                found.add(type(error))
+                errors.add(type(error))
             finally:
                 failing_memory._testcapi.remove_mem_hooks()
         return choose(*args, **how)
@@ -56,7 +56,7 @@ def test_a_choice_for_which_there_is_no_memory_fails_for_that_reason_whichever_a
             assert await desk.ask(RANK, 1)
 
     asyncio.run(story())
-    assert found == {MemoryError}
+    assert errors == {MemoryError}
 
 
 def test_what_callers_were_told_wrongly_is_found(tmp_path):
@@ -64,10 +64,10 @@ def test_what_callers_were_told_wrongly_is_found(tmp_path):
         async with open_desk(tmp_path) as desk:
             await desk.ask(RANK, 0)
             await desk.ask(REWARD, 0)
-            return desk.told
+            return desk.acknowledged
 
-    told = asyncio.run(story())
-    assert untrue(tmp_path, told) == []
-    other = {**json.loads(told[RANK, "e0"]), "action": "a9"}
-    told |= {(RANK, "e0"): json.dumps(other), (RANK, "e1"): b"{}", (REWARD, "e2"): b""}
-    assert [one.split()[0] for one in untrue(tmp_path, told)] == ["e0", "the", "the"]
+    acknowledged = asyncio.run(story())
+    assert untrue(tmp_path, acknowledged) == []
+    other = {**json.loads(acknowledged[RANK, "e0"]), "action": "a9"}
+    acknowledged |= {(RANK, "e0"): json.dumps(other), (RANK, "e1"): b"{}", (REWARD, "e2"): b""}
+    assert [one.split()[0] for one in untrue(tmp_path, acknowledged)] == ["e0", "the", "the"]

@@ -51,7 +51,7 @@ def test_a_device_downloads_what_rankers_decide_with(tmp_path):
             await engine.settle()
             model = await engine.federated_model("default")
             document, loop = read_document(model.body), engine.context.loop("default")
-            assert (document.told.version, document.told.tag) == (loop.view.version, model.tag)
+            assert (document.metadata.version, document.metadata.tag) == (loop.view.version, model.tag)
             assert engine.model_tag("default") == model.tag
             request = request_of(([5], [1.0]), [([6], [1.0], [7]), ([8], [2.0], [8])])
             device = DeviceKalman()
@@ -152,34 +152,34 @@ async def host(engine, rng, n, users):
     """Decide and reward ``n`` times; return how often tea was taken. Nobody has a name if there are no users."""
     taken = 0
     for _ in range(n):
-        asked = RankRequest(
+        request = RankRequest(
             user=f"u{rng.integers(users)}" if users else None,
             context=raw(weather(rng)),
             actions=[Action(name, raw({})) for name in REWARDED],
             event_id=f"e{rng.integers(2**60)}",
         )
-        name = (await engine.rank("default", asked)).action_id
+        name = (await engine.rank("default", request)).action_id
         taken += name == "tea"
-        await engine.reward("default", asked.event_id, float(rng.random() < REWARDED[name]))
+        await engine.reward("default", request.event_id, float(rng.random() < REWARDED[name]))
     await engine.settle()
     return taken
 
 
 def sent(rng, seqs, n, lie=None):
     """Return honest residuals, or those of a device that always says: tea is worse than predicted, the rest better."""
-    found = []
+    residuals = []
     for _ in range(n):
         name = [*REWARDED][rng.integers(3)]
         label, local = (float(rng.random() < REWARDED[name]), 0.0) if lie is None else (0.0, lie)
         if lie is not None and name != "tea":
             label, local = 1.0, -lie
-        found.append(Residual(next(seqs), 1, raw(weather(rng)), Action(name, raw({})), local, label, **FREE))
-    return found
+        residuals.append(Residual(next(seqs), 1, raw(weather(rng)), Action(name, raw({})), local, label, **FREE))
+    return residuals
 
 
 async def scores(engine):
-    asked = RankRequest(context=raw({"weather": "cold"}), actions=[Action(name, raw({})) for name in REWARDED])
-    return {row.id: row.score for row in (await engine.rank("default", asked)).ranking}
+    request = RankRequest(context=raw({"weather": "cold"}), actions=[Action(name, raw({})) for name in REWARDED])
+    return {row.id: row.score for row in (await engine.rank("default", request)).ranking}
 
 
 @pytest.mark.parametrize("users", [40, 0])

@@ -38,7 +38,7 @@ class Desk:
         self._routes = {RANK: routes["/v1/rank"], REWARD: routes["/v1/events/{event_id}/reward"]}
         self._calls = {(kind, k): self._call(kind, k) for kind in (RANK, REWARD) for k in range(N_EVENTS)}
         self.writer, self._client = writer, client
-        self.told, self.wrong = {}, []
+        self.acknowledged, self.wrong = {}, []
 
     @staticmethod
     def _call(kind, k):
@@ -54,7 +54,7 @@ class Desk:
         except Exception as error:
             reply = failure(error)
         if reply.status < 300:
-            self.told[kind, f"e{k}"] = reply.body
+            self.acknowledged[kind, f"e{k}"] = reply.body
         elif reply.status != 503:
             self.wrong.append(f"{kind} {k} was answered with {reply.status}: {reply.body!r}")
         return reply.status < 300
@@ -104,27 +104,27 @@ def warm_up():
         asyncio.run(decide(Path(name)))
 
 
-def untrue(folder, told):
+def untrue(folder, acknowledged):
     """Return what callers were told that is not in the log, and what is in it that nobody sent."""
-    found = []
+    problems = []
     with SqliteLog(sqlite_file(folder / "store.db"), verify=True) as log:
         entries = log.read("default", 0, 10_000)
     ranks = {entry.event: json.loads(entry.body) for entry in entries if entry.kind == RANK}
     if len(ranks) != sum(entry.kind == RANK for entry in entries):
-        found.append("an event was decided twice")
+        problems.append("an event was decided twice")
     for event, logged in ranks.items():
         if logged["context"] != {"hour": int(event[1:])} or logged["actions"] != ACTIONS:
-            found.append(f"{event} has a request that nobody sent: {logged}")
+            problems.append(f"{event} has a request that nobody sent: {logged}")
     rewards = {(entry.event, json.loads(entry.body)["value"]) for entry in entries if entry.kind == REWARD}
-    found += [f"{event} has the reward {value}" for event, value in rewards if value != value_of(int(event[1:]))]
-    for (kind, event), reply in told.items():
+    problems += [f"{event} has the reward {value}" for event, value in rewards if value != value_of(int(event[1:]))]
+    for (kind, event), reply in acknowledged.items():
         if kind == REWARD:
             if event not in dict(rewards):
-                found.append(f"the reward of {event} was acknowledged and is lost")
+                problems.append(f"the reward of {event} was acknowledged and is lost")
         elif event not in ranks:
-            found.append(f"the decision {event} was acknowledged and is lost")
+            problems.append(f"the decision {event} was acknowledged and is lost")
         else:
             answer, logged = json.loads(reply), ranks[event]
             if answer["action"] != ACTIONS[logged["action"]]["id"]:
-                found.append(f"{event} was answered with {answer['action']}, and logged as {logged['action']}")
-    return found
+                problems.append(f"{event} was answered with {answer['action']}, and logged as {logged['action']}")
+    return problems
