@@ -50,13 +50,13 @@ class NoDrift(Drift):
 
 def part_of(model: ResidualKalman, context: Hashed, action: Action) -> Part:
     """Return what a model predicts without anybody's personal weights."""
-    inputs, blocks = model._inputs(context), model.shared_weights()
+    (z, t), blocks = model._context(context), model.shared_weights()
     total: Array = np.zeros(2)
     slopes = {0: 0.0} | {int(name) or 1: 0.0 for name in action[2]}
     for key, (x, name) in [(0, (1.0, 0)), *model._features(action).items()]:
-        parts = model._part(key, model._field(name), inputs, blocks.get(key), None, None)[:, :3].sum(axis=1)
-        total += [x * parts[0], x * x * parts[1]]
-        slopes[name] += x * parts[2]
+        mean, variance, slope = model._predicted(key, x, model._field(name), z, t, blocks.get(key)).parts.sum(axis=1)
+        total += [x * mean, x * x * variance]
+        slopes[name] += x * slope
     return Part(float(total[0]), float(total[1]), slopes)
 
 
@@ -126,6 +126,6 @@ class Device:
 
 
 def _settled(scale: Scale) -> Scale:
-    found = Scale(scale.medians)
-    found.__dict__ = {**scale.__dict__, "values": [0.0] * the.FIRST_VALUES}
-    return found
+    settled = Scale(scale.medians)
+    settled.__dict__ = {**scale.__dict__, "values": [0.0] * the.FIRST_VALUES}
+    return settled

@@ -18,6 +18,7 @@ from fedres.decisions import constants as the
 
 Hashed = tuple[Sequence[int], Sequence[float]]
 Action = tuple[Sequence[int], Sequence[float], Sequence[int]]
+Tail = list[tuple[int, float]]  # coordinates and values of a context beside the core
 
 
 class Event(NamedTuple):
@@ -85,8 +86,8 @@ class Inputs:
         named = [(int(key) or 1, float(value)) for key, value in zip(*context, strict=True) if value]
         return [(key, self._scaled("context", key, value, new=new)) for key, value in named]
 
-    def _context(self, context: Hashed, *, new: bool) -> tuple[Array, list[tuple[int, float]]]:
-        """Return z, and the tail's coordinates and values."""
+    def _context(self, context: Hashed, *, new: bool = False) -> tuple[Array, Tail]:
+        """Return z and t."""
         z, t = np.zeros(len(self.core)), []
         for key, x in [(0, 1.0), *self._inputs_scaled(context, new=new)]:
             if key in self.core:
@@ -100,12 +101,12 @@ class Inputs:
 
     def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
         """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
-        found: dict[int, tuple[float, int]] = {}
+        features: dict[int, tuple[float, int]] = {}
         for key, value, name in zip(*action, strict=True):
             if value:
                 key, value, name = int(key) or 1, float(value), int(name) or 1
                 number = key == name or value != 1.0
                 x = self._scaled("action", key, value, new=new) if number else 1.0
-                before, name = found.get(key, (0.0, name))
-                found[key] = before + x, name
-        return {key: (x, name) for key, (x, name) in found.items() if x}
+                before, name = features.get(key, (0.0, name))
+                features[key] = before + x, name
+        return {key: (x, name) for key, (x, name) in features.items() if x}

@@ -22,7 +22,7 @@ import numpy as np
 from fedres.checks import Array
 from fedres.decisions import constants as the
 from fedres.decisions.jacobi_reference import eigenvectors
-from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Inputs
+from fedres.decisions.kalman_inputs_reference import Action, Event, Hashed, Inputs, Tail
 
 
 class Prior:
@@ -108,8 +108,7 @@ class Information:
 
     def __init__(self, size: int = 1) -> None:
         self.b, self.H = np.zeros(size, np.float32), np.zeros((size, size), np.float32)
-        first = np.arange(size) < the.OWN_DENSE
-        self.kept, self.first = np.eye(size) + np.outer(first, first) > 0, first
+        self.first = np.arange(size) < the.OWN_DENSE
 
     def posterior(self, tau: float) -> tuple[Array, Array]:
         C = np.linalg.inv(self.H.astype(float) + np.eye(len(self.b)) / tau)
@@ -129,12 +128,13 @@ class Information:
 
     def turned(self, turn: Array, tau: float) -> Information:
         """Return it in another basis: means are turned, precisions keep what there is room for."""
-        found = Information(len(self.b))
-        found._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
-        return found
+        information = Information(len(self.b))
+        information._set(turn @ self.posterior(tau)[1], turn @ self.H.astype(float) @ turn.T, tau)
+        return information
 
     def _set(self, mean: Array, H: Array, tau: float) -> None:
-        self.H = np.where(self.kept, H, 0).astype(np.float32)
+        kept = np.eye(len(mean)) + np.outer(self.first, self.first) > 0
+        self.H = np.where(kept, H, 0).astype(np.float32)
         self.b = ((self.H.astype(float) + np.eye(len(mean)) / tau) @ mean).astype(np.float32)
 
 
@@ -197,10 +197,10 @@ class Block:
 
 
 class Table:
-    """Blocks in rows, as many as there is room for."""
+    """Blocks in rows, as many as there is room for. With a ``window``, a key may take only one of so many rows."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.rows = limit, list[Block]()
+    def __init__(self, limit: int, window: int | None = None) -> None:
+        self.limit, self.window, self.rows = limit, window, list[Block]()
 
     def find(self, key: int) -> Block | None:
         return next((block for block in self.rows if block.key == key), None)
@@ -211,18 +211,19 @@ class Table:
     def weights(self) -> dict[int, Any]:
         return {block.key: block.weights for block in self.rows}
 
-    def touch(self, key: int, name: int, now: int, new: Any, window: Sequence[int] | None = None) -> Block | None:
+    def touch(self, key: int, name: int, now: int, new: Any, *, displaces: bool = True) -> Block | None:
         """Return the block of a key, or one with these new weights; None if there is no room for it.
 
-        Without room it takes the row of the window that was learned least recently, unless that is part of this event.
+        Without room it takes the row that was learned least recently, unless that is part of this event.
         """
-        block = self.find(key)
+        block, row = self.find(key), len(self.rows)
         if block is None:
-            block, row = Block(key, name, new, now), len(self.rows)
             if row == self.limit:
-                row = min(range(1, row) if window is None else window, key=lambda k: self.rows[k].used, default=-1)
+                rows = range(1, row) if self.window is None else [(key + k) % row for k in range(min(row, self.window))]
+                row = min(rows if displaces else (), key=lambda k: self.rows[k].used, default=-1)
                 if row < 0 or self.rows[row].used == now:
                     return None
+            block = Block(key, name, new, now)
             self.rows[row : row + 1] = [block]
         block.used, block.times = now, block.times + 1
         return block
@@ -236,15 +237,26 @@ class Own:
         self.blocks, self.biases = Table(n_blocks), Table(n_biases)
 
 
-class Used(NamedTuple):
-    """A feature in an event: its value, its field, its weights, and what they predict at x = 1 (``_part``)."""
+class Term(NamedTuple):
+    """Weights of a feature in information form, with what they are multiplied by and their prior."""
 
-    key: int
+    side: int  # the column of ``Used.parts``
+    weights: Information
+    inputs: Array
+    prior: Prior
+
+
+class Used(NamedTuple):
+    """A feature in a prediction: its value, its field, its weights, and what they predict at x = 1.
+
+    Rows of ``parts`` are mean, variance and slope by log τ; columns are the constant, of which the next one has mean
+    and variance, core, tail, personal weights, bias.
+    """
+
     x: float
     of: Field
-    shared: Dense | Information
-    mine: Information | None
-    bias: Information | None
+    dense: Dense | None  # None: the shared weights are a light entry, one of the terms
+    terms: list[Term]
     parts: Array
 
 
@@ -272,7 +284,7 @@ class ResidualKalman(Inputs):
         self.bases: list[Array] = []
         self.drift = Drift(the.LEAST_LOG_DRIFT)
         self.fields: dict[int, Field] = {0: Field()}
-        self.blocks, self.light = Table(max_blocks), Table(max_light)
+        self.blocks, self.light = Table(max_blocks), Table(max_light, the.LIGHT_WINDOW)
         self.tail: dict[int, Information] = {}
         self.own: dict[Hashable, Own] = {}
 
@@ -280,23 +292,23 @@ class ResidualKalman(Inputs):
         """Return the mean and the width of each action's reward; nothing is known before the start is over."""
         if not self.bases:
             return np.full(len(actions), self.low), np.full(len(actions), self.span)
-        inputs = self._inputs(context)
+        z, t = self._context(context)
         shared, mine = self.shared_weights(), self.own.get(user)
         own, biases = self._turned(mine), mine.biases.weights() if mine else {}
-        sides = slice(None, 3 if user is None else 5)  # without a user there is no personal side
-        base = self._part(0, self._field(0), inputs, shared.get(0), own.get(0), biases.get(0))[0, sides].sum()
-        found = []
-        for action in actions:
-            mean, variance = base, 0.0
-            for key, (x, name) in self._features(action).items():
-                of = self._field(name)
-                parts = self._part(key, of, inputs, shared.get(key), own.get(key), biases.get(key))
-                reuse = np.repeat([of.reuse.share, of.own_reuse.share], [3, 2])
-                mean += x * parts[0, sides].sum()
-                variance += x * x * (reuse * parts[1])[sides].sum()
-            found.append((self.low + self.span * mean, self.span * math.sqrt(max(variance, 0.0))))
-        means, widths = np.array(found).T
-        return means, widths
+
+        def predicted(key: int, x: float, name: int) -> Used:
+            fresh = Information(self.bases[-1].shape[1]), Information()
+            personal = () if user is None else (own.get(key, fresh[0]), biases.get(key, fresh[1]))
+            return self._predicted(key, x, self._field(name), z, t, shared.get(key), *personal)
+
+        base = predicted(0, 1.0, 0).parts[0].sum()
+        means, variances = np.full(len(actions), base), np.zeros(len(actions))
+        for k, action in enumerate(actions):
+            for use in [predicted(key, x, name) for key, (x, name) in self._features(action).items()]:
+                reuse = np.repeat([use.of.reuse.share, use.of.own_reuse.share], [3, 2])
+                means[k] += use.x * use.parts[0].sum()
+                variances[k] += use.x * use.x * (reuse * use.parts[1]).sum()
+        return self.low + self.span * means, self.span * np.sqrt(np.maximum(variances, 0.0))
 
     def shared_weights(self) -> dict[int, Dense | Information]:
         """Return those of all features; a feature with a block may have an old light entry."""
@@ -341,11 +353,6 @@ class ResidualKalman(Inputs):
         for event in start:
             self._learn(event, new=False)
 
-    def _inputs(self, context: Hashed, *, new: bool = False) -> tuple[Array, list[tuple[int, float]], Array]:
-        """Return z, the tail's coordinates and values, and r."""
-        z, t = self._context(context, new=new)
-        return z, t, self.bases[-1].T @ z
-
     def _field(self, name: int, *, new: bool = False) -> Field:
         if name not in self.fields and len(self.fields) == the.MAX_FIELDS:
             return [*self.fields.values()][-1]
@@ -353,75 +360,48 @@ class ResidualKalman(Inputs):
             self.fields[name] = Field()
         return self.fields.get(name) or Field()
 
-    def _part(self, key: int, of: Field, inputs: Any, shared: Any, own: Any, bias: Any) -> Array:
-        """Return mean, variance and slope by log τ (rows) of a block's weights, x = 1.
-
-        Columns: the constant, of which the next one has mean and variance, core, tail, personal weights, bias.
-        """
-        z, t, r = inputs
-        parts = np.zeros((3, 5))
+    def _predicted(
+        self, key: int, x: float, of: Field, z: Array, t: Tail, shared: Any, own: Any = None, bias: Any = None
+    ) -> Used:
+        """Return what the weights of a feature predict; without a personal side if there is none."""
+        dense, terms, parts = None, list[Term](), np.zeros((3, 5))
         if isinstance(shared, Information):
-            parts[:, 1] = shared.predict(np.ones(1), of.light.tau)
+            terms.append(Term(1, shared, np.ones(1), of.light))
         else:
-            parts[:, :2] = (shared or Dense(of.log_tau(len(z)))).predict(z)
+            dense = shared or Dense(of.log_tau(len(z)))
+            parts[:, :2] = dense.predict(z)
         for coordinate, value in t:
             weight = self.tail.get(tail_place(key, coordinate, self.tail_bits)) or Information()
-            parts[:, 2] += weight.predict(np.array([value]), of.tail.tau)
-        parts[:, 3] = (own or Information(len(r))).predict(r, of.own.tau)
-        parts[:, 4] = (bias or Information()).predict(np.ones(1), of.bias.tau)
-        return parts
-
-    def _usual(self) -> Array:
-        """Return a usual context, the mean of z."""
-        usual: Array = self.moment[0] * (self._constant() / self.moment[0, 0])
-        return usual
+            terms.append(Term(2, weight, np.array([value]), of.tail))
+        if own:
+            terms.append(Term(3, own, self.bases[-1].T @ z, of.own))
+        if bias:
+            terms.append(Term(4, bias, np.ones(1), of.bias))
+        for term in terms:
+            parts[:, term.side] += term.weights.predict(term.inputs, term.prior.tau)
+        return Used(x, of, dense, terms, parts)
 
     def _usual_tau(self, of: Field) -> float:
         """Return the prior variance of what a block of the field says of a usual context."""
-        return float(np.exp(of.log_tau(len(self.core))) @ self._usual() ** 2)
+        return float(np.exp(of.log_tau(len(self.usual))) @ self.usual**2)
 
     def _touch(self, key: int, name: int, of: Field) -> Block | None:
         """Return the block or the light entry that a feature learns in; None if there is no room for it."""
-        light, usual, before = self.light.find(key), self._usual(), [*self.blocks.rows]
+        light, before = self.light.find(key), [*self.blocks.rows]
         often = not self.light.limit or (light is not None and light.times >= the.LIGHT_TIMES)
-        fresh = Dense(of.log_tau(len(usual)))
-        block = self.blocks.touch(key, name, self.learned, fresh, window=None if often else ())
+        fresh = Dense(of.log_tau(len(self.usual)))
+        block = self.blocks.touch(key, name, self.learned, fresh, displaces=often)
         if block is None:
-            return self._touch_light(key, name)
-        if light and block.weights is fresh:
-            fresh.from_light(light.weights, usual)
+            return self.light.touch(key, name, self.learned, Information())
+        if block.weights is not fresh:
+            block.weights.rebase(fresh.log_tau)
+        elif light:  # it takes the row of a block, which becomes a light entry
+            fresh.from_light(light.weights, self.usual)
             block.times = light.times + 1
             gone = next(each for each in before if each not in self.blocks.rows)
-            if old := self._touch_light(gone.key, gone.field):
-                old.weights, old.times, old.used = gone.weights.to_light(usual), gone.times, gone.used
-        elif block.weights is not fresh:
-            block.weights.rebase(of.log_tau(len(usual)))
+            if old := self.light.touch(gone.key, gone.field, self.learned, Information()):
+                old.weights, old.times, old.used = gone.weights.to_light(self.usual), gone.times, gone.used
         return block
-
-    def _touch_light(self, key: int, name: int) -> Block | None:
-        n = len(self.light.rows)
-        window = [(key + k) % n for k in range(min(n, the.LIGHT_WINDOW))]
-        return self.light.touch(key, name, self.learned, Information(), window)
-
-    def _step_core(self, of: Field, of_constant: float, of_context: float) -> None:
-        """Let priors of core weights follow their slopes: of the constant by itself where actions have one field."""
-        n, start = self.learned, the.CORE_TAU_START
-        if len(self.fields) > 2:  # a sum of constants, which cannot be told apart
-            of.core.step(of_constant + of_context if n >= start else 0.0)
-            of.constant.log_tau = of.core.log_tau
-            return
-        of.constant.step(of_constant if n >= start else 0.0)
-        of.core.step(of_context if n >= min(start, the.CONTEXT_TAU_EVENTS * len(self.blocks.rows)) else 0.0)
-
-    def _drift_idle(self, phi: float) -> None:
-        """Let blocks drift that are not learned, by φ in the time in which each block is learned once on average."""
-        drift = self.drift
-        drift.idle += phi / max(len(self.blocks.rows) - 1, 1)
-        if drift.idle >= the.IDLE_DRIFT:
-            for block in self.blocks.rows:
-                if block.used < drift.since:
-                    block.weights.drift(1 - math.exp(-drift.idle))
-            drift.idle, drift.since = 0.0, self.learned + 1
 
     def _turned(self, own: Own | None) -> dict[int, Information]:
         """Return a user's weights of directions by key, in the present basis."""
@@ -429,12 +409,6 @@ class ResidualKalman(Inputs):
             return own.blocks.weights() if own else {}
         turn = self.bases[-1].T @ self.bases[own.basis]
         return {block.key: block.weights.turned(turn, self._field(block.field).own.tau) for block in own.blocks.rows}
-
-    def _renew_basis(self) -> None:
-        """Take the leading eigenvectors of the mean of zz' at 32, 64, ... events; from twice the core's size on."""
-        n = self.learned
-        if n >= 2 * max(the.START_EVENTS, len(self.core)) and n & (n - 1) == 0 and len(self.bases) < the.MAX_BASES:
-            self.bases.append(eigenvectors(self.moment / n, self.own_size))
 
     def _opened(self, user: Hashable) -> Own | None:
         """Return the personal model that learns, in the present basis from now on."""
@@ -448,73 +422,73 @@ class ResidualKalman(Inputs):
         own.basis, own.clock = len(self.bases) - 1, own.clock + 1
         return own
 
-    def _use(self, key: int, x: float, name: int, inputs: Any, own: Own | None) -> Used | None:
+    def _use(self, key: int, x: float, name: int, z: Array, t: Tail, own: Own | None) -> Used | None:
         """Find the weights that a feature of an event learns in, count its reuse, and predict; None without room."""
         of, mine, bias, met = self._field(name, new=True), None, None, own.biases.times(key) if own else 0
         of.reuse.add(self.blocks.times(key) or self.light.times(key))
         if own:
             of.own_reuse.add(met)
-        shared = self._touch(key, name, of)
-        if shared is None:
+        block = self._touch(key, name, of)
+        if block is None:
             return None
         if own:  # what is new to the user takes no other's directions
-            fresh = Information(len(inputs[2]))
-            mine = own.blocks.touch(key, name, own.clock, fresh, window=None if met else ())
+            fresh = Information(self.bases[-1].shape[1])
+            mine = own.blocks.touch(key, name, own.clock, fresh, displaces=met > 0)
             bias = own.biases.touch(key, name, own.clock, Information())
-        own_weights, own_bias = mine.weights if mine else None, bias.weights if bias else None
-        parts = self._part(key, of, inputs, shared.weights, own_weights, own_bias)
-        parts[:, 3:] *= [bool(mine), bool(bias)]  # weights that there are not are not uncertain
-        if isinstance(shared.weights, Information):  # what it would predict, if it counts, for a user who is new to it
-            parts[2, 1] = 0.0 if met else shared.weights.predict(np.ones(1), self._usual_tau(of))[0]
-        return Used(key, x, of, shared.weights, own_weights, own_bias, parts)
+        for coordinate, _ in t:
+            self.tail.setdefault(tail_place(key, coordinate, self.tail_bits), Information())
+        personal = [each.weights if each else None for each in (mine, bias)]
+        use = self._predicted(key, x, of, z, t, block.weights, *personal)
+        if use.dense is None:  # what it would predict, if it counts, for a user who is new to it
+            use.parts[2, 1] = 0.0 if met else block.weights.predict(np.ones(1), self._usual_tau(of))[0]
+        return use
 
     def _learn(self, event: Event, *, new: bool, beside: tuple[float, float] = (0.0, 0.0)) -> float:
         """Learn an event beside the mean and the variance of another model; return the error."""
-        self._renew_basis()
-        z, *_ = inputs = self._inputs(event.context, new=new)
+        n, basis_from = self.learned, 2 * max(the.START_EVENTS, len(self.core))
+        if n >= basis_from and n & (n - 1) == 0 and len(self.bases) < the.MAX_BASES:  # at 32, 64, ... events
+            self.bases.append(eigenvectors(self.moment / n, self.own_size))
+        z, t = self._context(event.context, new=new)
         self.moment += np.outer(z, z)
+        self.usual = self.moment[0] * (self._constant() / self.moment[0, 0])  # the mean of z
         own, features = self._opened(event.user), {0: (1.0, 0)} | self._features(event.action, new=new)
-        used = [use for key, (x, name) in features.items() if (use := self._use(key, x, name, inputs, own))]
+        used = [use for key, (x, name) in features.items() if (use := self._use(key, x, name, z, t, own))]
         error = (event.reward - self.low) / self.span - sum(use.x * use.parts[0].sum() for use in used) - beside[0]
         variance = sum(use.x * use.x * use.parts[1].sum() for use in used) + beside[1]
-        ahead = sum(use.x * float(use.shared.slope @ z) for use in used if isinstance(use.shared, Dense))  # d m/d φ
+        ahead = sum(use.x * float(use.dense.slope @ z) for use in used if use.dense)  # d m/d φ
+        q, phi = self.noise + variance, self.drift.tau
         for use in used:
-            self._learn_weights(use, inputs, error, self.noise + variance, ahead)
+            if use.dense:
+                use.dense.learn(use.x * z, error, q, phi, ahead)
+            for term in use.terms:
+                term.weights.learn(use.x * term.inputs, term.prior.tau, error, q)
         for use in used:  # after the weights: all of them used the old τ
             self._step_priors(use, error)
-        phi = self.drift.tau
-        self.drift.step(error * ahead, moves=self.learned >= the.CORE_TAU_START)
-        self._drift_idle(phi)
+        self.drift.step(error * ahead, moves=n >= the.CORE_TAU_START)
         self.learned += 1
-        self._step_noise(error, variance)
-        return float(error)
-
-    def _learn_weights(self, use: Used, inputs: Any, error: float, q: float, ahead: float) -> None:
-        (z, t, r), x, of = inputs, use.x, use.of
-        if isinstance(use.shared, Dense):
-            use.shared.learn(x * z, error, q, self.drift.tau, ahead)
-        else:
-            use.shared.learn(np.array([x]), of.light.tau, error, q)
-        for coordinate, value in t:
-            place = tail_place(use.key, coordinate, self.tail_bits)
-            self.tail.setdefault(place, Information()).learn(np.array([x * value]), of.tail.tau, error, q)
-        if use.mine:
-            use.mine.learn(x * r, of.own.tau, error, q)
-        if use.bias:
-            use.bias.learn(np.array([x]), of.bias.tau, error, q)
-
-    def _step_priors(self, use: Used, error: float) -> None:
-        of, slopes = use.of, error * use.x * use.parts[2]
-        if isinstance(use.shared, Dense):
-            self._step_core(of, slopes[0], slopes[1])
-        else:
-            of.light.count(use.x * use.parts[2, 1], error, self.noise, self._usual_tau(of))
-        for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
-            prior.step(slope)
-
-    def _step_noise(self, error: float, variance: float) -> None:
-        """Noise: its expected square given e (expectation-maximisation), as a running mean that keeps a least rate."""
-        q = self.noise + variance
+        # Blocks that are not learned drift too, by φ in the time in which each block is learned once on average.
+        self.drift.idle += phi / max(len(self.blocks.rows) - 1, 1)
+        if self.drift.idle >= the.IDLE_DRIFT:
+            for block in self.blocks.rows:
+                if block.used < self.drift.since:
+                    block.weights.drift(1 - math.exp(-self.drift.idle))
+            self.drift.idle, self.drift.since = 0.0, self.learned
+        # Noise: its expected square given e (expectation-maximisation), in a running mean that keeps a least rate.
         square, rate = (self.noise / q * error) ** 2 + self.noise * variance / q, 1 / (self.learned + 20)
         noise = self.noise + max(rate, the.LEAST_NOISE_RATE) * (square - self.noise)
         self.noise = min(max(noise, the.LEAST_NOISE), the.MOST_NOISE)
+        return float(error)
+
+    def _step_priors(self, use: Used, error: float) -> None:
+        """Let priors follow their slopes: that of the constant by itself where actions have one field."""
+        of, slopes, n, start = use.of, error * use.x * use.parts[2], self.learned, the.CORE_TAU_START
+        if use.dense is None:
+            of.light.count(use.x * use.parts[2, 1], error, self.noise, self._usual_tau(of))
+        elif len(self.fields) > 2:  # a sum of constants, which cannot be told apart
+            of.core.step(slopes[0] + slopes[1] if n >= start else 0.0)
+            of.constant.log_tau = of.core.log_tau
+        else:
+            of.constant.step(slopes[0] if n >= start else 0.0)
+            of.core.step(slopes[1] if n >= min(start, the.CONTEXT_TAU_EVENTS * len(self.blocks.rows)) else 0.0)
+        for prior, slope in zip((of.tail, of.own, of.bias), slopes[2:], strict=True):
+            prior.step(slope)
