@@ -22,7 +22,7 @@ EVENING = {"six pm": "soup", "eight pm": "tea", "ten pm": "cocoa"}
 HOURS = {"Ann": MORNING, "Ben": EVENING}
 WANTS_SWEET = {"Ann": "sad", "Ben": "happy"}  # in which mood
 MOODS = ("happy", "sad")
-ROUNDS = 200
+ROUNDS = 100
 
 
 def menu(hours: dict[str, str]) -> list[dict[str, Any]]:

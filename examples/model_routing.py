@@ -26,7 +26,7 @@ TEXTS = {
     "reasoning": "Prove step by step that the number is prime",
 }
 DOLLAR = 40.0  # what a dollar is worth, in units of quality
-PROMPTS = 1000
+PROMPTS = 600
 
 
 def features(prompt: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ OF_SERVICE = [f"service/{name}" for name in ("", "log", "ranking", "roles", "sim
 sys.path[:0] = [str(HERE / folder) for folder in ("bandits", "client", "papers", *OF_SERVICE)]  # what tests import
 sys.path.append(str(HERE.parent))  # for `research`, which is not installed
 
-settings.register_profile("fedres", deadline=None, derandomize=True)
+settings.register_profile("fedres", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("fedres")
 
 threadpool_limits(1)  # pytest-xdist has a process for every core already

@@ -73,7 +73,7 @@ def play(cell: Sea) -> float:
 def speed_up(run: Run) -> list[Claim]:
     """Regret against the number of clients M."""
     clients = np.array([1, 8, 64] if run.quick else [1, 2, 4, 8, 16, 32, 64])
-    seeds, n_rounds = range(3 if run.quick else 6), 1000 if run.quick else 4000
+    seeds, n_rounds = range(3 if run.quick else 6), 800 if run.quick else 4000
     cells = {
         name: [Sea(int(m), *setting, n_rounds, seed) for seed in seeds for m in clients]
         for name, setting in SETTINGS.items()

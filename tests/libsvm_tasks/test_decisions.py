@@ -212,10 +212,10 @@ def test_clicks_come_at_once_and_zeros_late_and_some_rewards_never():
     ("stream", "player"),
     [
         (stream, name)
-        for stream in ("digits", "raw")
-        for name, player in PLAYERS.items()
+        for place, (name, player) in enumerate(PLAYERS.items())
+        for stream in (("digits", "raw")[place % 2 :: 2] if name in VW_TUNED else ("digits", "raw"))
         if player.plays(STREAMS[stream])
-    ],
+    ],  # forms of VW that differ in their options alone are on either stream
 )
 def test_every_player_plays_and_repeats_itself(stream, player):
     entry = PLAYERS[player]

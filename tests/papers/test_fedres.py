@@ -28,10 +28,10 @@ def average_regret(run, n_rounds, n_clients, seed, delay=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("longest", [2000, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("longest", [1000, pytest.param(4000, marks=pytest.mark.long)])
 def test_average_regret_falls_with_the_square_root_of_time(run, longest):
     """With 400 clients to average over, the slope's standard error is 0.01."""
-    horizons = np.array([n for n in (500, 1000, 2000, 4000) if n <= longest])
+    horizons = np.array([n for n in (250, 500, 1000, 2000, 4000) if longest // 4 <= n <= longest])
     slope, _ = regret.log_log_slope(horizons, np.array([average_regret(run, n, 400, 0) for n in horizons]))
     assert slope == pytest.approx(-0.5, abs=0.05)
 
@@ -40,7 +40,7 @@ def test_average_regret_falls_with_the_square_root_of_time(run, longest):
 def test_delay_costs_only_a_lower_order_term(run):
     """What a round trip of 40 adds to the average regret shrinks faster than the regret itself."""
     share = []
-    for n_rounds in (500, 2000):
+    for n_rounds in (300, 1200):
         plain, late = (average_regret(run, n_rounds, 20, 0, delay) for delay in (0, 20))
         share.append((late - plain) / plain)
     assert 0 < share[1] < 0.6 * share[0]

@@ -106,7 +106,7 @@ def assert_one_percent_of_the_bits(bits, model, n_rounds):
     assert bits["fedogd"] == 32 * model.dim
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `test_reproduce_ofediq` has it, with shorter runs
 def test_digits_at_one_percent_of_the_bits_lose_little_accuracy():
     features, label = digits()
     model = Linear(features.shape[1], 10)

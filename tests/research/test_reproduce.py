@@ -32,12 +32,13 @@ def test_every_figure_the_papers_number_is_on_the_list():
     assert all(name in listed.output for name in wanted)
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    """The FedRes figures of the engine, made once."""
+@pytest.fixture(scope="module", params=["of each kind one", pytest.param("all", marks=pytest.mark.long)])
+def quick(request, tmp_path_factory):
+    """FedRes figures of the engine, made once: bars, curves over clients and over delays, or all of them."""
     os.environ.pop("FEDRES_DATA", None)
     run = Run(tmp_path_factory.mktemp("results"), quick=True, jobs=1)
     names = [name for name in FIGURES if name.startswith("fedres-") and name not in ("fedres-6", "fedres-7")]
+    names = names if request.param == "all" else ["fedres-1", "fedres-8", "fedres-9"]
     return run, names, reproduce([*names, "beyond"], run)
 
 

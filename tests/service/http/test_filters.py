@@ -121,7 +121,7 @@ VALUES = st.recursive(
 @example(conditions={"_huge": {"min": -(10**400), "max": 10**400}})
 @example(conditions={"\ud800": 1})
 @settings(
-    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_filter_gets_anything_but_a_page_or_a_refusal_with_a_reason(client, loop, conditions):
     answer = client.post(loop, content=json.dumps({"n": 3, "filter": conditions}), headers=JSON)

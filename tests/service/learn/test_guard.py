@@ -5,7 +5,7 @@ import copy
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.models.guard import MOST_CLIENTS, TURNS, ClientWindow, Defences, Guard, WindowSummary, combine
@@ -27,6 +27,7 @@ def crowd(guard, n=20, turns=TURNS, error=1.0, scale=1.0):
     return [residual(guard, f"honest {i}", ONE * np.float32(scale), error) for _ in range(turns) for i in range(n)]
 
 
+@settings(max_examples=100)
 @given(uploads)
 def test_without_defences_nothing_is_changed(sent):
     guard = Guard()
@@ -52,6 +53,7 @@ def test_a_client_alone_is_left_alone_whatever_it_does():
         assert residual(guard, "only", error=rng.normal())[1] == 1
 
 
+@settings(max_examples=100)
 @given(uploads)
 def test_weights_and_values_stay_bounded_and_finite(sent):
     guard = Guard()
@@ -64,6 +66,7 @@ def test_weights_and_values_stay_bounded_and_finite(sent):
         assert np.linalg.norm(clipped.astype(float)) <= np.linalg.norm(values.astype(float)) * (1 + 1e-6)
 
 
+@settings(max_examples=100)
 @given(uploads)
 def test_the_state_is_plain_data_and_goes_on_as_if_it_had_never_been_written(sent):
     guard = Guard()
@@ -259,6 +262,7 @@ def test_the_trimmed_mean_is_that_of_the_middle_half():
     np.testing.assert_array_equal(combine(vectors[1:3], "mean"), [1.5, -1.5])
 
 
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1, 1), min_size=5, max_size=30), st.sampled_from(["trimmed-mean", "median"]), st.data())
 def test_a_quarter_of_hostile_vectors_leaves_the_combination_among_the_honest(honest, how, data):
     n_hostile = len(honest) // 4
@@ -267,6 +271,7 @@ def test_a_quarter_of_hostile_vectors_leaves_the_combination_among_the_honest(ho
     assert min(honest) - 1e-12 <= found <= max(honest) + 1e-12
 
 
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.sampled_from(["mean", "trimmed-mean", "median"]))
 def test_the_order_of_vectors_hardly_matters_and_equal_ones_combine_to_themselves(numbers, how):
     vectors = [np.array([x]) for x in numbers]
