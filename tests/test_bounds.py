@@ -19,7 +19,7 @@ FEDSEA = {"n_rounds": 1000, "n_clients": 4, "distance": 2.0, "smoothness": 1.5, 
 
 
 def test_fedres_bound_adds_its_five_terms():
-    found = bounds.fedres_sgd(
+    bound = bounds.fedres_sgd(
         n_rounds=10,
         global_norm=2.0,
         local_norms=np.array([1.0, 3.0]),
@@ -35,7 +35,7 @@ def test_fedres_bound_adds_its_five_terms():
     noise = 10 * ((0.5 + 0.1) * 2 + (0.5 + 0.2) * 4)
     drift = 0.3 / 2 * 10 * ((1.5**2 + 0.15**2) * 1 + (1.5**2 + 0.3**2) * 10)
     ends = 15 * 4 * 1.5 * (1 + 4)
-    assert found == pytest.approx((start + noise + drift + ends) / 20)
+    assert bound == pytest.approx((start + noise + drift + ends) / 20)
 
 
 FEDRES = {
@@ -50,65 +50,65 @@ FEDRES = {
 def test_mini_batches_are_theorem_2_on_fewer_rounds_of_less_noise():
     """Section 4: T/b rounds, σ²/b, and delays of ⌈τ/b⌉ + 1 batches."""
     steps = {"step_size": 0.5, "local_step_sizes": 0.1}
-    found = bounds.fedres_sgd(n_rounds=1000, variances=6.0, delays=np.array([0, 7]), batch=5, **steps, **FEDRES)
+    bound = bounds.fedres_sgd(n_rounds=1000, variances=6.0, delays=np.array([0, 7]), batch=5, **steps, **FEDRES)
     by_hand = bounds.fedres_sgd(n_rounds=200, variances=1.2, delays=np.array([1, 3]), **steps, **FEDRES)
-    assert found == pytest.approx(by_hand)
+    assert bound == pytest.approx(by_hand)
 
 
 def test_batches_shorter_than_the_delay_cost_lower_order_terms_only():
     """At the steps for it, the bound with b = 20 and τ = 40 nears that without batches as T grows."""
-    given = {key: FEDRES[key] for key in ("global_norm", "local_norms", "smoothness", "gradient_bound")}
+    constants = {key: FEDRES[key] for key in ("global_norm", "local_norms", "smoothness", "gradient_bound")}
     ratio = []
     for T in (10**5, 10**9):
-        found = []
+        both = []
         for b in (1, 20):
-            eta, own = step_sizes.fedres_sgd(n_rounds=T, variance=2.0, delay=40, batch=b, **given)
+            eta, own = step_sizes.fedres_sgd(n_rounds=T, variance=2.0, delay=40, batch=b, **constants)
             steps = {"step_size": eta, "local_step_sizes": own}
-            found.append(bounds.fedres_sgd(n_rounds=T, variances=2.0, delays=40, batch=b, **steps, **FEDRES))
-        ratio.append(found[1] / found[0])
+            both.append(bounds.fedres_sgd(n_rounds=T, variances=2.0, delays=40, batch=b, **steps, **FEDRES))
+        ratio.append(both[1] / both[0])
     assert abs(ratio[1] - 1) < 0.05
     assert abs(ratio[1] - 1) < abs(ratio[0] - 1)
 
 
 def test_erm_rate_shares_the_global_dimensions_and_forgets_the_delay():
-    given = {"n_rounds": 10**8, "variance": 0.25, "smoothness": 1.0, "radius": 2.0}
-    found = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=0, **given)
-    alone = bounds.fedres_erm_rate(global_dim=0, local_dims=np.full(9, 100), delay=0, **given)
-    assert found == pytest.approx(math.sqrt(180 * 0.25 / 9e8) + 180 / 1e8)
-    assert found / alone == pytest.approx(math.sqrt(180 / 900), rel=0.01)
-    late = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=16, **given)
-    assert late - found == pytest.approx(5 * (16 / 1e8) ** 0.75 + 5 * 16 / 1e8)
+    constants = {"n_rounds": 10**8, "variance": 0.25, "smoothness": 1.0, "radius": 2.0}
+    rate = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=0, **constants)
+    alone = bounds.fedres_erm_rate(global_dim=0, local_dims=np.full(9, 100), delay=0, **constants)
+    assert rate == pytest.approx(math.sqrt(180 * 0.25 / 9e8) + 180 / 1e8)
+    assert rate / alone == pytest.approx(math.sqrt(180 / 900), rel=0.01)
+    late = bounds.fedres_erm_rate(global_dim=90, local_dims=np.full(9, 10), delay=16, **constants)
+    assert late - rate == pytest.approx(5 * (16 / 1e8) ** 0.75 + 5 * 16 / 1e8)
 
 
 def test_bandit_bound_is_the_price_of_exploring_and_the_error_of_the_model():
     steps = {"step_size": 0.5, "local_step_sizes": 0.1, "variances": 2.0}
-    found = bounds.fedres_bandit(n_rounds=10_000, n_actions=3, period=10, delays=np.array([0, 25]), **steps, **FEDRES)
+    bound = bounds.fedres_bandit(n_rounds=10_000, n_actions=3, period=10, delays=np.array([0, 25]), **steps, **FEDRES)
     error = bounds.fedres_sgd(n_rounds=1000, delays=np.array([0, 3]), **steps, **FEDRES)
-    assert found == pytest.approx(1 / 10 + 2 * 3 * math.sqrt(error))
+    assert bound == pytest.approx(1 / 10 + 2 * 3 * math.sqrt(error))
 
 
 def test_the_papers_period_is_the_least_of_three_whatever_the_delay():
     """With much noise B = (PT/(K⁴‖w‖²σ²))^(1/5); without any, one of the two that depend on γ, D and G."""
-    given = {**FEDRES, "variance": 50.0}
-    found = step_sizes.fedres_bandit_period(n_rounds=10**9, n_actions=2, **given)
-    assert found == math.floor((2e9 / (16 * (4 + 1 + 9) * 50)) ** 0.2)
-    assert step_sizes.fedres_bandit_period(n_rounds=2**20, n_actions=2, **{**given, "variance": 0.0}) == math.floor(
+    constants = {**FEDRES, "variance": 50.0}
+    period = step_sizes.fedres_bandit_period(n_rounds=10**9, n_actions=2, **constants)
+    assert period == math.floor((2e9 / (16 * (4 + 1 + 9) * 50)) ** 0.2)
+    assert step_sizes.fedres_bandit_period(n_rounds=2**20, n_actions=2, **{**constants, "variance": 0.0}) == math.floor(
         min(2**5 / (64 * 0.3 * 256 * 2.25) ** 0.125, 2 ** (20 / 3) / (4 * 4 * 1.5) ** (1 / 3))
     )
-    assert step_sizes.fedres_bandit_period(n_rounds=10, n_actions=9, **given) == 1
+    assert step_sizes.fedres_bandit_period(n_rounds=10, n_actions=9, **constants) == 1
 
 
 def test_at_their_best_step_the_ofediq_family_has_the_constants_of_corollary_1():
     T, K, norm, diff2 = 10**6, 10, 2.0, 3.0
-    given = {**OFEDIQ, "n_rounds": T}
+    constants = {**OFEDIQ, "n_rounds": T}
     unit = norm**2 * K**2 * diff2 * T
-    fedogd = bounds.fedogd(**given, step_size=norm / math.sqrt(2 * diff2 * T))
+    fedogd = bounds.fedogd(**constants, step_size=norm / math.sqrt(2 * diff2 * T))
     assert fedogd == pytest.approx(math.sqrt(2 * unit))
-    ofedavg = bounds.ofedavg(**given, p_min=0.2, step_size=math.sqrt(0.2 * norm**2 / (2 * diff2 * T)))
+    ofedavg = bounds.ofedavg(**constants, p_min=0.2, step_size=math.sqrt(0.2 * norm**2 / (2 * diff2 * T)))
     assert ofedavg == pytest.approx(math.sqrt(2 / 0.2 * unit))
     R = 1 + 0.7 * (2 - 0.2 + 1) / K
     rest = {"period": 1, "p_min": 0.2, "p_sum": 2.0, "quantizer_variance": 0.7}
-    ofediq = bounds.ofediq(**given, **rest, step_size=math.sqrt(0.2 * norm**2 / (4 * diff2 * R * T)))
+    ofediq = bounds.ofediq(**constants, **rest, step_size=math.sqrt(0.2 * norm**2 / (4 * diff2 * R * T)))
     assert ofediq == pytest.approx(math.sqrt(4 * R / 0.2 * unit))
 
 
@@ -120,7 +120,7 @@ def test_ofediq_pays_for_a_longer_period():
 
 
 @pytest.mark.parametrize(
-    ("bound", "given", "limit"),
+    ("bound", "constants", "limit"),
     [
         (bounds.fedogd, {}, 1.0),
         (bounds.ofedavg, {"p_min": 0.2}, 0.2),
@@ -128,10 +128,10 @@ def test_ofediq_pays_for_a_longer_period():
     ],
     ids=["fedogd", "ofedavg", "ofediq"],
 )
-def test_a_step_on_its_limit_is_refused(bound, given, limit):
-    assert bound(**OFEDIQ, **given, step_size=limit * 0.999) > 0
+def test_a_step_on_its_limit_is_refused(bound, constants, limit):
+    assert bound(**OFEDIQ, **constants, step_size=limit * 0.999) > 0
     with pytest.raises(ValueError, match="step_size must be below"):
-        bound(**OFEDIQ, **given, step_size=limit)
+        bound(**OFEDIQ, **constants, step_size=limit)
 
 
 def test_a_run_of_fedogd_stays_under_its_bound():
@@ -156,24 +156,24 @@ def test_a_run_of_fedogd_stays_under_its_bound():
 
 def test_fedomd_bound_at_its_best_step_is_within_the_printed_one():
     T, D, L, period = 500, 3.0, 2.0, 7
-    found = bounds.fedomd_convex(
+    bound = bounds.fedomd_convex(
         n_rounds=T, diameter=D, lipschitz=L, period=period, step_size=D / (L * math.sqrt(5 * period * T))
     )
-    assert found == pytest.approx(2 * L * D * math.sqrt(5 * period * T))
-    assert found <= 5 * L * D * math.sqrt(period * T)  # [FedOMD, eq. 8]
+    assert bound == pytest.approx(2 * L * D * math.sqrt(5 * period * T))
+    assert bound <= 5 * L * D * math.sqrt(period * T)  # [FedOMD, eq. 8]
 
 
 @pytest.mark.parametrize("period", [1, 2, 20])
 def test_strongly_convex_fedomd_bound_is_within_the_printed_one(period):
-    found = bounds.fedomd_strongly_convex(n_rounds=100, lipschitz=2.0, period=period, strong_convexity=0.5)
+    bound = bounds.fedomd_strongly_convex(n_rounds=100, lipschitz=2.0, period=period, strong_convexity=0.5)
     printed = 17 * period * 4 * (1 + math.log(100)) / 0.5
-    assert found == pytest.approx(printed) if period == 1 else found < printed
+    assert bound == pytest.approx(printed) if period == 1 else bound < printed
 
 
 def test_fedsea_bound_without_local_steps_is_that_of_stochastic_gradient_descent():
-    found = bounds.fedsea_convex(**FEDSEA, spatial=9.0, temporal=0.5, period=1, step_size=0.05)
+    bound = bounds.fedsea_convex(**FEDSEA, spatial=9.0, temporal=0.5, period=1, step_size=0.05)
     start = 4 / (2 * 0.05) + 0.05 / 2 / 4 * 1000 * 3 + 2 * 0.05 * 1.5 * 1000 * 0.5
-    assert found == pytest.approx(start / (1 - 2 * 0.05 * 1.5))
+    assert bound == pytest.approx(start / (1 - 2 * 0.05 * 1.5))
 
 
 def test_fedsea_bound_is_its_formula_with_local_steps():
@@ -183,16 +183,16 @@ def test_fedsea_bound_is_its_formula_with_local_steps():
     S = 4 / (2 * eta) + (eta / 8 + 2 * eta**2 * L * wide * local) * T * 3
     S = (S + 6 * eta**2 * L * wide * local**2 * T * 9 + a * T * 0.5) / (1 - a)
     lag = 2 * eta**2 * local * T * 3 + 6 * eta**2 * local**2 * (T * 9 + 2 * L * (S + T * 0.5))
-    found = bounds.fedsea_convex(**FEDSEA, spatial=9.0, temporal=0.5, period=5, step_size=eta)
-    assert found == pytest.approx(S + L / 2 * lag / (1 - 6 * eta**2 * local**2 * L**2))
+    bound = bounds.fedsea_convex(**FEDSEA, spatial=9.0, temporal=0.5, period=5, step_size=eta)
+    assert bound == pytest.approx(S + L / 2 * lag / (1 - 6 * eta**2 * local**2 * L**2))
 
 
 @pytest.mark.parametrize(("period", "limit"), [(1, 1 / 12), (5, 1 / (4 * math.sqrt(6) * 1.5 * 4))])
 def test_fedsea_step_beyond_lemma_4_is_refused(period, limit):
-    given = {**FEDSEA, "spatial": 1.0, "temporal": 0.0, "period": period}
-    assert bounds.fedsea_convex(**given, step_size=limit) > 0
+    constants = {**FEDSEA, "spatial": 1.0, "temporal": 0.0, "period": period}
+    assert bounds.fedsea_convex(**constants, step_size=limit) > 0
     with pytest.raises(ValueError, match="step_size must be at most"):
-        bounds.fedsea_convex(**given, step_size=limit * 1.001)
+        bounds.fedsea_convex(**constants, step_size=limit * 1.001)
 
 
 STRONG = {"n_clients": 4, "distance": 2.0, "mu": 0.5, "smoothness": 1.5, "variance": 3.0}
@@ -219,26 +219,26 @@ def test_strongly_convex_fedsea_bound_without_local_steps_is_its_sum():
     T, shift = 50, 16 * 3
     eta = [2 / (0.5 * (t + shift)) for t in range(1, T + 1)]
     virtual = 0.5 * shift * 4 / 4 + sum(eta) / 2 * (3 / 4 + 4 * 1.5 * 0.7)
-    found = bounds.fedsea_strongly_convex(**STRONG, n_rounds=T, spatial=9.0, temporal=0.7, period=1)
-    assert found == pytest.approx(virtual / (1 - 2 * 1.5 * eta[0]))
+    bound = bounds.fedsea_strongly_convex(**STRONG, n_rounds=T, spatial=9.0, temporal=0.7, period=1)
+    assert bound == pytest.approx(virtual / (1 - 2 * 1.5 * eta[0]))
 
 
 @pytest.mark.parametrize(("mu", "period"), [(0.5, 1), (0.5, 5), (3.0, 5)])
 def test_first_coefficient_of_the_strongly_convex_fedsea_bound_is_at_most_a_half(mu, period):
     """What the shift of the steps is for: with a large distance alone, S is μ t_s D²/4 over at least ½."""
-    given = {**STRONG, "mu": mu, "smoothness": 3.0, "variance": 0.0, "distance": 1e6}
+    constants = {**STRONG, "mu": mu, "smoothness": 3.0, "variance": 0.0, "distance": 1e6}
     kappa, local = 3.0 / mu, period - 1
     shift = max(16 * kappa, 8 * kappa * local, 18.6 * kappa**1.5 * local)
     start = mu * shift * 1e12 / 4
-    found = bounds.fedsea_strongly_convex(**given, n_rounds=10, spatial=0.0, temporal=0.0, period=period)
-    assert start < found < 2 * start * (1 + 3 / 2 * 12 * 3 / (16 * 9) / (1 - 6 / 16))
+    bound = bounds.fedsea_strongly_convex(**constants, n_rounds=10, spatial=0.0, temporal=0.0, period=period)
+    assert start < bound < 2 * start * (1 + 3 / 2 * 12 * 3 / (16 * 9) / (1 - 6 / 16))
 
 
 def test_excess_risk_of_fedomd_is_its_formula():
-    found = bounds.fedomd_excess_risk(
+    bound = bounds.fedomd_excess_risk(
         n_rounds=400, n_clients=5, diameter=3.0, lipschitz=2.0, period=4, loss_bound=6.0, failure=0.1
     )
-    assert found == pytest.approx(5 * 2 * 3 * 0.1 + 2 * 6 * math.sqrt(2 / 400 * math.log(100)))
+    assert bound == pytest.approx(5 * 2 * 3 * 0.1 + 2 * 6 * math.sqrt(2 / 400 * math.log(100)))
 
 
 def test_gradient_noise_is_what_every_draw_of_clients_and_batches_gives_on_average():
@@ -254,10 +254,10 @@ def test_gradient_noise_is_what_every_draw_of_clients_and_batches_gives_on_avera
         for one, other in itertools.product(draws, repeat=L)
     ]
     variances = ((samples - mean[:, None]) ** 2).sum(axis=2).mean(axis=1)
-    found = bounds.dynamic_fedavg_noise(
+    bound = bounds.dynamic_fedavg_noise(
         gradients=mean, variances=variances, participants=L, samples=N, batch=B, epochs=E
     )
-    assert found == pytest.approx((np.array(noise) ** 2).sum(axis=1).mean())
+    assert bound == pytest.approx((np.array(noise) ** 2).sum(axis=1).mean())
 
 
 def test_all_clients_with_whole_buffers_make_no_gradient_noise():

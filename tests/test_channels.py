@@ -262,8 +262,8 @@ def test_losses_and_copies_come_as_often_as_asked():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))))
 def test_groups_hold_every_client_once_beside_those_with_its_delays(delays):
     groups = group_by_delay([up for up, _ in delays], [down for _, down in delays])
-    found = {client: (up, down) for who, up, down in groups for client in who.tolist()}
-    assert found == dict(enumerate(delays))
+    delays_of = {client: (up, down) for who, up, down in groups for client in who.tolist()}
+    assert delays_of == dict(enumerate(delays))
     assert sum(len(who) for who, _, _ in groups) == len(delays)
     assert [(up, down) for _, up, down in groups] == list(dict.fromkeys(delays))
 

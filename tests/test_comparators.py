@@ -101,8 +101,8 @@ def test_best_logistic_weights_agree_with_a_general_optimiser():
     rng = np.random.default_rng(5)
     features, label = rng.normal(size=(80, 3)), noisy_signs(rng, 80)
     best = best_fixed(features, label, Logistic())
-    found = minimize(lambda w: total(Logistic(), features, label, w), np.zeros(3), tol=1e-10).x
-    np.testing.assert_allclose(best, found, atol=1e-5)
+    expected = minimize(lambda w: total(Logistic(), features, label, w), np.zeros(3), tol=1e-10).x
+    np.testing.assert_allclose(best, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -199,8 +199,8 @@ def test_joint_logistic_minimiser_agrees_with_a_general_optimiser():
     def slope(w: Array) -> Array:
         return design.T @ (scale * Logistic().slope(design @ w, label.ravel()))
 
-    found = joint_minimiser(shared, own, label, Logistic(), client_weights=client_weights, present=present)
-    flat = np.concatenate([found[0], found[1].ravel()])
+    minimiser = joint_minimiser(shared, own, label, Logistic(), client_weights=client_weights, present=present)
+    flat = np.concatenate([minimiser[0], minimiser[1].ravel()])
     np.testing.assert_allclose(slope(flat), 0, atol=1e-9)
     other = minimize(value, np.zeros(flat.size), jac=slope, tol=1e-10).x
     np.testing.assert_allclose(flat, other, atol=1e-6)
@@ -238,6 +238,6 @@ def test_joint_minimiser_serves_a_thousand_clients():
     rng = np.random.default_rng(13)
     shared, own = rng.normal(size=(20, 1000, 4)), rng.normal(size=(20, 1000, 3))
     truth, personal = rng.normal(size=4), rng.normal(size=(1000, 3))
-    found = joint_minimiser(shared, own, shared @ truth + np.einsum("tpk,pk->tp", own, personal))
-    np.testing.assert_allclose(found[0], truth, atol=1e-9)
-    np.testing.assert_allclose(found[1], personal, atol=1e-9)
+    minimiser = joint_minimiser(shared, own, shared @ truth + np.einsum("tpk,pk->tp", own, personal))
+    np.testing.assert_allclose(minimiser[0], truth, atol=1e-9)
+    np.testing.assert_allclose(minimiser[1], personal, atol=1e-9)

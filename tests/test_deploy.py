@@ -32,15 +32,17 @@ def named(text):
 
 @pytest.mark.parametrize("file", ["alerts.yml", "grafana/dashboard.json"])
 def test_only_metrics_that_the_service_has_are_asked_for(file):
-    asked = named(re.findall(r"fedres_\w+", (DEPLOY / file).read_text(encoding="utf-8")))
-    assert len(asked) > 5
-    assert asked <= documented()
+    metric_names = named(re.findall(r"fedres_\w+", (DEPLOY / file).read_text(encoding="utf-8")))
+    assert len(metric_names) > 5
+    assert metric_names <= documented()
 
 
 def test_the_guide_to_monitoring_asks_for_metrics_that_the_service_has():
-    asked = named(re.findall(r"fedres_\w+", (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8")))
-    assert len(asked) > 5
-    assert asked <= documented()
+    metric_names = named(
+        re.findall(r"fedres_\w+", (ROOT / "docs" / "operate" / "monitor.md").read_text(encoding="utf-8"))
+    )
+    assert len(metric_names) > 5
+    assert metric_names <= documented()
 
 
 @needs_promtool
@@ -65,12 +67,12 @@ def test_promtool_accepts_the_configuration(tmp_path):
 def test_every_expression_of_the_dashboard_is_one(tmp_path):
     """As a recording rule, as promtool checks no single expression."""
     board = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
-    asked = [target["expr"].replace("$loop", ".*") for panel in board["panels"] for target in panel["targets"]]
-    rules = [{"record": f"r{k}", "expr": expression} for k, expression in enumerate(asked)]
+    expressions = [target["expr"].replace("$loop", ".*") for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"r{k}", "expr": expression} for k, expression in enumerate(expressions)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert len(asked) >= 8
+    assert len(expressions) >= 8
 
 
 def test_files_that_the_compose_file_and_the_dockerfile_name_are_there():

@@ -57,8 +57,8 @@ MADE_FROM_CODE = {ROOT / line for line in (ROOT / ".gitignore").read_text().spli
 
 def pages():
     """Return all pages that are checked in."""
-    found = [page for page in DOCS.rglob("*.md") if DOCS / "_build" not in page.parents]
-    return [page for page in found if page not in MADE_FROM_CODE]
+    checked_in = [page for page in DOCS.rglob("*.md") if DOCS / "_build" not in page.parents]
+    return [page for page in checked_in if page not in MADE_FROM_CODE]
 
 
 class Block(NamedTuple):
@@ -69,16 +69,16 @@ class Block(NamedTuple):
 
 def blocks(page):
     """Return the blocks of a page that have a language."""
-    found = []
+    listed = []
     before, *rest = re.split(
         r"^```(\w*)\n(.*?)^```\n", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
     )
     for language, code, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
         name = re.search(r"Save\s+this\s+as\s+`([\w.-]+)`", before.strip().rpartition("\n\n")[2])
         if language:
-            found.append(Block(name and name[1], language, code))
+            listed.append(Block(name and name[1], language, code))
         before = after
-    return found
+    return listed
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def started(command, folder):
     with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder) as process:
         try:
             said = iter(process.stdout.readline, "")
-            address = next(found[1] for line in said if (found := re.search(r"(http://127\.0\.0\.1:\d+)", line)))
+            address = next(match[1] for line in said if (match := re.search(r"(http://127\.0\.0\.1:\d+)", line)))
             rest = Thread(target=process.stdout.read)  # a pipe that nobody reads would stop it once it is full
             rest.start()
             yield address

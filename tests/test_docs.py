@@ -88,14 +88,14 @@ def made(monkeypatch):
 
 def codes():
     """Return the codes that are written out where the service refuses a request, with their status where it is too."""
-    found = set()
+    written = set()
     for file in (ROOT / "service").rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             name = ast.unparse(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
             if name in ("ApiError", "at_most") and isinstance(call.args[1], ast.Constant):
                 status = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
-                found.add((status if isinstance(status, int) else None, call.args[1].value))
-    return found
+                written.add((status if isinstance(status, int) else None, call.args[1].value))
+    return written
 
 
 def test_the_page_of_errors_has_every_code_with_its_status(made):

@@ -145,8 +145,8 @@ def test_a_wheel_has_every_package():
     root = Path(__file__).parents[1]
     listed = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     tops = ("fedres", "bandits", "libsvm_tasks", "service")
-    found = [file.parent.relative_to(root) for top in tops for file in (root / top).rglob("__init__.py")]
-    assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
+    folders = [file.parent.relative_to(root) for top in tops for file in (root / top).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(folder.parts) for folder in folders)
 
 
 def distributions(extra):

@@ -113,7 +113,7 @@ def test_client_weights_are_vws_importance_weights_for_local_learners():
     for timing in ("aligned", "immediate"):
         learners = [LinearLearner(2) for _ in range(K)]
         host = federation(
-            local=lambda _, given=learners: Each(given), client_weights=weights, step_size=1e-12, local_timing=timing
+            local=lambda _, own=learners: Each(own), client_weights=weights, step_size=1e-12, local_timing=timing
         )
         twins = [LinearLearner(2) for _ in range(K)]
         for twin, weight in zip(twins, weights, strict=True):
@@ -123,8 +123,8 @@ def test_client_weights_are_vws_importance_weights_for_local_learners():
             for twin, x, y in zip(twins, example.local_features, example.label, strict=True):
                 twin.learn(x, y)
         host.known_to(0)  # delivers what the last round waits for
-        found = np.array([learner.weights for learner in learners])
-        assert found == pytest.approx(np.array([twin.weights for twin in twins]), rel=1e-4, abs=1e-5)
+        weights_learned = np.array([learner.weights for learner in learners])
+        assert weights_learned == pytest.approx(np.array([twin.weights for twin in twins]), rel=1e-4, abs=1e-5)
 
 
 def test_what_was_heard_is_forgotten_once_no_copy_is_on_its_way():

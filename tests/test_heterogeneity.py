@@ -42,9 +42,9 @@ def test_spatial_is_the_largest_deviation_on_a_grid_of_the_ball():
     points = disc(1.5)
     gradients = np.einsum("tmij,pj->tmpi", H, points) - b[:, :, None, :]
     deviation = ((gradients - gradients.mean(axis=1, keepdims=True)) ** 2).sum(axis=3).mean(axis=1)
-    found = spatial(H, b, 1.5)
-    assert (found >= deviation.max(axis=1) * (1 - 1e-12)).all()
-    np.testing.assert_allclose(found, deviation.max(axis=1), rtol=1e-4)
+    largest = spatial(H, b, 1.5)
+    assert (largest >= deviation.max(axis=1) * (1 - 1e-12)).all()
+    np.testing.assert_allclose(largest, deviation.max(axis=1), rtol=1e-4)
 
 
 def test_spatial_with_equal_curvatures_depends_on_no_point():

@@ -14,7 +14,7 @@ from service.cli import app
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "research" / "library.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
-EXAMPLES, COMMANDS = ([code for language, code in BLOCKS if language == wanted] for wanted in ("python", "sh"))
+EXAMPLES, COMMANDS = ([code for language, code in BLOCKS if language == kind] for kind in ("python", "sh"))
 
 
 def test_its_example_learns(capsys):

@@ -59,8 +59,8 @@ def test_the_p_norm_step_is_the_minimiser_it_stands_for():
         potential = lambda x, p=p: np.linalg.norm(x, p) ** 2 / (2 * (p - 1))  # noqa: E731
         target = lambda x: gradient @ x + (potential(x) - norm.state(before) @ x) / 0.3  # noqa: B023, E731
         after = norm.point(norm.advance(norm.state(before), gradient, 0.3))
-        found = minimize(target, after + 0.1, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13})
-        assert after == pytest.approx(found.x, abs=1e-4)
+        minimum = minimize(target, after + 0.1, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13})
+        assert after == pytest.approx(minimum.x, abs=1e-4)
 
 
 def test_p_norm_two_is_gradient_descent():

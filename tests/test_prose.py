@@ -40,8 +40,8 @@ SHOWN = {"ApiError", "ValueError", "TypeError", "StoreUnavailable", "Refusal", "
 
 def complaints(text):
     """Return what breaks the list, each with what to write instead."""
-    found = ((re.search(pattern, text), instead) for pattern, instead in INSTEAD.items())
-    return [f"{match[0]!r} in {text[:150]!r}: write {instead}" for match, instead in found if match]
+    searched = ((re.search(pattern, text), instead) for pattern, instead in INSTEAD.items())
+    return [f"{match[0]!r} in {text[:150]!r}: write {instead}" for match, instead in searched if match]
 
 
 def prose(page):

@@ -65,18 +65,18 @@ def test_ofediq_step_minimises_its_bound(n_rounds):
 
 @pytest.mark.parametrize("n_rounds", [10, 10**4, 10**6])
 def test_ofediq_step_with_a_longer_period_is_near_the_minimiser(n_rounds):
-    given = {**OFEDIQ, **QUANTIZED, "period": 5}
-    eta = step_sizes.ofediq(n_rounds=n_rounds, **given)
+    constants = {**OFEDIQ, **QUANTIZED, "period": 5}
+    eta = step_sizes.ofediq(n_rounds=n_rounds, **constants)
     limit = 0.2 / (4 * 0.5 * 5 * bounds.ofediq_spread(n_clients=10, p_min=0.2, p_sum=2.0, quantizer_variance=0.7))
     grid = [eta * f for f in np.geomspace(0.1, 10, 401) if eta * f < limit]
-    best = min(bounds.ofediq(n_rounds=n_rounds, **given, step_size=e) for e in grid)
-    assert bounds.ofediq(n_rounds=n_rounds, **given, step_size=eta) <= 1.02 * best
+    best = min(bounds.ofediq(n_rounds=n_rounds, **constants, step_size=e) for e in grid)
+    assert bounds.ofediq(n_rounds=n_rounds, **constants, step_size=eta) <= 1.02 * best
 
 
 def test_fedomd_step_minimises_its_bound():
-    given = {"n_rounds": 500, "diameter": 3.0, "lipschitz": 2.0, "period": 7}
-    eta = step_sizes.fedomd_convex(**given)
-    never_lower_nearby(lambda e: bounds.fedomd_convex(**given, step_size=e), eta)
+    constants = {"n_rounds": 500, "diameter": 3.0, "lipschitz": 2.0, "period": 7}
+    eta = step_sizes.fedomd_convex(**constants)
+    never_lower_nearby(lambda e: bounds.fedomd_convex(**constants, step_size=e), eta)
 
 
 def test_strongly_convex_fedomd_step_is_two_over_sigma_t():
@@ -86,7 +86,7 @@ def test_strongly_convex_fedomd_step_is_two_over_sigma_t():
 
 @pytest.mark.parametrize("period", [1, 5])
 def test_fedsea_step_minimises_its_bound_over_a_long_horizon(period):
-    given = {
+    constants = {
         "n_rounds": 10**10,
         "n_clients": 4,
         "distance": 2.0,
@@ -94,14 +94,14 @@ def test_fedsea_step_minimises_its_bound_over_a_long_horizon(period):
         "variance": 3.0,
         "temporal": 0.5,
     }
-    eta = step_sizes.fedsea_convex(**given, period=period)
-    values = [bounds.fedsea_convex(**given, spatial=1.0, period=period, step_size=eta * f) for f in (*NEARBY, 1.0)]
+    eta = step_sizes.fedsea_convex(**constants, period=period)
+    values = [bounds.fedsea_convex(**constants, spatial=1.0, period=period, step_size=eta * f) for f in (*NEARBY, 1.0)]
     assert values[-1] <= min(values) * (1 + 1e-4)
 
 
 @pytest.mark.parametrize(("period", "limit"), [(1, 1 / 12), (5, 1 / (4 * math.sqrt(6) * 1.5 * 4))])
 def test_fedsea_step_of_a_short_horizon_is_the_limit_of_lemma_4(period, limit):
-    given = {
+    constants = {
         "n_rounds": 1,
         "n_clients": 4,
         "distance": 2.0,
@@ -109,7 +109,7 @@ def test_fedsea_step_of_a_short_horizon_is_the_limit_of_lemma_4(period, limit):
         "variance": 0.0,
         "temporal": 0.0,
     }
-    assert step_sizes.fedsea_convex(**given, period=period) == pytest.approx(limit)
+    assert step_sizes.fedsea_convex(**constants, period=period) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize("period", [1, 2, 10])
@@ -131,18 +131,18 @@ def test_strongly_convex_fedsea_waits_longest_for_its_drift(period, shift):
 @pytest.mark.parametrize("n_rounds", [10**2, 10**4, 10**7])
 def test_fedres_steps_come_within_a_quarter_of_the_least_bound(delay, n_rounds):
     norms = np.array([0.5, 1.0, 2.0])
-    given = {
+    constants = {
         "n_rounds": n_rounds,
         "global_norm": 1.5,
         "local_norms": norms,
         "smoothness": 2.0,
         "gradient_bound": 3.0,
     }
-    eta, own = step_sizes.fedres_sgd(**given, variance=9.0, delay=delay)
+    eta, own = step_sizes.fedres_sgd(**constants, variance=9.0, delay=delay)
 
     def bound(shared: float, personal: float) -> float:
         steps = {"step_size": eta * shared, "local_step_sizes": own * personal}
-        return bounds.fedres_sgd(**given, **steps, variances=9.0, delays=delay, radius=0.0)
+        return bounds.fedres_sgd(**constants, **steps, variances=9.0, delays=delay, radius=0.0)
 
     factors = np.geomspace(0.02, 50, 61)
     best = min(bound(a, 1) for a in factors) + min(bound(1, b) for b in factors) - bound(1, 1)
@@ -150,16 +150,16 @@ def test_fedres_steps_come_within_a_quarter_of_the_least_bound(delay, n_rounds):
 
 
 def test_fedres_step_is_the_smaller_of_its_two_formulas():
-    given = {"n_rounds": 100, "global_norm": 2.0, "local_norms": np.array([1.0, 3.0])}
-    given |= {"smoothness": 0.5, "gradient_bound": 2.0}
-    eta, own = step_sizes.fedres_sgd(**given, variance=4.0, delay=0)
+    constants = {"n_rounds": 100, "global_norm": 2.0, "local_norms": np.array([1.0, 3.0])}
+    constants |= {"smoothness": 0.5, "gradient_bound": 2.0}
+    eta, own = step_sizes.fedres_sgd(**constants, variance=4.0, delay=0)
     assert eta == pytest.approx(math.sqrt(4 / (100 * 2 * 4)))
     np.testing.assert_allclose(own, [1 / 20, 3 / 20])
-    eta, own = step_sizes.fedres_sgd(**given, variance=0.0, delay=5)
+    eta, own = step_sizes.fedres_sgd(**constants, variance=0.0, delay=5)
     assert eta == pytest.approx((4 / (0.5 * 8 * 4 * 25 * 100)) ** (1 / 3))
     np.testing.assert_allclose(own, np.cbrt(np.array([1.0, 9.0]) / (0.5 * 4 * 25 * 100)))
     with pytest.raises(ValueError, match="variance or delay must be positive"):
-        step_sizes.fedres_sgd(**given, variance=0.0, delay=0)
+        step_sizes.fedres_sgd(**constants, variance=0.0, delay=0)
 
 
 @pytest.mark.parametrize("drift", [1e-6, 0.01, 1.0, 100.0])

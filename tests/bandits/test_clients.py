@@ -23,7 +23,7 @@ def test_with_the_defaults_any_number_of_clients_may_join():
 
 
 @pytest.mark.parametrize(
-    ("given", "policy", "model"),
+    ("options", "policy", "model"),
     [
         ({}, "optimistic-squarecb", KalmanModel),
         ({"model": "residual-kalman"}, "optimistic-squarecb", KalmanModel),
@@ -35,8 +35,8 @@ def test_with_the_defaults_any_number_of_clients_may_join():
         ({"policy": "greedy"}, "greedy", AdaGradModel),
     ],
 )
-def test_model_and_policy_are_what_suits_the_other_unless_given(given, policy, model):
-    with FederatedBandit(**given) as bandit:
+def test_model_and_policy_are_what_suits_the_other_unless_given(options, policy, model):
+    with FederatedBandit(**options) as bandit:
         bandit.decide("anna", arms([1.0, 0.5], 3))
         assert (name_of(bandit.policy), type(bandit._model)) == (policy, model)
 

@@ -138,8 +138,8 @@ def test_old_samples_count_by_halves_and_the_ridge_stays(scheme):
     y = np.array([sample[3] for sample in data])
     weight = 0.5 ** (np.arange(n)[::-1] / half_life)
     expected = np.linalg.solve(x.T @ (weight[:, None] * x) + RIDGE * np.eye(x.shape[1]), x.T @ (weight * y))
-    found = model.personal[0][2][0] if scheme == "independent" else model.weights[0]
-    assert found == pytest.approx(expected, abs=1e-9)
+    weights = model.personal[0][2][0] if scheme == "independent" else model.weights[0]
+    assert weights == pytest.approx(expected, abs=1e-9)
 
 
 def test_an_arm_that_is_not_chosen_grows_wide_again_up_to_where_it_began():

@@ -78,7 +78,7 @@ def test_what_is_learned_with_the_next_decision_is_learned_as_if_at_once(scheme)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_names_and_options_stand_for_models(scheme):
     actions = arms([1.0, 1.0], 2)
-    asked = [
+    cases = [
         (AdaGradModel, {"policy": EpsilonGreedy()}),
         (LeastSquaresModel, {"policy": LinUCB()}),
         (LeastSquaresModel, {"policy": EpsilonGreedy(), "model": "linucb"}),
@@ -86,7 +86,7 @@ def test_names_and_options_stand_for_models(scheme):
         (AdaGradModel, {"policy": EpsilonGreedy(), "uplink_delay": np.int64(2)}),
         (AloneModel if scheme == "independent" else FederationModel, {"uplink_delay": [0, 1, 2], "capacity": K}),
     ]
-    for kind, options in asked:
+    for kind, options in cases:
         assert type(FederatedBandit(scheme=scheme, **options).model.start(actions, actions)) is kind
 
 

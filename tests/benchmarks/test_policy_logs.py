@@ -19,12 +19,12 @@ def script():
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_ips_of_five_policies_is_within_three_standard_errors(script, name):
-    found = script.logged(POLICIES[name](floor=0.1), 2_000, seed=0)
-    assert len(found.distance) == len(script.TARGETS) == 5
-    assert found.distance.max() <= 3
+    log = script.logged(POLICIES[name](floor=0.1), 2_000, seed=0)
+    assert len(log.distance) == len(script.TARGETS) == 5
+    assert log.distance.max() <= 3
 
 
 def test_a_log_without_exploration_values_nothing(script):
-    found = script.logged(POLICIES["greedy"](), 2_000, seed=0)
-    assert (found.distance > 3).all()
-    assert found.warned.all()
+    log = script.logged(POLICIES["greedy"](), 2_000, seed=0)
+    assert (log.distance > 3).all()
+    assert log.warned.all()

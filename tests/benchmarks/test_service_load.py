@@ -187,8 +187,8 @@ def measured(per_second, p99=1.0, failures=0, **more):
 
 def test_ratios_are_medians_of_ratios_within_a_round():
     rows, bare = [measured(50), measured(10), measured(40)], [measured(100), measured(100), measured(50)]
-    found = service_load.summarise(rows, bare)
-    assert (found["throughput_ratio"], found["per_second"], found["cpu"]) == (0.5, 40, {"ranker": 5.0})
+    summary = service_load.summarise(rows, bare)
+    assert (summary["throughput_ratio"], summary["per_second"], summary["cpu"]) == (0.5, 40, {"ranker": 5.0})
     assert service_load.ratio([{"p99": None}], [{"p99": 1.0}], "p99") is None
 
 
@@ -213,10 +213,10 @@ def test_a_soak_is_flat_if_the_last_third_is_like_the_first(grows, flat):
         | {"first_failure": None, "at": 10.0 * (k + 1)}
         for k in range(9)
     ]
-    found = service_soak.judge(samples)["flat"]
-    assert [verdict["flat"] for verdict in found.values()] == [flat] * 7
-    assert found["memory_mb"]["first"] == 200.0 + grows
-    assert found["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
+    verdicts = service_soak.judge(samples)["flat"]
+    assert [verdict["flat"] for verdict in verdicts.values()] == [flat] * 7
+    assert verdicts["memory_mb"]["first"] == 200.0 + grows
+    assert verdicts["memory_mb"]["per_hour"] == pytest.approx(grows * 360)
 
 
 @pytest.fixture
@@ -268,18 +268,18 @@ def test_a_service_that_does_not_start_is_reported_with_its_output(tmp_path, mon
 
 
 def test_the_command_passes_its_options_on_and_writes_json(tmp_path, monkeypatch):
-    asked = []
+    calls = []
 
     def measure(**options):
-        asked.append(options)
+        calls.append(options)
         return [{"what": "bare ASGI", "rankers": 0, **service_load.summarise([measured(1)], [measured(1)])}]
 
     monkeypatch.setattr(service_load, "measure", measure)
     file = tmp_path / "bench.json"
     command = ["bench", "service", "--rankers", "1,2", "--seconds", "3", "--rounds", "2", "--keys", "3"]
     assert CliRunner().invoke(app, [*command, "--json", str(file)]).exit_code == 0
-    del asked[0]["progress"]
-    assert asked == [{"rankers": [1, 2], "seconds": 3.0, "rounds": 2, "n_keys": 3}]
+    del calls[0]["progress"]
+    assert calls == [{"rankers": [1, 2], "seconds": 3.0, "rounds": 2, "n_keys": 3}]
     assert json.loads(file.read_text())["service"][0]["what"] == "bare ASGI"
 
 

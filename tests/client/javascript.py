@@ -69,17 +69,17 @@ def opened(live, loop, store, **options):
     return {"url": live.url, "client": "phone", "loop": loop, "store": store, "learner": "linear", **options}
 
 
-def same(found, wanted):
+def same(value, expected):
     if FUSED:  # JavaScript has no fused multiply-add
-        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        assert value == pytest.approx(expected, rel=1e-4, abs=1e-5)
     else:
-        assert found == wanted
+        assert value == expected
 
 
 def uploads(live, loop):
     return [msgspec.json.decode(entry.body) for entry in live.engine.logged(loop) if entry.kind == "residual"]
 
 
-def close_to(found, wanted):
+def close_to(value, expected):
     """Compare 64-bit sums that Python may fuse."""
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)

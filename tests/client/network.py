@@ -107,5 +107,5 @@ class Driven:
 def payload(version, bits, seed=0):
     """Return a whole model as the service would send it."""
     weights = np.random.default_rng(seed).normal(size=2**bits + 1).astype(np.float32) / 10
-    told = {"version": version, "bits": bits, "low": 0.0, "high": 1.0, "newest": 0, "crc32": zlib.crc32(weights)}
-    return save({"weights": weights}, {name: str(value) for name, value in told.items()})
+    metadata = {"version": version, "bits": bits, "low": 0.0, "high": 1.0, "newest": 0, "crc32": zlib.crc32(weights)}
+    return save({"weights": weights}, {name: str(value) for name, value in metadata.items()})

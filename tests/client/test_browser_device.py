@@ -28,19 +28,19 @@ def test_the_same_stream_is_decided_and_learned_as_by_the_python_device(live, pl
     with DeviceClient(live.url, "phone", tmp_path / "phone", **options) as device:
         for k, (request, liked) in enumerate(stream(60)):
             if k % 10 == 5:
-                wanted = device.sync()
-                found = played("sync")
-                assert (found["sent"], found["trouble"], wanted.trouble) == (wanted.sent, None, None)
+                expected = device.sync()
+                answer = played("sync")
+                assert (answer["sent"], answer["trouble"], expected.trouble) == (expected.sent, None, None)
                 live.settle(python_loop), live.settle(browser_loop)
                 device.sync(), played("sync")
-            found = played("decide", request)
+            answer = played("decide", request)
             private, event = request["private"], request["eventId"]
-            wanted = device.decide(request["context"], MENU, private=private, event_id=event)
-            same(list(found["scores"].values()), list(wanted.scores.values()))
-            assert found["action"] == wanted.action
-            same(found["probability"], wanted.probability)
-            assert (found["modelVersion"] > 0) == (wanted.model_version > 0) == (k >= 5)
-            value = float(wanted.action == liked)
+            expected = device.decide(request["context"], MENU, private=private, event_id=event)
+            same(list(answer["scores"].values()), list(expected.scores.values()))
+            assert answer["action"] == expected.action
+            same(answer["probability"], expected.probability)
+            assert (answer["modelVersion"] > 0) == (expected.model_version > 0) == (k >= 5)
+            value = float(expected.action == liked)
             played("reward", {"eventId": event, "value": value})
             device.reward(event, value)
     same(live.weights(browser_loop).tolist(), live.weights(python_loop).tolist())
@@ -63,26 +63,26 @@ def test_with_residual_kalman_too(live, played, tmp_path, n, settings):
         for k, (request, liked) in enumerate(stream(n)):
             if k in (0, n * 3 // 4, n * 7 // 8, n - 10):  # offline at first
                 for _ in range(2):
-                    found, wanted = played("sync"), device.sync()
-                    assert (found["sent"], found["trouble"], wanted.trouble) == (wanted.sent, None, None)
+                    answer, expected = played("sync"), device.sync()
+                    assert (answer["sent"], answer["trouble"], expected.trouble) == (expected.sent, None, None)
                     live.settle(loops[0]), live.settle(loops[1])
             if k in (n // 20, n * 9 // 10):
                 played("crash"), played("open", how)
             request["context"] |= {f"tag-{k % 90}": 0.5 + k % 3}  # more coordinates than the core has
-            found, event = played("decide", request), request["eventId"]
-            wanted = device.decide(request["context"], MENU, private=request["private"], event_id=event)
-            close_to(list(found["scores"].values()), list(wanted.scores.values()))
-            assert found["action"] == wanted.action
-            close_to(found["probability"], wanted.probability)
-            value = float(wanted.action == liked)
+            answer, event = played("decide", request), request["eventId"]
+            expected = device.decide(request["context"], MENU, private=request["private"], event_id=event)
+            close_to(list(answer["scores"].values()), list(expected.scores.values()))
+            assert answer["action"] == expected.action
+            close_to(answer["probability"], expected.probability)
+            value = float(expected.action == liked)
             played("reward", {"eventId": event, "value": value})
             device.reward(event, value)
-        assert (found["modelVersion"] > 0) == (wanted.model_version > 0) == True  # noqa: E712
+        assert (answer["modelVersion"] > 0) == (expected.model_version > 0) == True  # noqa: E712
         assert played("sync")["sent"] == device.sync().sent == 10
-    for found, wanted in zip(uploads(live, loops[1]), uploads(live, loops[0]), strict=True):
-        assert found["context"] == wanted["context"]
-        close_to([found["local"], found["variance"]], [wanted["local"], wanted["variance"]])
-        close_to(found["slopes"], wanted["slopes"])
+    for answer, expected in zip(uploads(live, loops[1]), uploads(live, loops[0]), strict=True):
+        assert answer["context"] == expected["context"]
+        close_to([answer["local"], answer["variance"]], [expected["local"], expected["variance"]])
+        close_to(answer["slopes"], expected["slopes"])
 
 
 @needs_node
@@ -107,9 +107,9 @@ def test_what_is_to_be_private_is_clipped_noisy_and_rounded(live, played, learne
     for request, _ in stream(40):
         played("reward", {"eventId": played("decide", request)["eventId"], "value": 1})
     assert played("sync")["sent"] == 40
-    told = [upload["local"] for upload in uploads(live, loop)]
-    assert all(value % 0.25 == 0 for value in told)
-    assert len(set(told)) > 3  # without noise, all would be 0
+    released = [upload["local"] for upload in uploads(live, loop)]
+    assert all(value % 0.25 == 0 for value in released)
+    assert len(set(released)) > 3  # without noise, all would be 0
     if learner == "residual-kalman":  # nothing else that depends on what is private
         assert {(upload["variance"], *upload["slopes"]) for upload in uploads(live, loop)} == {(0.51,)}
     for wrong in (
@@ -244,9 +244,9 @@ def test_the_personal_model_is_that_of_a_twin_that_rounds_twice_to_the_bit(playe
     played("model", {"rate": 0.5})
     for indices, values, label, offset in examples(150):
         how = {"indices": indices.tolist(), "values": values.astype(float).tolist(), "label": label, "offset": offset}
-        found = played("learn", how)
-        assert found == float(twin.joint(indices, values, 0))
-        same(found, learner.score((indices, values)))
+        score = played("learn", how)
+        assert score == float(twin.joint(indices, values, 0))
+        same(score, learner.score((indices, values)))
         twin.learn(indices, values, label, offset)
         learner.learn((indices, values), label, offset)
 

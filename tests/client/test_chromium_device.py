@@ -115,7 +115,7 @@ def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live
     assert "error" not in answer, answer
     assert "another tab uses this device" in answer["other"]
     for learner, compare in (("linear", same), ("residual-kalman", close_to)):
-        loop, found = f"twin-{learner}", answer["found"][learner]
+        loop, decisions = f"twin-{learner}", answer["found"][learner]
         how = {"loop": loop, "learner": learner, "sync_seconds": None}
         with DeviceClient(live.url, "phone", tmp_path / learner, **how) as device:
             for k, (request, liked) in enumerate(requests):
@@ -124,7 +124,7 @@ def test_in_a_browser_it_keeps_everything_in_indexeddb_and_decides_the_same(live
                     live.settle(loop)
                     device.sync()
                 event, private = request["eventId"], request["private"]
-                wanted = device.decide(request["context"], MENU, private=private, event_id=event)
-                compare(list(found[k]["scores"].values()), list(wanted.scores.values()))
-                assert found[k]["action"] == wanted.action
-                device.reward(event, float(wanted.action == liked))
+                expected = device.decide(request["context"], MENU, private=private, event_id=event)
+                compare(list(decisions[k]["scores"].values()), list(expected.scores.values()))
+                assert decisions[k]["action"] == expected.action
+                device.reward(event, float(expected.action == liked))

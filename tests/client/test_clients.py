@@ -163,16 +163,16 @@ def silence():
 
 def test_closing_does_not_wait_for_a_service_that_never_answers(silence, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("fedres.client.synchronous.CLOSE_SECONDS", 0.01)
-    asked, answered = threading.Event(), threading.Event()
+    requested, answered = threading.Event(), threading.Event()
 
     class Stuck(httpx.BaseTransport):
         def handle_request(self, request):
-            asked.set()
+            requested.set()
             answered.wait(30)
             raise httpx.ReadTimeout("silence", request=request)
 
     device = DeviceClient(silence, "phone", tmp_path, transport=Stuck())
-    assert asked.wait(30)
+    assert requested.wait(30)
     device.close()
     with DeviceClient(silence, "phone", tmp_path, sync_seconds=None):  # the folder is free
         answered.set()

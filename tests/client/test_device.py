@@ -165,12 +165,12 @@ def test_a_device_goes_on_after_a_restart_as_if_there_had_been_none(tmp_path, mo
     monkeypatch.setattr("fedres.client.models.MOST_STEPS", 7)
     with Driven(OFFLINE, tmp_path / "straight", learner="vw") as straight:
         straight.play(0, 60)
-        wanted = straight.scores()
+        expected = straight.scores()
     for first in range(0, 60, 12):
         with Driven(OFFLINE, tmp_path / "again", learner="vw") as again:
             again.play(first, first + 12)
     with Driven(OFFLINE, tmp_path / "again", learner="vw") as again:
-        assert again.scores() == wanted
+        assert again.scores() == expected
         assert again.device.status().queued == 60
 
 
@@ -257,20 +257,20 @@ def test_a_closed_device_says_so(tmp_path):
         device.status()
 
 
-def _status_in_child(device, found):
+def _status_in_child(device, queue):
     try:
         device.status()
     except RuntimeError as error:
-        found.put(str(error))
+        queue.put(str(error))
 
 
 def test_a_forked_child_cannot_use_its_parents_device(device):
     fork = multiprocessing.get_context("fork")
-    found = fork.SimpleQueue()
-    child = fork.Process(target=_status_in_child, args=(device.device, found))
+    queue = fork.SimpleQueue()
+    child = fork.Process(target=_status_in_child, args=(device.device, queue))
     child.start()
     child.join()
-    assert "this device belongs to process" in found.get()
+    assert "this device belongs to process" in queue.get()
     device.play(0, 3)
 
 

@@ -29,14 +29,14 @@ SETTINGS = {
 def payload(model, version, *, since=None, indices=None, newest=0, **change):
     """Return what the server sends: all weights, or those at ``indices``."""
     low, high = model.reward_range
-    told = {"version": version, "bits": model.bits, "low": low, "high": high, "newest": newest}
-    told["crc32"] = zlib.crc32(model.weights.tobytes())
-    told |= {} if since is None else {"since": since}
+    fields = {"version": version, "bits": model.bits, "low": low, "high": high, "newest": newest}
+    fields["crc32"] = zlib.crc32(model.weights.tobytes())
+    fields |= {} if since is None else {"since": since}
     tensors = {"weights": np.array(model.weights)}
     if indices is not None:
         at = np.array(indices, dtype=np.uint32)
         tensors = {"indices": at, "values": np.array(model.weights[at])}
-    metadata = {key: str(value) for key, value in (told | change).items() if value is not None}
+    metadata = {key: str(value) for key, value in (fields | change).items() if value is not None}
     return safetensors.numpy.save(tensors, metadata)
 
 
@@ -117,9 +117,9 @@ def test_a_restored_side_goes_on_to_the_bit(name):
         state, side = side.to_bytes(), device(name, 1)  # a fresh side in every round
         side.restore(state)
         assert side.to_bytes() == state
-        told = outcome(some_example(rng), rng.normal())
-        upload = side.learn(told)
-        assert steady.learn(told) == upload
+        rewarded = outcome(some_example(rng), rng.normal())
+        upload = side.learn(rewarded)
+        assert steady.learn(rewarded) == upload
         position = server.take(1, upload) if upload is not None and t % 5 else None  # some are lost
         for one in (steady, side):
             if t % 4 == 0:
@@ -171,8 +171,8 @@ def test_a_learner_counts_rounds_by_what_it_learned():
 def test_the_gradient_is_that_of_what_the_local_part_leaves_over():
     side, example = device("fedogd", 0), some_example(np.random.default_rng(6))
     upload = side.learn(outcome(example, 1.0, local=0.25))
-    wanted = 2 * (0.25 - 1.0) * as_features(example, BITS)
-    assert np.frombuffer(upload["body"], "<f4") == pytest.approx(wanted, rel=1e-6)
+    expected = 2 * (0.25 - 1.0) * as_features(example, BITS)
+    assert np.frombuffer(upload["body"], "<f4") == pytest.approx(expected, rel=1e-6)
 
 
 def test_what_cannot_be_learned_from_does_not_count_as_a_round():
@@ -198,10 +198,10 @@ def test_scores_are_those_of_the_server(name):
 @pytest.mark.parametrize("aligned", [False, True])
 def test_residuals_say_what_the_protocol_asks_for_and_are_json(aligned):
     side = global_side("fedres-sgd", BITS, timing="aligned" if aligned else "on-arrival")
-    told = side.learn(outcome(some_example(np.random.default_rng(8)), 1.0, local=0.25, shared=0.5, version=4))
-    wanted = {"version": 4, "context": {"n": 1}, "action": {"id": "a", "features": {}}, "local": 0.25, "label": 1.0}
-    assert json.loads(json.dumps(told)) == wanted | ({"global": 0.5} if aligned else {})
-    side.acknowledge(told, 5)
+    upload = side.learn(outcome(some_example(np.random.default_rng(8)), 1.0, local=0.25, shared=0.5, version=4))
+    expected = {"version": 4, "context": {"n": 1}, "action": {"id": "a", "features": {}}, "local": 0.25, "label": 1.0}
+    assert json.loads(json.dumps(upload)) == expected | ({"global": 0.5} if aligned else {})
+    side.acknowledge(upload, 5)
     assert side.route == "residuals"
     assert device("fedogd", 0).route == "updates"
 

@@ -336,17 +336,17 @@ def test_actions_come_in_three_forms_or_one_by_one(live, loop):
 
 
 def test_ids_may_be_numbers_and_uuids_and_come_back_as_they_were_given(live, loop):
-    known = uuid.UUID(int=7)
+    identity = uuid.UUID(int=7)
     with Client(live.url, loop=loop, deadline=60, fallback=None) as client:
-        for ids in ([1042, 17, 3], [np.int64(1042), np.int64(17)], [known, 3]):
+        for ids in ([1042, 17, 3], [np.int64(1042), np.int64(17)], [identity, 3]):
             decision = client.rank(actions=ids, user=42, exclude=ids[1:], explain=True)
             assert (decision.action, type(decision.action)) == (ids[0], type(ids[0]))
             assert {place.id for place in decision.ranking} == {why["id"] for why in decision.explanations} == set(ids)
-        [top] = client.slots([0], actions={1: {}, 2: {}}, user=known)
+        [top] = client.slots([0], actions={1: {}, 2: {}}, user=identity)
         assert (top.slot, top.action in (1, 2)) == (0, True)
         events = list(client.events())
-    assert [event["user"] for event in events] == ["42", "42", "42", str(known)]
-    assert [each["id"] for each in events[2]["actions"]] == [str(known)]
+    assert [event["user"] for event in events] == ["42", "42", "42", str(identity)]
+    assert [each["id"] for each in events[2]["actions"]] == [str(identity)]
     with no_service() as url, Client(url, deadline=0.1, fallback=lambda request: "17") as client:
         assert client.rank(actions=[1042, 17]).action == 17
 

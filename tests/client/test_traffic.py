@@ -14,13 +14,13 @@ SECRETS = [{"illness": "none", "age": 33}, {"illness": "flu", "age": 81, "salary
 @pytest.fixture
 def local_part(monkeypatch):
     """Let the local model predict what the test says, whatever it was told and has learned."""
-    told = {}
+    prediction = {}
 
     def score(self, example):
-        return told["local"]
+        return prediction["local"]
 
     monkeypatch.setattr("fedres.client.local.LocalModel.score", score)
-    return lambda number: told.update(local=number)
+    return lambda number: prediction.update(local=number)
 
 
 def on_the_wire(request):

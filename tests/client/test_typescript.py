@@ -64,17 +64,17 @@ def test_a_shared_model_with_light_entries_predicts_as_in_python():
     model.learn(events_of([(now, 0, float(name % 2), -1) for now, name in zip(requests, names, strict=True)]))
     payload = write_document(model.shared, 1, "1-x", 400)
     assert read_document(payload).shared.light_keys.size > 10
-    asked = request_of(([5, 7], [1.0, 1.0]), [([name], [1.0], [9]) for name in range(100, 125)])
+    request = request_of(([5, 7], [1.0, 1.0]), [([name], [1.0], [9]) for name in range(100, 125)])
     arrays = {name: (str(a.dtype), a.ravel().tolist()) for name, a in safetensors.numpy.load(payload).items()}
     text = {"told": read_metadata(payload), "arrays": arrays}
-    text |= {"hashes": asked.hashes.tolist(), "starts": asked.starts.tolist()}
+    text |= {"hashes": request.hashes.tolist(), "starts": request.starts.tolist()}
     command = ["node", "--input-type=module", "-e", PREDICT, json.dumps(text)]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
     rows, parts = json.loads(done.stdout), np.empty((25, 3))
-    predict(read_document(payload).shared, NO_MODEL, False, asked, parts)
+    predict(read_document(payload).shared, NO_MODEL, False, request, parts)
     assert [row["mean"] for row in rows] == pytest.approx(parts[:, 0].tolist(), abs=1e-9)
     assert [row["variance"] for row in rows] == pytest.approx(parts[:, 2].tolist(), abs=1e-9)
-    assert parts[:, 0] == pytest.approx(model.predict(asked).shared, abs=1e-5)
+    assert parts[:, 0] == pytest.approx(model.predict(request).shared, abs=1e-5)
 
 
 @needs_node

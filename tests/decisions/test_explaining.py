@@ -43,18 +43,18 @@ def test_contributions_add_up_to_the_shared_and_the_personal_part():
     for k in range(20):
         rows, names = hashed(*drawn(rng))
         mine = [own, NO_MODEL, None][k % 3]
-        found = explain(model.shared, mine, rows, names, top=1_000)
+        explanation = explain(model.shared, mine, rows, names, top=1_000)
         predicted = model.predict(request(rows), mine)
-        assert (found.shared, found.personal) == (predicted.shared[0], predicted.personal[0])
-        assert found.width == predicted.widths[0]
-        assert sum(one.shared for one in found.strongest) == pytest.approx(found.shared, abs=1e-6)
-        assert sum(one.personal for one in found.strongest) == pytest.approx(found.personal, abs=1e-6)
-        assert (found.personal != 0) == (k % 3 == 0)
+        assert (explanation.shared, explanation.personal) == (predicted.shared[0], predicted.personal[0])
+        assert explanation.width == predicted.widths[0]
+        assert sum(one.shared for one in explanation.strongest) == pytest.approx(explanation.shared, abs=1e-6)
+        assert sum(one.personal for one in explanation.strongest) == pytest.approx(explanation.personal, abs=1e-6)
+        assert (explanation.personal != 0) == (k % 3 == 0)
 
 
 def test_what_matters_is_named_first():
     rng = np.random.default_rng(1)
     model, own = taught(300, rng)
-    found = explain(model.shared, own, *hashed({"hour": 20, "day": "d1"}, ("a1", {"topic": "t0"})), top=3)
-    assert {"_id=a1", ""} >= {one.action for one in found.strongest[:1]}
-    assert len(found.strongest) == 3
+    explanation = explain(model.shared, own, *hashed({"hour": 20, "day": "d1"}, ("a1", {"topic": "t0"})), top=3)
+    assert {"_id=a1", ""} >= {one.action for one in explanation.strongest[:1]}
+    assert len(explanation.strongest) == 3

@@ -22,7 +22,7 @@ OTHER = {
 def digest(n=1_000):
     """Return a digest of all that is predicted and learned: numbers, light entries, drift and a choice of a field."""
     rng, model, owns = np.random.default_rng(7), ResidualKalman(max_blocks=16, choice_events=400), {}
-    found = hashlib.blake2b(digest_size=16)
+    digest_of_all = hashlib.blake2b(digest_size=16)
     for k in range(n):
         names = rng.choice(90, 12, replace=False)
         context = names + 1, np.where(names % 2, rng.integers(1, 900, size=12) / 7, 1.0)
@@ -31,15 +31,15 @@ def digest(n=1_000):
         request, user = request_of(context, actions), int(rng.integers(5))
         own = owns.get(user, NO_MODEL)
         prediction = model.predict(request, own)
-        found.update(prediction.means.tobytes() + prediction.widths.tobytes())
+        digest_of_all.update(prediction.means.tobytes() + prediction.widths.tobytes())
         best = int(np.argmax(prediction.means + prediction.widths))
         reward = float(rng.random() < (0.6 if (ids[best] + k // 700) % 3 == 0 else 0.2))
         (owns[user],) = model.learn(events_of([(request, best, reward, 0)]), [own])
     for _, array in sorted(model.to_arrays().items()):
-        found.update(array.tobytes())
+        digest_of_all.update(array.tobytes())
     for _, own in sorted(owns.items()):
-        found.update(own.tobytes())
-    return found.hexdigest()
+        digest_of_all.update(own.tobytes())
+    return digest_of_all.hexdigest()
 
 
 def test_exp_and_log_are_exact_to_the_last_bits():

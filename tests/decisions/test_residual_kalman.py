@@ -55,7 +55,7 @@ TOLERANCE = 1e-6  # personal and tail weights are rounded to 32 bits: sums in an
 def stream(seed, n, n_names=8, n_late=40, n_users=3, n_ids=5):
     """Return (user, context, actions, taken, reward): numbers, categories, repeated and missing features, 0s."""
     rng = np.random.default_rng(seed)
-    found = []
+    rounds = []
     for _ in range(n):
         m = int(rng.integers(1, n_names))
         hashes = rng.choice(n_late if rng.random() < 0.3 else n_names, m, replace=False)
@@ -68,8 +68,8 @@ def stream(seed, n, n_names=8, n_late=40, n_users=3, n_ids=5):
             for size in rng.integers(7, size=4)
         ]  # fmt: skip
         user = None if rng.random() < 0.1 else int(rng.integers(n_users))
-        found.append((user, (hashes, np.float32(values)), actions, int(rng.integers(4)), float(rng.random() < 0.3)))
-    return found
+        rounds.append((user, (hashes, np.float32(values)), actions, int(rng.integers(4)), float(rng.random() < 0.3)))
+    return rounds
 
 
 def learn_all(model, owns, rounds, sizes):
@@ -105,12 +105,12 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
     n = CORE_TAU_START + 60 if seed == 0 and not shape else 150  # the twin is slow where there are many coordinates
     for number, (user, context, actions, taken, reward) in enumerate(stream(seed, n, **shape)):
         own = None if user is None else owns.get(user, NO_MODEL)
-        found, (means, widths) = (
+        prediction, (means, widths) = (
             model.predict(request_of(context, actions), own),
             readable.predict(user, context, actions),
         )
-        assert found.means == pytest.approx(means, abs=TOLERANCE), number
-        assert found.widths == pytest.approx(widths, abs=TOLERANCE), number
+        assert prediction.means == pytest.approx(means, abs=TOLERANCE), number
+        assert prediction.widths == pytest.approx(widths, abs=TOLERANCE), number
         learn_all(model, owns, [(user, context, actions, taken, reward)], [1])
         readable.learn(Event(user, context, tuple(np.float32(a) for a in actions[taken]), reward))
     assert model.shared.numbers[0] == pytest.approx(readable.noise, abs=TOLERANCE)
@@ -158,9 +158,9 @@ def test_predicting_changes_nothing():
 def test_all_actions_are_alike_before_the_start_is_over():
     rounds, model = stream(6, START_EVENTS), ResidualKalman((2.0, 4.0))
     learn_all(model, {}, rounds, [START_EVENTS - 1])
-    found = model.predict(request_of(*rounds[0][1:3]))
-    assert found.means.tolist() == [2.0] * 4
-    assert found.widths.tolist() == [2.0] * 4
+    prediction = model.predict(request_of(*rounds[0][1:3]))
+    assert prediction.means.tolist() == [2.0] * 4
+    assert prediction.widths.tolist() == [2.0] * 4
 
 
 def test_rewards_count_as_shares_of_their_range():
@@ -179,12 +179,12 @@ def test_units_do_not_matter():
         units = [np.where((c[0] % 2 == 1) | (c[0] == 0), unit, 1) for _, c, *_ in rounds]  # hashes 0 and 1 are one
         return [(u, (c[0], c[1] * by), *rest) for by, (u, c, *rest) in zip(units, rounds, strict=True)]
 
-    rounds, found = stream(8, 80), []
+    rounds, means = stream(8, 80), []
     for unit in (1.0, 1000.0):
         model, scaled = ResidualKalman(), in_units(rounds, unit)
         owns = learn_all(model, {}, scaled, [80])
-        found.append(model.predict(request_of(*scaled[-1][1:3]), owns[0]).means)
-    assert found[1] == pytest.approx(found[0], abs=1e-4)
+        means.append(model.predict(request_of(*scaled[-1][1:3]), owns[0]).means)
+    assert means[1] == pytest.approx(means[0], abs=1e-4)
 
 
 def test_the_unit_of_a_number_is_three_medians_in_a_context_and_one_of_an_action():
@@ -264,7 +264,7 @@ def test_a_block_takes_another_prior_as_if_it_had_had_it_from_the_start(log_tau)
 
 def test_how_much_contexts_matter_is_learned():
     """Pure noise: the prior variance of the context's weights goes down, further than where one of six decides."""
-    found = []
+    log_taus = []
     for noisy in (True, False):
         rng, rounds = np.random.default_rng(14), []
         for _ in range(1000):
@@ -273,8 +273,8 @@ def test_how_much_contexts_matter_is_learned():
             rounds.append((None, (np.arange(1, 7), context), [([20], [1.0], [9])], 0, reward))
         model = ResidualKalman()
         learn_all(model, {}, rounds, [1000])
-        found.append(model.shared.log_tau[0, CORE])
-    assert found[0] < found[1] - 2
+        log_taus.append(model.shared.log_tau[0, CORE])
+    assert log_taus[0] < log_taus[1] - 2
 
 
 def test_what_an_action_usually_earns_is_told_apart_from_what_contexts_say():
@@ -314,11 +314,11 @@ def test_what_is_learned_again_errs_less_on_ids_that_are_new():
     for choice_events in (300, 0):
         model = ResidualKalman(choice_events=choice_events)
         learn_all(model, {}, [*two_fields(18, 300, 6, by_topic=True)], [300])
-        found = []
+        residuals = []
         for _, context, (action,), _, reward in two_fields(19, 60, 6, by_topic=True):
             new = ([5000, action[0][1]], *action[1:])
-            found.append(model.predict(request_of(context, [new])).means[0] - reward)
-        errors.append(np.mean(np.square(found)))
+            residuals.append(model.predict(request_of(context, [new])).means[0] - reward)
+        errors.append(np.mean(np.square(residuals)))
     assert errors[0] < 0.5 * errors[1]
 
 
@@ -363,7 +363,7 @@ def test_no_value_is_kept_once_a_scale_is_settled_or_events_are_forgotten():
 
     model = ResidualKalman(choice_events=0)
     context = [([1], [1000.5 + k]) for k in range(40)]
-    learn_all(model, {}, [(None, given, [([7], [1.0], [9])], 0, 1.0) for given in context], [40])
+    learn_all(model, {}, [(None, each, [([7], [1.0], [9])], 0, 1.0) for each in context], [40])
     assert not {values[0] for _, values in context} & numbers(model)
     learn_all(model, {}, [(None, ([1, 2], [1000.5, 77.25]), [([7], [1.0], [9])], 0, 1.0)], [1])
     scales = model.shared.scale_stats.copy()
@@ -391,9 +391,9 @@ def test_drift_is_that_of_the_readable_twin():
         readable.learn(Event(None, context, actions[taken], float(taken == right)))
     assert model.shared.drift[LOG_DRIFT] == pytest.approx(readable.drift.log_tau, abs=1e-6)
     assert readable.drift.log_tau > LEAST_LOG_DRIFT + 3
-    found, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
-    assert found.means == pytest.approx(means, abs=TOLERANCE)
-    assert found.widths == pytest.approx(widths, abs=TOLERANCE)
+    prediction, (means, widths) = model.predict(request_of(context, actions)), readable.predict(None, context, actions)
+    assert prediction.means == pytest.approx(means, abs=TOLERANCE)
+    assert prediction.widths == pytest.approx(widths, abs=TOLERANCE)
 
 
 def test_what_nobody_chooses_becomes_uncertain_again_where_the_world_changes():
@@ -414,17 +414,17 @@ def test_what_nobody_chooses_becomes_uncertain_again_where_the_world_changes():
 
 def decide_in(world, drifts):
     """Decide as loops do; return the model, and the share of right decisions among the last 500."""
-    model, found, rng = ResidualKalman(), [], np.random.default_rng(1)
+    model, is_right, rng = ResidualKalman(), [], np.random.default_rng(1)
     allowed, chances, rule = np.ones(4, np.bool_), np.empty(4), OptimisticSquareCB().rule((0.0, 1.0))
     for context, actions, right in world:
         expected = model.predict(request_of(context, actions))
         explore(rule, 0, model.learned, expected.means, expected.widths, allowed, chances)
         taken = pick(chances, rng.random())
         learn_all(model, {}, [(None, context, actions, taken, float(taken == right))], [1])
-        found.append(taken == right)
+        is_right.append(taken == right)
         if not drifts and model.shared is not None:
             model.shared.drift[LOG_DRIFT] = -np.inf
-    return model, np.mean(found[-500:])
+    return model, np.mean(is_right[-500:])
 
 
 def test_a_world_that_changes_is_learned_anew_and_one_that_stays_is_not_forgotten():
@@ -533,9 +533,9 @@ def test_a_precision_that_32_bits_cannot_hold_keeps_predictions_within_the_rewar
     model, owns = ResidualKalman(), {}
     learn_all(model, owns, rounds, [5_000] * 4)
     _, context, actions, *_ = rounds[0]
-    found = model.predict(request_of(context, actions), owns[0])
-    assert found.means[0] == pytest.approx(1.0, abs=0.02)
-    assert 0 <= found.widths[0] < 0.02
+    prediction = model.predict(request_of(context, actions), owns[0])
+    assert prediction.means[0] == pytest.approx(1.0, abs=0.02)
+    assert 0 <= prediction.widths[0] < 0.02
 
 
 def test_looking_for_a_key_in_a_full_table_ends():
@@ -648,8 +648,8 @@ def test_rows_of_a_catalogue_are_predicted_as_actions_are_to_the_bit(settings, s
     actions = [action for _, _, some, _, _ in rounds[200:] for action in some]
     for user, context, _, _, _ in rounds[200:]:
         request, own = request_of(context, actions), NO_MODEL if user is None else owns.get(user, NO_MODEL)
-        parts, found = np.empty((len(actions), 3)), np.empty((len(actions), 3))
+        parts, row_parts = np.empty((len(actions), 3)), np.empty((len(actions), 3))
         predict(model.shared, own, user is not None, request, parts)
         hashes, values = request.hashes[: request.starts[0]], request.values[: request.starts[0]]
-        predict_rows(model.shared, own, user is not None, hashes, values, rows_of(model.shared, request), found)
-        assert found.tobytes() == parts.tobytes()
+        predict_rows(model.shared, own, user is not None, hashes, values, rows_of(model.shared, request), row_parts)
+        assert row_parts.tobytes() == parts.tobytes()

@@ -115,16 +115,16 @@ def test_a_client_without_data_sends_nothing_and_its_rows_are_not_looked_at(stre
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
     learner, rng = learner_called(name, start=[0.5, -0.5, 1.0]), np.random.default_rng(3)
-    told, host, server = learner.client(), learner.client(), learner.server()
+    client_itself, host, server = learner.client(), learner.client(), learner.server()
     for t in range(1, 13):
         present = rng.random(K) < 0.8
         features, label = rng.normal(size=(K, D)) * present[:, None], rng.normal(size=K) * present
-        for client in (told, host):
+        for client in (client_itself, host):
             if hasattr(client, "learn"):
                 client.learn(np.ones((K, LOCAL)), label, np.zeros(K), present)
         offset = learner.model.predict(host.weights(t), features)
         up, same = (
-            told.observe(t, features, 0.0, label, present),
+            client_itself.observe(t, features, 0.0, label, present),
             host.update(t, Observed(features, np.zeros(K), label, present, offset)),
         )
         assert (up is None) == (same is None)
@@ -132,7 +132,7 @@ def test_what_a_host_has_checked_and_predicted_makes_the_same_uploads(name):
             np.testing.assert_equal(astuple(same), astuple(up))
             server.receive(up)
         down = server.step(t)
-        for client in (told, host):
+        for client in (client_itself, host):
             if down is not None:
                 client.receive(down)
     assert server.version > 2
@@ -239,9 +239,9 @@ def test_a_server_refuses_an_upload_of_another_rule(name):
 )
 def test_what_cannot_be_learned_from_is_refused_by_name(name, change, message):
     client = learner_called(name).client()
-    given = {"features": np.ones((K, D)), "label": np.ones(K), **change}
+    arguments = {"features": np.ones((K, D)), "label": np.ones(K), **change}
     with pytest.raises(ValueError, match=message):
-        feed(client, 1, **given)
+        feed(client, 1, **arguments)
 
 
 @pytest.mark.parametrize("name", NAMES)

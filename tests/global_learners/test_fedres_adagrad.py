@@ -67,9 +67,9 @@ def test_client_weights_are_vws_importance_weights(stream, run):
         for x, y, weight in zip(e.features, e.label, weights, strict=True):
             label = " ".join(float(np.float32(number)).hex() for number in (y, weight))
             vw.learn(f"{label} | a:{float(np.float32(x[0])).hex()} b:{float(np.float32(x[1])).hex()}")
-    found = [vw.predict(f"| {name}:1") for name in "ab"]
+    vw_weights = [vw.predict(f"| {name}:1") for name in "ab"]
     vw.finish()
-    assert weighted.server.weights == pytest.approx(found, abs=1e-6)
+    assert weighted.server.weights == pytest.approx(vw_weights, abs=1e-6)
     assert np.abs(weighted.server.weights - plain.server.weights).max() > 1e-3
 
 

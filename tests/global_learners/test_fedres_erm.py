@@ -30,13 +30,13 @@ def test_erm_refits_everything_to_the_newest_models_of_the_other_side(stream, ru
     first = np.array([0.3, -0.2])
     global_, local = dict.fromkeys(range(-10, 2), first), {}
     for t in range(1, n_rounds + 1):
-        known = global_[t - beta]
+        shared = global_[t - beta]
         past = examples[: t - 1]
         local[t] = np.array(
             [
                 ridge_fit(
                     np.array([e.local_features[i] for e in past]).reshape(-1, LOCAL),
-                    np.array([e.label[i] - known @ e.features[i] for e in past]),
+                    np.array([e.label[i] - shared @ e.features[i] for e in past]),
                     np.zeros(LOCAL),
                     ridge,
                 )
@@ -44,7 +44,7 @@ def test_erm_refits_everything_to_the_newest_models_of_the_other_side(stream, ru
             ]
         )
         e = examples[t - 1]
-        expected = e.features @ known + (local[t] * e.local_features).sum(axis=1)
+        expected = e.features @ shared + (local[t] * e.local_features).sum(axis=1)
         assert rounds[t - 1].prediction == pytest.approx(expected, abs=1e-8)
         global_[t + 1] = global_[t]
         if t - alpha >= 1:  # eq. 3, with w_{i,t-α} on all samples up to t-α
@@ -115,28 +115,28 @@ def test_erm_hears_the_newest_local_models_of_clients_without_data(stream, run):
     ]
     learner = global_learner("fedres-erm", dim=D, n_clients=P, local_dim=LOCAL, ridge=ridge)
     rounds, federation = run(learner, examples)
-    known = np.zeros(D)
+    shared = np.zeros(D)
     for t in range(n_rounds):
         seen = [[e for e, here in zip(examples[:t], present, strict=False) if here[i]] for i in range(P)]
         own = [
             ridge_fit(
                 np.array([e.local_features[i] for e in past]).reshape(-1, LOCAL),
-                np.array([e.label[i] - known @ e.features[i] for e in past]),
+                np.array([e.label[i] - shared @ e.features[i] for e in past]),
                 np.zeros(LOCAL),
                 ridge,
             )
             for i, past in enumerate(seen)
         ]
         e, here = examples[t], present[t]
-        expected = e.features @ known + (np.array(own) * e.local_features).sum(axis=1)
+        expected = e.features @ shared + (np.array(own) * e.local_features).sum(axis=1)
         assert rounds[t].prediction[here] == pytest.approx(expected[here], abs=1e-8)
         seen = [[*past, e] if here[i] else past for i, past in enumerate(seen)]
         pairs = [(i, old) for i, past in enumerate(seen) for old in past]
         if pairs:
             rows = [old.features[i] for i, old in pairs]
             targets = [old.label[i] - own[i] @ old.local_features[i] for i, old in pairs]
-            known = ridge_fit(rows, targets, np.zeros(D), ridge)
-    assert federation.server.weights == pytest.approx(known, abs=1e-8)
+            shared = ridge_fit(rows, targets, np.zeros(D), ridge)
+    assert federation.server.weights == pytest.approx(shared, abs=1e-8)
     first = present.argmax(axis=0)
     silent = np.array([(~present[first[i] :, i]).sum() for i in range(P)])
     assert federation.bits_up.tolist() == (32 * ((2 * D + 1) * present.sum(axis=0) + D * silent)).tolist()

@@ -138,14 +138,14 @@ def test_both_models_stay_as_they_are_inside_a_batch_under_delay(stream, run, al
     back = -(-beta // b)  # and clients fetch at the start of a batch
     gradients, shared, own = [], [np.zeros(D)], np.zeros((P, LOCAL))
     for n in range(60 // b):
-        known = shared[max(n - back, 0)]
+        fetched = shared[max(n - back, 0)]
         done = n - 1 - uplink - back  # the newest batch that the fetched model includes
         if done >= 0:
             own = clip(own - ETA_LOCAL * gradients[done][1])
         step, local_step = np.zeros(D), np.zeros((P, LOCAL))
         for t in range(n * b, (n + 1) * b):
             e = examples[t]
-            prediction = e.features @ known + (own * e.local_features).sum(axis=1)
+            prediction = e.features @ fetched + (own * e.local_features).sum(axis=1)
             assert rounds[t].prediction == pytest.approx(prediction, abs=1e-12)
             slope = 2 * (prediction - e.label) / b
             step, local_step = step + slope @ e.features, local_step + slope[:, None] * e.local_features

@@ -17,8 +17,8 @@ def test_results_do_not_depend_on_where_the_pieces_run(backend, tmp_path):
         )
     seen = []
     with cluster(backend, jobs=2):
-        found = run(work, range(7), jobs=2, journal=tmp_path / "j", progress=lambda *done: seen.append(done))
-    assert json.dumps(found) == json.dumps([work(item) for item in range(7)])
+        results = run(work, range(7), jobs=2, journal=tmp_path / "j", progress=lambda *done: seen.append(done))
+    assert json.dumps(results) == json.dumps([work(item) for item in range(7)])
     assert seen[-1] == (7, 7)
     assert len((tmp_path / "j").read_text().splitlines()) == 7
 

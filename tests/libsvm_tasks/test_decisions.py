@@ -30,8 +30,8 @@ MOVIELENS_LINES = {
 def real_files(tmp_path_factory, monkeypatch):
     """Write tiny files of the real formats to a folder for FEDRES_DATA, beside the datasets that are here."""
     folder = tmp_path_factory.mktemp("data")
-    if given := os.environ.get("FEDRES_DATA"):
-        for path in Path(given).glob("*.svm*"):
+    if data_folder := os.environ.get("FEDRES_DATA"):
+        for path in Path(data_folder).glob("*.svm*"):
             (folder / path.name).symlink_to(path.resolve())
     (folder / "real").mkdir()
     for name, lines in MOVIELENS_LINES.items():
@@ -62,10 +62,10 @@ def rounds(stream, seed, n=50):
 
 @pytest.mark.parametrize("stream", [*STREAMS])
 def test_rounds_are_sound_and_the_seeds_alone_decide_them(stream):
-    found, again, other = (rounds(stream, seed) for seed in (1, 1, 2))
-    assert [(r.user, r.context, r.actions) for r in found] == [(r.user, r.context, r.actions) for r in again]
-    assert [(r.context, r.actions) for r in found] != [(r.context, r.actions) for r in other]
-    for each in found:
+    played, again, other = (rounds(stream, seed) for seed in (1, 1, 2))
+    assert [(r.user, r.context, r.actions) for r in played] == [(r.user, r.context, r.actions) for r in again]
+    assert [(r.context, r.actions) for r in played] != [(r.context, r.actions) for r in other]
+    for each in played:
         assert each.chances.shape == (len(each.actions),)
         assert ((each.chances >= 0) & (each.chances <= 1)).all()
         assert all(next(iter(action)).startswith("_id=") for action in each.actions)
@@ -131,8 +131,8 @@ def test_a_person_listens_to_two_of_eight_artists():
 
 
 def test_models_change_places_half_way():
-    found = rounds("routing", 1, None)
-    means = [np.mean([r.chances for r in half], axis=0) for half in (found[:5000], found[5000:])]
+    played = rounds("routing", 1, None)
+    means = [np.mean([r.chances for r in half], axis=0) for half in (played[:5000], played[5000:])]
     assert sorted(means[0]) == pytest.approx(sorted(means[1]), abs=0.02)
     assert means[0] != pytest.approx(means[1], abs=0.02)
 
@@ -169,9 +169,9 @@ def test_articles_come_and_go_and_tastes_change():
 
 
 def test_only_the_first_rounds_of_late_readers_count_in_a_cold_start():
-    found = [*News(rounds=2000, readers=400, zipf=True, late=True)(np.random.default_rng(0))]
-    before = {r.user for r in found[:1000]}
-    counted = [r.user for r in found if r.counts]
+    played = [*News(rounds=2000, readers=400, zipf=True, late=True)(np.random.default_rng(0))]
+    before = {r.user for r in played[:1000]}
+    counted = [r.user for r in played if r.counts]
     assert counted
     assert not before & {*counted}
     assert max(counted.count(user) for user in {*counted}) <= 5
@@ -305,9 +305,9 @@ def test_figures_in_a_csv_file_are_not_played_again(tmp_path, monkeypatch):
     path.write_text(text.replace(text.rpartition(",")[2], "0.5000\n"))
     again = CliRunner().invoke(app, [*words, "uniform,popularity"])
     assert again.exit_code == 0, again.output
-    found = report.read_csv(path)
-    assert found["prompts", "uniform", 2] == 0.5
-    assert [player for _, player, _ in found] == ["uniform", "uniform", "popularity", "popularity"]
+    figures = report.read_csv(path)
+    assert figures["prompts", "uniform", 2] == 0.5
+    assert [player for _, player, _ in figures] == ["uniform", "uniform", "popularity", "popularity"]
     wrong = CliRunner().invoke(app, [*words, "uniform", "--events", "5"])
     assert wrong.exit_code == 2
     assert "csv must come with" in wrong.output
@@ -320,10 +320,10 @@ def test_the_table_of_the_docs_is_that_of_their_figures():
 
 
 def test_the_cost_of_a_decision_is_measured():
-    found = speed.measure(repeats=1)
-    assert found["decide_us"] > 0
-    assert found["learn_us"] > 0
-    assert 1000 < found["personal_bytes"] <= 8192
+    costs = speed.measure(repeats=1)
+    assert costs["decide_us"] > 0
+    assert costs["learn_us"] > 0
+    assert 1000 < costs["personal_bytes"] <= 8192
     assert speed.catalogue_bytes(600) < speed.catalogue_bytes(2_000) < 64e6
 
 

@@ -95,7 +95,7 @@ def test_policies_of_a_bandit_are_names_objects_or_classes():
         rewards.setdefault((row["policy"], row["scheme"]), []).append(row["reward"])
     assert {name for name, _ in rewards} == {"squarecb", "epsilon-greedy:epsilon=1", "greedy"}
     assert len(rewards) == 9
-    assert len({tuple(found) for (name, _), found in rewards.items() if "epsilon=1" in name}) == 1  # chance alone
+    assert len({tuple(values) for (name, _), values in rewards.items() if "epsilon=1" in name}) == 1  # chance alone
     columns = {"x": [0.0, 1.0] * 50, "y": ["left", "right"] * 50}
     [row] = bandit(columns, label="y", clients=1, rounds=80, rollouts=1, schemes=["independent"])
     assert row["reward"] > 0.6
@@ -142,5 +142,5 @@ def test_the_package_offers_its_names_without_loading_anything():
 def test_the_records_are_those_of_a_replay():
     from libsvm_tasks.schemes import Scheme
 
-    found = play(Setup("digits", 4, 30, 2), [Scheme()], jobs=1).results[0]
-    assert [row["accuracy"] for row in replay("digits", **SMALL, schemes=["fedres"])] == found.accuracy.tolist()
+    result = play(Setup("digits", 4, 30, 2), [Scheme()], jobs=1).results[0]
+    assert [row["accuracy"] for row in replay("digits", **SMALL, schemes=["fedres"])] == result.accuracy.tolist()

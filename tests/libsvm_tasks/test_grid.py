@@ -64,10 +64,10 @@ def test_a_torn_line_is_run_again(tmp_path, tail):
 
 
 def test_progress_counts_what_was_there_already(tmp_path):
-    journal, told = tmp_path / "journal.jsonl", []
+    journal, calls = tmp_path / "journal.jsonl", []
     grid.run(square, [1, 2], journal=journal)
-    grid.run(square, [1, 2, 3, 4], journal=journal, progress=lambda done, total: told.append((done, total)))
-    assert told == [(2, 4), (3, 4), (4, 4)]
+    grid.run(square, [1, 2, 3, 4], journal=journal, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(2, 4), (3, 4), (4, 4)]
 
 
 def test_a_killed_run_resumes_from_its_finished_pieces(tmp_path):

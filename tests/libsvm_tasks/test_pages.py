@@ -74,9 +74,9 @@ def test_players_learn_and_repeat_themselves(player, monkeypatch):
     monkeypatch.setattr(pages.ALS, "EVERY", 200)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     small = world()
-    found = [play(small, entry.make(), 1, entry.most) for _ in range(2)]
-    assert found[0] == found[1]
-    assert found[0].five_stars > play(small, pages.Uniform(), 1).five_stars
+    figures = [play(small, entry.make(), 1, entry.most) for _ in range(2)]
+    assert figures[0] == figures[1]
+    assert figures[0].five_stars > play(small, pages.Uniform(), 1).five_stars
 
 
 @pytest.mark.parametrize("player", [*pages.VW_FORMS])
@@ -140,5 +140,5 @@ def test_players_without_their_package_or_the_files_say_why(monkeypatch, tmp_pat
 
 def test_a_piece_is_a_player_with_a_seed(monkeypatch):
     monkeypatch.setattr(pages, "movielens", world)
-    found = play_piece(Piece("popularity", 2, 5))
-    assert found["five_stars"] == play(world(), pages.Popularity(), 2, pages=5).five_stars
+    figures = play_piece(Piece("popularity", 2, 5))
+    assert figures["five_stars"] == play(world(), pages.Popularity(), 2, pages=5).five_stars

@@ -20,12 +20,12 @@ def digits(local_features, n_rounds=80):
     ("timing", "rules"), [("aligned", ("aligned", "aligned")), ("on-arrival", ("on-arrival", "immediate"))]
 )
 def test_only_the_recommended_setting_has_a_model_alone(local_features, timing, rules):
-    task, wanted = digits(local_features), (local_features, timing) == ("all", "on-arrival")
+    task, recommended = digits(local_features), (local_features, timing) == ("all", "on-arrival")
     options = {"uplink_delay": 3, "downlink_delay": 2, "timing": rules[0], "local_timing": rules[1]}
     without, with_it = (engine.run(task, "fedres", alone=alone, **options).accuracy.mean() for alone in (False, True))
     assert with_it != without
-    found = play(task, Scheme(local_features=local_features, timing=timing, delay=5)).accuracy
-    assert found == (with_it if wanted else without)
+    accuracy = play(task, Scheme(local_features=local_features, timing=timing, delay=5)).accuracy
+    assert accuracy == (with_it if recommended else without)
 
 
 @pytest.mark.parametrize("local_learner", ["linear", "vw"])

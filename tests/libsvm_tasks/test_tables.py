@@ -28,8 +28,8 @@ def written(tmp_path):
 
 def test_numbers_are_scaled_and_texts_become_a_feature_each(written):
     data = load(written(SHOP), "bought")
-    wanted = [[0, 0, 0, 1], [0.5, 1, 0, 0], [1, 0, 0, 1], [0.5, 0, 1, 0]]  # price, blue, green, red
-    np.testing.assert_array_equal(data.features, wanted)
+    expected = [[0, 0, 0, 1], [0.5, 1, 0, 0], [1, 0, 0, 1], [0.5, 0, 1, 0]]  # price, blue, green, red
+    np.testing.assert_array_equal(data.features, expected)
     assert data.classes[data.label].tolist() == ["yes", "no", "no", "yes"]
     assert data.name == "shop.csv"
 

@@ -56,15 +56,15 @@ def test_a_clients_regret_falls_with_the_number_of_clients(times):
     ],
 )
 def test_shared_and_personal_models_together_beat_either_alone_by_far(names, n_rounds, most, n_clients):
-    found = regrets(names, n_rounds, n_clients, 0, ("fedres", "independent", "central"))
+    regret = regrets(names, n_rounds, n_clients, 0, ("fedres", "independent", "central"))
     for name in names:
-        together, alone, common = (found[name, scheme, 0] for scheme in ("fedres", "independent", "central"))
+        together, alone, common = (regret[name, scheme, 0] for scheme in ("fedres", "independent", "central"))
         assert together < most * min(alone, common)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_rounds", "most"), [(3_000, 1.15), pytest.param(16_000, 1.05, marks=pytest.mark.long)])
 def test_a_delay_of_fifty_rounds_costs_little(n_rounds, most):
-    found = regrets(FAST, n_rounds, 20, 0, delays=(0, 50))
+    regret = regrets(FAST, n_rounds, 20, 0, delays=(0, 50))
     for name in FAST:
-        assert found[name, "fedres", 50] < most * found[name, "fedres", 0], name
+        assert regret[name, "fedres", 50] < most * regret[name, "fedres", 0], name

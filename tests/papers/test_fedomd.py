@@ -64,9 +64,9 @@ def test_problems_side_by_side_are_each_what_they_are_alone():
     together = section_7(HalfSquaredDistance(PROBLEMS), Itself(), Balls(3.0), **common)
     alone = section_7(Linear(1), Squared(0.5), Ball(3.0), **common)
     for a in target:
-        found = together.play(Example(a, np.zeros(M))).weights
+        weights = together.play(Example(a, np.zeros(M))).weights
         expected = alone.play(Example(np.ones((M, 1)), a[:, 7])).weights
-        assert found[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
+        assert weights[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
 
 
 @pytest.mark.slow
@@ -125,12 +125,12 @@ def convex_regrets(n_rounds, n_clients=10, problems=4):
     )
     federation, signed = Federation(learner), (label[..., None] * features).reshape(n_rounds, n_clients, -1)
     models = np.array([federation.play(Example(x, np.zeros(n_clients))).weights for x in signed])
-    models, found = models.reshape(features.shape), []
+    models, mean_regrets = models.reshape(features.shape), []
     for p in range(problems):
         x, y = features[:, :, p], label[:, :, p]
         best = comparators.best_fixed(x.reshape(-1, 3), y.ravel(), Logistic(), radius=1.0)
-        found.append(regret.mean_regret(models[:, :, p], x, y, best, Logistic())[-1])
-    return np.array(found)
+        mean_regrets.append(regret.mean_regret(models[:, :, p], x, y, best, Logistic())[-1])
+    return np.array(mean_regrets)
 
 
 @pytest.mark.slow

@@ -48,9 +48,9 @@ def test_problems_side_by_side_are_each_what_they_are_alone():
     together = federation(HalfSquaredDistance(PROBLEMS), Itself(), 4, 3, 0.1)
     alone = federation(Linear(1), Squared(0.5), 4, 3, 0.1)
     for sample in np.random.default_rng(1).normal(size=(30, 4, PROBLEMS)):
-        found = together.play(Example(sample, np.zeros(4))).weights
+        weights = together.play(Example(sample, np.zeros(4))).weights
         expected = alone.play(Example(np.ones((4, 1)), sample[:, 7])).weights
-        assert found[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
+        assert weights[:, 7] == pytest.approx(expected[:, 0], abs=1e-12)
 
 
 @pytest.mark.long  # `test_reproduce_theory` has these three, with shorter runs

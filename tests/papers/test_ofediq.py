@@ -87,12 +87,12 @@ def compare(features, label, model, *, n_rounds, step_size, start=None):
         "ofediq": {"participation": chance, "levels": levels, "blocks": blocks},
         "ofedavg": {"participation": GAMMA},
     }
-    found, bits = {}, {}
+    accuracies, bits = {}, {}
     for name, settings in rules.items():
         federation = Federation(global_learner(name, **common, **settings))
-        found[name] = accuracy(federation, features, label, rows)
+        accuracies[name] = accuracy(federation, features, label, rows)
         bits[name] = federation.bits_up.mean() / n_rounds
-    return found, bits
+    return accuracies, bits
 
 
 def assert_one_percent_of_the_bits(bits, model, n_rounds):
@@ -110,10 +110,10 @@ def assert_one_percent_of_the_bits(bits, model, n_rounds):
 def test_digits_at_one_percent_of_the_bits_lose_little_accuracy():
     features, label = digits()
     model = Linear(features.shape[1], 10)
-    found, bits = compare(features, label, model, n_rounds=300, step_size=0.3)
-    assert found["fedogd"] == pytest.approx(0.926, abs=0.01)
-    assert found["fedogd"] - found["ofediq"] <= 0.025
-    assert found["ofediq"] >= found["ofedavg"] + 0.02
+    accuracies, bits = compare(features, label, model, n_rounds=300, step_size=0.3)
+    assert accuracies["fedogd"] == pytest.approx(0.926, abs=0.01)
+    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.025
+    assert accuracies["ofediq"] >= accuracies["ofedavg"] + 0.02
     assert_one_percent_of_the_bits(bits, model, 300)
 
 
@@ -122,10 +122,10 @@ def test_mnist_at_one_percent_of_the_bits_loses_little_accuracy():
     features, label = stored("mnist", 784)
     features = with_constant(features)
     model = Linear(features.shape[1], 10)
-    found, bits = compare(features, label, model, n_rounds=500, step_size=0.1)
-    assert found["fedogd"] == pytest.approx(0.872, abs=0.01)
-    assert found["fedogd"] - found["ofediq"] <= 0.015
-    assert found["ofediq"] >= found["ofedavg"] + 0.02
+    accuracies, bits = compare(features, label, model, n_rounds=500, step_size=0.1)
+    assert accuracies["fedogd"] == pytest.approx(0.872, abs=0.01)
+    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.015
+    assert accuracies["ofediq"] >= accuracies["ofedavg"] + 0.02
     assert_one_percent_of_the_bits(bits, model, 500)
 
 
@@ -135,10 +135,10 @@ def test_a_network_on_room_occupancy_at_one_percent_of_the_bits_loses_little_acc
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     model = Network((16, 64, 64, 4))
     start = model.start(np.random.default_rng(0))
-    found, bits = compare(features, label, model, n_rounds=200, step_size=0.1, start=start)
-    assert found["fedogd"] == pytest.approx(0.970, abs=0.02)
-    assert found["fedogd"] - found["ofediq"] <= 0.015
-    assert found["ofediq"] > found["ofedavg"]
+    accuracies, bits = compare(features, label, model, n_rounds=200, step_size=0.1, start=start)
+    assert accuracies["fedogd"] == pytest.approx(0.970, abs=0.02)
+    assert accuracies["fedogd"] - accuracies["ofediq"] <= 0.015
+    assert accuracies["ofediq"] > accuracies["ofedavg"]
     assert_one_percent_of_the_bits(bits, model, 200)
 
 

@@ -67,8 +67,8 @@ def test_squarecb_takes_predictions_for_rewards_within_their_range():
 def test_optimistic_squarecb_weighs_means_within_the_rewards_with_their_widths():
     scores = np.array([0.0 + 0.2, 0.5 + 0.4, 0.4 + 0.6])  # the first mean is less than any reward
     expected = chances(SquareCB(10.0, floor=0), scores)
-    found = chances(OptimisticSquareCB(10.0, floor=0), [-3.0, 0.5, 0.4], widths=[0.2, 0.4, 0.6])
-    assert found == pytest.approx(expected, abs=1e-15)
+    probabilities = chances(OptimisticSquareCB(10.0, floor=0), [-3.0, 0.5, 0.4], widths=[0.2, 0.4, 0.6])
+    assert probabilities == pytest.approx(expected, abs=1e-15)
 
 
 def test_optimistic_squarecb_moves_with_the_range_of_the_rewards():
@@ -133,8 +133,8 @@ def test_probabilities_add_up_and_leave_out_what_is_not_allowed(actions, kind, n
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_a_policy_asked_from_python_is_the_compiled_one(name):
     chosen, means, widths = POLICIES[name](), np.array([0.2, 0.9, 0.4, 0.9]), np.array([0.1, 0.2, 0.3, 0.2])
-    found = chances(chosen, means, widths=widths, n=9, learned=9, span=(-np.inf, np.inf))
-    assert chosen.probabilities(means, widths, 9).tolist() == found.tolist()
+    compiled = chances(chosen, means, widths=widths, n=9, learned=9, span=(-np.inf, np.inf))
+    assert chosen.probabilities(means, widths, 9).tolist() == compiled.tolist()
 
 
 @pytest.mark.parametrize("name", ["epsilon-greedy", "squarecb", "greedy", "softmax"])

@@ -73,8 +73,8 @@ def test_a_bandit_draws_by_it_and_learns_when_it_says(model):
 
 def test_a_replay_takes_it_by_name_step_by_step():
     small = {"clients": 2, "rounds": 60, "rollouts": 1, "schemes": ["fedres"]}
-    given = ["halves:share=0.4", policy("halves", share=0.4), "halves:0.1"]
-    by_name, by_hand, other = bandit("digits", policies=given, **small)
+    policies = ["halves:share=0.4", policy("halves", share=0.4), "halves:0.1"]
+    by_name, by_hand, other = bandit("digits", policies=policies, **small)
     assert by_name == by_hand
     assert (by_name["policy"], other["policy"]) == ("halves:share=0.4", "halves:0.1")
     assert by_name["reward"] != other["reward"]

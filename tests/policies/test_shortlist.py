@@ -23,11 +23,11 @@ def expected(policy, scores, allowed, learned):
     rule, listed = policy.rule((0.0, 1.0)).copy(), np.empty(left.size)
     rule[FLOOR] = 0.0
     explore(rule, 0, learned, left, np.zeros(left.size), np.ones(left.size, bool), listed)
-    found = np.zeros(scores.size)
+    probabilities = np.zeros(scores.size)
     for score in set(left):
         tied = ids[scores[ids] == score]
-        found[tied] = listed[left == score].sum() / tied.size
-    return np.where(allowed, (1 - floor) * found + floor / ids.size, 0.0)
+        probabilities[tied] = listed[left == score].sum() / tied.size
+    return np.where(allowed, (1 - floor) * probabilities + floor / ids.size, 0.0)
 
 
 def draws(policy, means, widths, allowed, learned, numbers, n=1):
@@ -49,8 +49,8 @@ def test_every_action_is_drawn_with_the_probability_that_is_told_also_where_many
     allowed[rng.integers(n)] = True
     chances = expected(policy, means, allowed, 400)
     numbers = np.linspace(0, 1, 1_001)[:-1]
-    found = draws(policy, means, widths, allowed, 400, [*numbers, LAST])
-    actions, probabilities = np.array([action for action, _ in found]), np.array([p for _, p in found])
+    drawn_actions = draws(policy, means, widths, allowed, 400, [*numbers, LAST])
+    actions, probabilities = np.array([action for action, _ in drawn_actions]), np.array([p for _, p in drawn_actions])
     assert allowed[actions].all()
     assert (probabilities > 0).all()
     assert np.abs(probabilities - chances[actions]).max() <= 1e-12
@@ -92,10 +92,10 @@ def test_the_order_of_actions_changes_no_draw(drawn):
     n, n_levels, seed, policy = drawn
     rng = np.random.default_rng(seed)
     means, keys, order = rng.integers(n_levels, size=n) / n_levels, rng.permutation(n), rng.permutation(n)
-    rule, found = policy.rule((0.0, 1.0)), []
+    rule, drawn_actions = policy.rule((0.0, 1.0)), []
     for places in (np.arange(n), order):
         own, some = keys[places].astype(np.uint32), means[places]
         ranking = ranked(rule, some, np.zeros(n), own, np.ones(n, bool), 5)
         draws = [draw_one(rule, 400, *ranking, own, np.ones(n, bool), n, u) for u in np.linspace(0, LAST, 50)]
-        found.append([(own[action], p) for action, p in draws])
-    assert found[0] == found[1]
+        drawn_actions.append([(own[action], p) for action, p in draws])
+    assert drawn_actions[0] == drawn_actions[1]

@@ -18,7 +18,7 @@ class Constant:
     """Always takes action 3; keeps what it was shown and told."""
 
     def __init__(self, n_actions, n_features):
-        self.seen, self.told = [], []
+        self.seen, self.rewards = [], []
 
     def context(self, x):
         return x.sum()
@@ -28,7 +28,7 @@ class Constant:
         return 3
 
     def learn(self, reward):
-        self.told.append(reward)
+        self.rewards.append(reward)
 
 
 class Broken(Constant):
@@ -51,7 +51,7 @@ def test_the_loop_shows_each_context_tells_its_reward_and_begins_again_at_the_en
     earned = np.concatenate([play(5), play(5)])
     rounds = np.arange(10) % 7
     assert runner.seen == pytest.approx(stream.contexts.sum(axis=1)[rounds])
-    assert earned.tolist() == runner.told == stream.rewards[rounds, 3].tolist()
+    assert earned.tolist() == runner.rewards == stream.rewards[rounds, 3].tolist()
 
 
 def test_the_reward_reported_is_that_of_the_first_rounds():
@@ -93,9 +93,9 @@ def test_what_is_not_installed_or_fails_is_noted_and_the_others_are_measured(mon
     ]
     monkeypatch.setattr(bench_bandit, "ours", list)
     monkeypatch.setattr(bench_bandit, "peers", lambda: contestants)
-    told = []
-    absent, broken, constant = bench_bandit.measure_all(lambda done, total: told.append((done, total)), seconds=0)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    calls = []
+    absent, broken, constant = bench_bandit.measure_all(lambda done, total: calls.append((done, total)), seconds=0)
+    assert calls == [(1, 3), (2, 3), (3, 3)]
     assert absent["note"] == "not installed"
     assert broken["note"] == "failed: AttributeError: np.float_ is gone"
     assert absent["reward"] is broken["reward"] is broken["rounds_per_second"] is None

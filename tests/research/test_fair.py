@@ -67,16 +67,16 @@ def test_a_clients_sums_are_the_posterior_moments(diagonal):
     x, y, w = rng.normal(size=(7, 4)), rng.normal(size=7), rng.normal(size=4)
     root = rng.normal(size=(4, 4))
     spread = np.diag([1.0, 2.0, 0.5, 3.0]) if diagonal else root @ root.T
-    found = client(x, y, Shared(w, np.diag(spread) if diagonal else spread, 0.3))
+    sums = client(x, y, Shared(w, np.diag(spread) if diagonal else spread, 0.3))
     covariance = np.linalg.inv(np.linalg.inv(spread) + x.T @ x / 0.3)
     mean = covariance @ x.T @ (y - x @ w) / 0.3
     moment = covariance + np.outer(mean, mean)
-    assert found.second_moment == pytest.approx(np.diag(moment) if diagonal else moment)
+    assert sums.second_moment == pytest.approx(np.diag(moment) if diagonal else moment)
     residual = y - x @ (w + mean)
-    assert found.squares == pytest.approx(residual @ residual + np.trace(x @ covariance @ x.T))
+    assert sums.squares == pytest.approx(residual @ residual + np.trace(x @ covariance @ x.T))
     marginal = np.linalg.inv(x @ spread @ x.T + 0.3 * np.eye(7))
-    assert found.gram == pytest.approx(x.T @ marginal @ x)
-    assert found.target == pytest.approx(x.T @ marginal @ y)
+    assert sums.gram == pytest.approx(x.T @ marginal @ x)
+    assert sums.target == pytest.approx(x.T @ marginal @ y)
 
 
 def test_round_trips_of_the_learned_prior_raise_the_likelihood():
@@ -95,11 +95,11 @@ def test_round_trips_of_the_learned_prior_raise_the_likelihood():
         return total
 
     start = 1e6 * np.eye(3)  # as good as no penalty on w
-    shared, found = Shared(np.zeros(3), np.eye(3), 1.0), []
+    shared, likelihoods = Shared(np.zeros(3), np.eye(3), 1.0), []
     for _ in range(8):
         shared = server([client(x, y, shared) for x, y in zip(rows, label, strict=True)], start, 0.0)
-        found.append(likelihood(shared))
-    assert (np.diff(found) > -1e-6).all()
+        likelihoods.append(likelihood(shared))
+    assert (np.diff(likelihoods) > -1e-6).all()
     assert np.diag(shared.spread)[0] > 10 * np.diag(shared.spread)[2]
 
 
@@ -115,9 +115,9 @@ def test_without_delay_federated_averaging_is_fedavg(task):
             weights[i] -= rate * gradient / np.sqrt(squares[i] + 1e-300)
         if (t + 1) % averaging.PERIOD == 0:
             weights[:] = weights.mean(axis=0)
-    found = averaging.fedavg(task, rate, 0)
-    assert found.fedavg == pytest.approx(weights, abs=1e-9)
-    assert found.shared == pytest.approx(weights[0], abs=1e-9)
+    models = averaging.fedavg(task, rate, 0)
+    assert models.fedavg == pytest.approx(weights, abs=1e-9)
+    assert models.shared == pytest.approx(weights[0], abs=1e-9)
 
 
 def test_ditto_and_apfl_lie_between_the_shared_model_and_a_client_alone(task):
@@ -133,8 +133,8 @@ def test_ditto_and_apfl_lie_between_the_shared_model_and_a_client_alone(task):
 
 def test_a_late_average_loses_nobodys_steps(task):
     """With equal delays a client's model is the average made a round trip ago, and its own steps since."""
-    found = averaging.fedavg(task, 0.3, 35)
-    assert np.abs(found.fedavg - averaging.fedavg(task, 0.3, 0).fedavg).max() > 1e-3
+    models = averaging.fedavg(task, 0.3, 35)
+    assert np.abs(models.fedavg - averaging.fedavg(task, 0.3, 0).fedavg).max() > 1e-3
     never = averaging.fedavg(task, 0.3, 10_000)
     assert not never.shared.any()
     assert never.fedavg == pytest.approx(averaging.ditto(task, 0.3, 0, 0.0).personal, abs=1e-9)
@@ -201,9 +201,9 @@ def test_the_whole_table_on_digits_resumes_and_is_written(tmp_path, monkeypatch)
     for name, method in few.items():
         monkeypatch.setitem(METHODS, name, method)
     design = table.Design(("digits",), (3,), (0, 40), rollouts=2, tuning_rows=1)
-    told = []
-    cells = table.run(design, jobs=1, journal=tmp_path / "j", progress=lambda done, of: told.append((done, of)))
-    assert told[-1] == (4, 4)
+    calls = []
+    cells = table.run(design, jobs=1, journal=tmp_path / "j", progress=lambda done, of: calls.append((done, of)))
+    assert calls[-1] == (4, 4)
     again = table.run(design, jobs=1, journal=tmp_path / "j", progress=None)
     assert [cell.accuracy["ditto"].tolist() for cell in cells] == [cell.accuracy["ditto"].tolist() for cell in again]
     both = replace(design, clients=(3, 4))  # of which 4 were never run

@@ -19,17 +19,17 @@ RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 def test_every_figure_the_papers_number_is_on_the_list():
-    wanted = {f"fedres-{n}" for n in range(1, 13)} | {
+    expected = {f"fedres-{n}" for n in range(1, 13)} | {
         "fedomd-1-left",
         "fedomd-1-right",
         "fedomd-rate",
         "fedsea-speedup",
     }
-    wanted |= {f"ofediq-{n}" for n in (2, 3, 4)} | {f"dynfed-1{part}" for part in "abcd"} | {"beyond"}
-    assert wanted == set(FIGURES)
+    expected |= {f"ofediq-{n}" for n in (2, 3, 4)} | {f"dynfed-1{part}" for part in "abcd"} | {"beyond"}
+    assert expected == set(FIGURES)
     listed = CliRunner().invoke(app, ["reproduce", "--list"])
     assert listed.exit_code == 0
-    assert all(name in listed.output for name in wanted)
+    assert all(name in listed.output for name in expected)
 
 
 @pytest.fixture(scope="module", params=["of each kind one", pytest.param("all", marks=pytest.mark.long)])
@@ -68,8 +68,8 @@ def test_the_table_of_claims_lists_them_all(quick):
 
 def test_aligned_timing_collapses_under_delay_and_learning_on_arrival_does_not(quick):
     """What we found on every dataset holds on digits too."""
-    found = [claim for claim in quick[2] if claim.figure == "fedres-9"]
-    assert [claim.verdict for claim in found] == ["not reproduced", "reproduced"]
+    claims = [claim for claim in quick[2] if claim.figure == "fedres-9"]
+    assert [claim.verdict for claim in claims] == ["not reproduced", "reproduced"]
 
 
 def test_a_figure_that_is_there_is_not_made_again_unless_made_another_way(tmp_path, monkeypatch):
@@ -109,8 +109,8 @@ def test_every_statement_names_its_source_rule_and_refutation():
 
 def test_the_published_table_has_every_statement_once_and_counts_itself():
     claims = read_claims(RESULTS / "claims.csv")
-    found = {(claim.figure, *(getattr(claim, name) for name in Statement._fields)) for claim in claims}
-    assert found == {(key.split("/")[0], *statement) for key, statement in STATEMENTS.items()}
+    published = {(claim.figure, *(getattr(claim, name) for name in Statement._fields)) for claim in claims}
+    assert published == {(key.split("/")[0], *statement) for key, statement in STATEMENTS.items()}
     assert len(claims) == len(STATEMENTS)
     lines = table(claims).splitlines()
     assert lines[0].startswith(summary(claims))

@@ -83,11 +83,11 @@ def test_a_second_run_reads_the_journal(made):
 
 def test_the_curve_is_the_papers_running_accuracy():
     """At w_1 = 0 all scores are equal and class 0 is predicted."""
-    found, digits = play(Cell("digits", FEDOGD, 5, seed=3)), load("digits")
+    curve, digits = play(Cell("digits", FEDOGD, 5, seed=3)), load("digits")
     first = online_partition(digits, 1000, 5, 3)[:, 0]
     assert points(5).tolist() == [1, 2, 3, 4, 5]
-    assert found["metric"][0] == pytest.approx((digits.label[first] == 0).mean())
-    assert found["bits"] == 1
+    assert curve["metric"][0] == pytest.approx((digits.label[first] == 0).mean())
+    assert curve["bits"] == 1
 
 
 def test_hyperparameters_are_those_of_the_paper_at_its_size():

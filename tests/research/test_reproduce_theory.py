@@ -72,8 +72,8 @@ def test_a_figure_has_a_picture_and_its_numbers(made, name):
 def test_claims_are_judged_as_theory_has_it(made, name):
     claims, _, _ = made(name)
     wrong = NOT_REPRODUCED.get(name, [])
-    wanted = ["not reproduced" if place in wrong else "reproduced" for place in range(len(claims))]
-    assert [claim.verdict for claim in claims] == wanted
+    expected = ["not reproduced" if place in wrong else "reproduced" for place in range(len(claims))]
+    assert [claim.verdict for claim in claims] == expected
     assert all(claim.figure == name and "|" not in claim.claim + claim.measured for claim in claims)
 
 

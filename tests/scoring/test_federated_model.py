@@ -56,11 +56,11 @@ def some_body(rng, name):
 
 def uploads(name, rng, n):
     """Return ``n`` uploads of clients when they are chosen, in order."""
-    wire, found, t = Wire(name, BITS, SETTINGS[name]), [], 0
-    while len(found) < n:
+    wire, sent, t = Wire(name, BITS, SETTINGS[name]), [], 0
+    while len(sent) < n:
         t += 1
-        found += [(int(k), t, 0, wire.kind, some_body(rng, name)) for k in wire.learner.senders(t)]
-    return found[:n]
+        sent += [(int(k), t, 0, wire.kind, some_body(rng, name)) for k in wire.learner.senders(t)]
+    return sent[:n]
 
 
 class Served:
@@ -121,16 +121,16 @@ def test_late_residuals_make_the_model_of_a_federation_with_that_delay(timing):
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_hosted_users_reward_is_one_clients_gradient(name):
     rng = np.random.default_rng(2)
-    hosted, told = (FederatedModel(name, BITS, EVERY_ROUND[name]) for _ in range(2))
+    hosted, federated = (FederatedModel(name, BITS, EVERY_ROUND[name]) for _ in range(2))
     for t in range(1, 20):
         example, (reward, offset) = some_example(rng), rng.normal(size=2)
         hosted.learn(example, reward, offset)
-        client = told.learner.client([0])
-        client.receive(Down(1, np.zeros(K, dtype=np.int64), told.weights.astype(float), 0))
+        client = federated.learner.client([0])
+        client.receive(Down(1, np.zeros(K, dtype=np.int64), federated.weights.astype(float), 0))
         up = client.observe(t, as_features(example, BITS)[None], np.array([offset]), np.array([reward]))
-        assert told.receive(0, t, 0, up.kind, told.wire.write(up))
-        assert hosted.weights == pytest.approx(told.weights, rel=1e-4, abs=1e-5)
-    assert (hosted.newest, told.newest) == (0, 19)
+        assert federated.receive(0, t, 0, up.kind, federated.wire.write(up))
+        assert hosted.weights == pytest.approx(federated.weights, rel=1e-4, abs=1e-5)
+    assert (hosted.newest, federated.newest) == (0, 19)
 
 
 SHARES = {"fedres-sgd": 1, "fedomd": 1 / 3, "dynamic-fedavg": 1 / 3}  # the others divide by all clients
@@ -193,13 +193,13 @@ def test_what_no_client_sends_is_refused_and_changes_nothing(name, change, error
     (number, t, version, kind, body), other = uploads(name, np.random.default_rng(5), 2)
     model = model_of(name)
     model.receive(*other)
-    given = {"number": number, "t": t, "kind": kind, "body": body}
-    given |= {key: value(body) if callable(value) else value for key, value in change.items()}
+    arguments = {"number": number, "t": t, "kind": kind, "body": body}
+    arguments |= {key: value(body) if callable(value) else value for key, value in change.items()}
     before = model.to_bytes()
     with pytest.raises(error, match=message):
-        model.check(**given)
+        model.check(**arguments)
     with pytest.raises(error, match=message):
-        model.receive(version=version, **given)
+        model.receive(version=version, **arguments)
     assert model.to_bytes() == before
     model.check(number, t, kind, body)
 
@@ -324,9 +324,9 @@ def test_damaged_states_are_refused(change, message):
 )
 def test_states_that_nobody_could_go_on_from_are_refused(field, value, message):
     state = FederatedModel("fedogd", BITS, {"n_clients": 2}).to_bytes()
-    known = msgspec.msgpack.decode(state[4:-4])
-    known[field] = value
-    made = state[:4] + msgspec.msgpack.encode(known)
+    document = msgspec.msgpack.decode(state[4:-4])
+    document[field] = value
+    made = state[:4] + msgspec.msgpack.encode(document)
     with pytest.raises(ValueError, match=message):
         FederatedModel.from_bytes(made + zlib.crc32(made).to_bytes(4, "little"))
 

@@ -197,14 +197,14 @@ def test_an_explanation_adds_up_to_the_score_and_names_the_strongest_pairs():
     digest_after(100, shared, personal)
     context, action = b'{"hour": 9, "day": "d1", "unseen": "x"}', ("a1", b'{"topic": "t1", "price": 0.14}')
     parts = score(Preparer().prepare(context, [action]), shared.weights, personal)
-    told = explain(context, action, shared.weights, personal, top=1_000)
-    assert (told.shared, told.personal) == (parts[0][0], parts[1][0])
-    assert sum(c.shared for c in told.strongest) == pytest.approx(told.shared, abs=1e-5)
-    assert sum(c.personal for c in told.strongest) == pytest.approx(told.personal, abs=1e-5)
-    assert {("hour", "topic=t1"), ("day=d1", ""), ("", "_id=a1"), ("", "")} <= {c[:2] for c in told.strongest}
-    sizes = [abs(c.shared + c.personal) for c in told.strongest]
+    explanation = explain(context, action, shared.weights, personal, top=1_000)
+    assert (explanation.shared, explanation.personal) == (parts[0][0], parts[1][0])
+    assert sum(c.shared for c in explanation.strongest) == pytest.approx(explanation.shared, abs=1e-5)
+    assert sum(c.personal for c in explanation.strongest) == pytest.approx(explanation.personal, abs=1e-5)
+    assert {("hour", "topic=t1"), ("day=d1", ""), ("", "_id=a1"), ("", "")} <= {c[:2] for c in explanation.strongest}
+    sizes = [abs(c.shared + c.personal) for c in explanation.strongest]
     assert sizes == sorted(sizes, reverse=True)
-    assert explain(context, action, shared.weights, personal, top=3).strongest == told.strongest[:3]
+    assert explain(context, action, shared.weights, personal, top=3).strongest == explanation.strongest[:3]
     assert not any(c.personal for c in explain(context, action, shared.weights, crosses=False).strongest)
 
 
@@ -230,21 +230,21 @@ def test_wrong_arguments_are_refused_by_name(wrong, message):
 class Shop:
     """Users who each want one action in the morning and one in the evening, and get 1 for it and 0 for all else."""
 
-    wanted: np.ndarray  # (users, 2)
+    favourites: np.ndarray  # (users, 2)
     n_actions: int = 5
     preparer: Preparer = field(default_factory=Preparer)
 
     def play(self, rng, n_rounds, epsilon=0.2):
         """Return the shared model and, for each round, whether the greedy action was the one wanted."""
-        shared, personal = SharedModel(), [PersonalModel() for _ in self.wanted]
+        shared, personal = SharedModel(), [PersonalModel() for _ in self.favourites]
         right = np.empty(n_rounds, bool)
         for t in range(n_rounds):
-            user, part = rng.integers(len(self.wanted)), rng.integers(2)
+            user, part = rng.integers(len(self.favourites)), rng.integers(2)
             prepared = self.request(part, rng)
             best = greedy(prepared, shared, personal[user], rng)
-            right[t] = best == self.wanted[user, part]
+            right[t] = best == self.favourites[user, part]
             chosen = int(rng.integers(self.n_actions)) if rng.random() < epsilon else best
-            learn(prepared, chosen, float(chosen == self.wanted[user, part]), shared, personal[user])
+            learn(prepared, chosen, float(chosen == self.favourites[user, part]), shared, personal[user])
         return shared, right
 
     def request(self, part, rng):

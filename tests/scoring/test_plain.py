@@ -34,10 +34,10 @@ def flattened(text, limits):
 
 def agrees(text, limits):
     """Return whether the text is plain; what is must be right, and the same."""
-    [found] = Plain(limits).hashed([text])
-    if found is not None:
-        assert found == flattened(text, limits)
-    return found is not None
+    [row] = Plain(limits).hashed([text])
+    if row is not None:
+        assert row == flattened(text, limits)
+    return row is not None
 
 
 @given(OBJECTS, SEPARATORS)
@@ -148,7 +148,7 @@ def test_several_at_once_are_hashed_as_one_by_one():
     many = b"{%b}" % b",".join(b'"f%d":%d' % (k, k + 1) for k in range(MOST_KEYS))
     texts = [b'{"a":1,"b":2}', b"", many, b"{}", b'{"a":"_"', many, b'{"a":[1]}', b'{"c":3}']
     plain = Plain(Limits())
-    found = plain.hashed(texts)
-    assert found == [plain.hashed([text])[0] for text in texts]
-    assert [len(row[0]) // 4 if row else None for row in found] == [2, None, MOST_KEYS, 0, None, MOST_KEYS, None, 1]
+    rows = plain.hashed(texts)
+    assert rows == [plain.hashed([text])[0] for text in texts]
+    assert [len(row[0]) // 4 if row else None for row in rows] == [2, None, MOST_KEYS, 0, None, MOST_KEYS, None, 1]
     assert plain.hashed([]) == []

@@ -98,8 +98,8 @@ def test_rows_are_sorted_by_time(tmp_path, times):
     rows = [[name, 1, 1.0, time] for name, time in zip("cab", times, strict=True)]
     header = ["action", "reward", "probability", "when"]
     for log in (columns_of(rows, header), write_csv(tmp_path / "log.csv", rows, header)):
-        found = [event.actions[event.chosen] for event in read_events(log, Columns(time="when"))]
-        assert found == ["a", "b", "c"]
+        taken = [event.actions[event.chosen] for event in read_events(log, Columns(time="when"))]
+        assert taken == ["a", "b", "c"]
 
 
 def test_ids_of_databases_are_texts_without_a_point():
@@ -110,9 +110,9 @@ def test_ids_of_databases_are_texts_without_a_point():
 
 def test_rewards_may_be_true_or_false_and_missing_ones_are_counted():
     frame = pd.DataFrame({"action": list("ab") * 10, "reward": [True, False] * 9 + [None] * 2, "probability": 0.5})
-    found = evaluate(frame, ["uniform"])
-    assert (found.n, found.n_without_reward, found.rows[0].value) == (18, 2, 0.5)
-    assert found.notes()[0] == "2 decisions without a reward are left out: default_reward counts them"
+    evaluation = evaluate(frame, ["uniform"])
+    assert (evaluation.n, evaluation.n_without_reward, evaluation.rows[0].value) == (18, 2, 0.5)
+    assert evaluation.notes()[0] == "2 decisions without a reward are left out: default_reward counts them"
     assert evaluate(frame, ["uniform"], default_reward=0).notes()[0] == "2 decisions without a reward count as 0"
 
 

@@ -112,9 +112,9 @@ def test_the_spread_of_snips_is_the_delta_methods():
     rng = np.random.default_rng(0)
     weight, reward = rng.choice([0.2, 5.0], p=[5 / 6, 1 / 6], size=(4000, 500)), rng.random((4000, 500))
     zeros = np.zeros(500)
-    found = [ESTIMATORS["snips"](Sample(r, w, zeros, zeros)) for r, w in zip(reward, weight, strict=True)]
-    claimed = np.mean([contributions.var() / 500 for contributions in found])
-    assert np.var([contributions.mean() for contributions in found]) == pytest.approx(claimed, rel=0.12)
+    terms = [ESTIMATORS["snips"](Sample(r, w, zeros, zeros)) for r, w in zip(reward, weight, strict=True)]
+    claimed = np.mean([contributions.var() / 500 for contributions in terms])
+    assert np.var([contributions.mean() for contributions in terms]) == pytest.approx(claimed, rel=0.12)
 
 
 def test_chosen_hyperparameters_beat_dr_where_weights_are_wild_and_the_model_is_good():

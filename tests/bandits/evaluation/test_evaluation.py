@@ -17,14 +17,14 @@ from fedres.policies import EpsilonGreedy, Softmax
 IDS = ("a", "b", "c")
 
 
-def make_events(n, seed=0, features=({}, {}, {}), known=False):
+def make_events(n, seed=0, features=({}, {}, {}), all_probabilities=False):
     """Return uniformly logged events: ``a`` pays 0.5 + x/2, ``b`` 0.5 − x/2, ``c`` 0.2, with noise."""
     rng = np.random.default_rng(seed)
     events = []
     for i in range(n):
         x, chosen = rng.uniform(-1, 1), int(rng.integers(3))
         reward = (0.5 + x / 2, 0.5 - x / 2, 0.2)[chosen] + rng.normal(scale=0.1)
-        probabilities = (1 / 3,) * 3 if known else None
+        probabilities = (1 / 3,) * 3 if all_probabilities else None
         events.append(LoggedEvent(f"e{i}", {"x": x}, IDS, features, chosen, 1 / 3, reward, probabilities))
     return events
 
@@ -34,28 +34,28 @@ def best(event):
     return [1.0, 0.0, 0.0] if event.context["x"] > 0 else [0.0, 1.0, 0.0]
 
 
-def rows_of(found, policy):
-    return {row.estimator: row for row in found.rows if row.policy == policy}
+def rows_of(evaluation, policy):
+    return {row.estimator: row for row in evaluation.rows if row.policy == policy}
 
 
 def test_every_policy_and_estimator_has_a_row_that_holds_the_truth():
     names = ("ips", "snips", "dm", "dr", "sndr", "switch-dr", "dros")
     policies = ["uniform", "constant:c", best, "greedy", "epsilon-greedy:0.3", "logging"]
-    found = evaluate(table(make_events(3000)), policies, estimators=names, level=0.9999)
+    evaluation = evaluate(table(make_events(3000)), policies, estimators=names, level=0.9999)
     truths = {"uniform": 0.4, "constant:c": 0.2, "best": 0.75, "greedy": 0.75, "epsilon-greedy:0.3": 0.645}
     for policy, truth in truths.items():
-        rows = rows_of(found, policy)
+        rows = rows_of(evaluation, policy)
         assert tuple(rows) == names
         for name in ("ips", "snips", "dr", "sndr"):
             assert rows[name].low <= truth <= rows[name].high, (policy, name)
         assert rows["dr"].high - rows["dr"].low < rows["ips"].high - rows["ips"].low
-    assert all(row.n == 3000 and row.warning == "" for row in found.rows)
+    assert all(row.n == 3000 and row.warning == "" for row in evaluation.rows)
 
 
 def test_the_logging_policy_comes_first_as_the_plain_mean_of_its_rewards():
     log = table(make_events(200))
-    found = evaluate(log, ["uniform"], estimators=["ips"])
-    logging, uniform = found.rows
+    evaluation = evaluate(log, ["uniform"], estimators=["ips"])
+    logging, uniform = evaluation.rows
     assert (logging.policy, logging.estimator, logging.difference, logging.ess) == ("logging", "mean", 0.0, 200)
     assert logging.value == pytest.approx(log.reward.mean())
     # uniform is what logged: its weights are 1, and the paired difference has no noise at all
@@ -65,17 +65,17 @@ def test_the_logging_policy_comes_first_as_the_plain_mean_of_its_rewards():
 
 
 def test_a_paired_difference_is_the_difference_of_values():
-    found = evaluate(table(make_events(500)), [best], estimators=["ips", "snips", "dr"])
-    for row in found.rows[1:]:
-        assert row.difference == pytest.approx(row.value - found.rows[0].value)
+    evaluation = evaluate(table(make_events(500)), [best], estimators=["ips", "snips", "dr"])
+    for row in evaluation.rows[1:]:
+        assert row.difference == pytest.approx(row.value - evaluation.rows[0].value)
         assert row.difference_low < row.difference < row.difference_high
         assert row.difference_low > 0
 
 
 def test_the_interval_of_a_shrunken_estimate_is_that_of_dr_and_holds_the_estimate():
-    found = rows_of(evaluate(table(make_events(300)), [best], estimators=["dr", "switch-dr", "dros"]), "best")
-    dr = found.pop("dr")
-    for row in found.values():
+    rows = rows_of(evaluate(table(make_events(300)), [best], estimators=["dr", "switch-dr", "dros"]), "best")
+    dr = rows.pop("dr")
+    for row in rows.values():
         assert (row.low, row.high) == (min(row.value, dr.low), max(row.value, dr.high))
         assert row.difference_low <= min(row.difference, dr.difference_low)
         assert row.difference_high >= max(row.difference, dr.difference_high)
@@ -204,21 +204,23 @@ def test_calls_that_make_no_sense_are_refused():
         evaluate(log, ["greedy"], n_folds=21)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_target_that_wants_what_the_log_never_took_is_called_out(known):
+@pytest.mark.parametrize("all_probabilities", [False, True])
+def test_a_target_that_wants_what_the_log_never_took_is_called_out(all_probabilities):
     never_c = [
-        LoggedEvent(e.event_id, e.context, IDS, e.features, i % 2, 0.5, 1.0, (0.5, 0.5, 0.0) if known else None)
+        LoggedEvent(
+            e.event_id, e.context, IDS, e.features, i % 2, 0.5, 1.0, (0.5, 0.5, 0.0) if all_probabilities else None
+        )
         for i, e in enumerate(make_events(200))
     ]
-    found = evaluate(table(never_c), ["uniform", "constant:c", "constant:a"])
+    evaluation = evaluate(table(never_c), ["uniform", "constant:c", "constant:a"])
     assert (
         "33.3% of the target's choices are actions that the log never took"
-        in rows_of(found, "uniform")["snips"].warning
+        in rows_of(evaluation, "uniform")["snips"].warning
     )
-    row = rows_of(found, "constant:c")["snips"]
+    row = rows_of(evaluation, "constant:c")["snips"]
     assert "100.0% of the target's choices" in row.warning
     assert math.isnan(row.value)
-    assert rows_of(found, "constant:a")["snips"].warning == ""
+    assert rows_of(evaluation, "constant:a")["snips"].warning == ""
 
 
 def test_the_document_is_plain_json_with_null_for_what_is_no_number(tmp_path):
@@ -228,8 +230,8 @@ def test_the_document_is_plain_json_with_null_for_what_is_no_number(tmp_path):
         record = {"event_id": str(i), "context": {}, "actions": actions, "action": "a", "probability": 0.5}
         lines.append(json.dumps(record | {"reward": None if i % 3 == 0 else i % 2}))
     path.write_text("\n".join(lines))
-    found = evaluate(path, ["constant:b"], estimators=["snips"])
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    evaluation = evaluate(path, ["constant:b"], estimators=["snips"])
+    document = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert (document["n"], document["n_without_reward"], document["default_reward"]) == (20, 10, None)
     assert [row["value"] for row in document["rows"]] == [0.5, None]
     assert evaluate(path, [], default_reward=2.0).rows[0].value == pytest.approx(1.0)
@@ -260,14 +262,14 @@ def test_policies_and_their_classes_are_valued_as_by_their_names():
 def test_an_evaluation_is_a_frame_a_page_and_a_picture():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
-    found = evaluate(table(make_events(40)), [best, "uniform"], estimators=["ips"])
-    frame = found.to_pandas()
+    evaluation = evaluate(table(make_events(40)), [best, "uniform"], estimators=["ips"])
+    frame = evaluation.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert frame.policy.tolist() == ["logging", "best", "uniform"]
-    assert frame.value.tolist() == [row.value for row in found.rows]
-    page = found._repr_html_()
-    assert f'<td style="text-align: right">{found.rows[1].value:.4f}</td>' in page
+    assert frame.value.tolist() == [row.value for row in evaluation.rows]
+    page = evaluation._repr_html_()
+    assert f'<td style="text-align: right">{evaluation.rows[1].value:.4f}</td>' in page
     assert "effective sample size" in page  # the warning
-    axes = found.plot()
+    axes = evaluation.plot()
     assert [text.get_text() for text in axes.get_yticklabels()] == ["logging, mean", "best, ips", "uniform, ips"]
     pyplot.close(axes.figure)

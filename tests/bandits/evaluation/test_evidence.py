@@ -36,9 +36,9 @@ def test_nothing_speaks_against_numbers_whose_mean_is_0_or_more(evidence):
 @given(st.lists(st.floats(-1, 0.5), min_size=2, max_size=30), st.floats(0.5, 20), st.floats(1e-3, 1e6))
 def test_evidence_knows_no_unit_and_falls_where_more_is_possible(evidence, numbers, largest, unit):
     z, count = np.array(numbers) - 0.1, np.ones(len(numbers))
-    found = evidence(z, count, largest)
-    assert evidence(z * unit, count, largest * unit) == pytest.approx(found, rel=1e-4, abs=1e-4)
-    assert evidence(z, count, 2 * largest) <= found + 1e-6
+    score = evidence(z, count, largest)
+    assert evidence(z * unit, count, largest * unit) == pytest.approx(score, rel=1e-4, abs=1e-4)
+    assert evidence(z, count, 2 * largest) <= score + 1e-6
 
 
 def test_looking_every_day_needs_more_evidence_the_longer_one_looks():

@@ -67,8 +67,8 @@ def logs(draw):
 @settings(deadline=None, max_examples=25)
 @given(logs(), st.booleans())
 def test_every_interval_has_a_width_and_holds_its_estimate(log, time_uniform):
-    found = evaluate(log, ["constant:b", "uniform"], estimators=EVERY, time_uniform=time_uniform, n_folds=2)
-    for row in found.rows:
+    evaluation = evaluate(log, ["constant:b", "uniform"], estimators=EVERY, time_uniform=time_uniform, n_folds=2)
+    for row in evaluation.rows:
         assert row.high - row.low > 1e-3
         assert math.isnan(row.value) or row.low <= row.value <= row.high
         if row.estimator != "mean" and not math.isnan(row.value):
@@ -196,7 +196,7 @@ def test_events_without_a_user_are_independent():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "found"),
+    ("rewards", "reward_range"),
     [
         ((0, 0), (0, 1)),
         ((0, 0.7), (0, 1)),
@@ -206,9 +206,9 @@ def test_events_without_a_user_are_independent():
         ((-9, -3), (-9, 0)),
     ],
 )
-def test_the_range_of_rewards_is_0_to_1_or_what_the_log_shows(rewards, found):
+def test_the_range_of_rewards_is_0_to_1_or_what_the_log_shows(rewards, reward_range):
     log = make_log(np.resize(rewards, 20), np.arange(20) % 2, 0.5)
-    assert evaluate(log, []).reward_range == found
+    assert evaluate(log, []).reward_range == reward_range
     assert evaluate(log, [], reward_range=(-10, 10)).reward_range == (-10, 10)
 
 

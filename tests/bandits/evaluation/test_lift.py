@@ -17,12 +17,12 @@ def arm(rng, n_users, rate, per_user=5, before=None):
 def test_the_estimate_is_the_difference_of_rewards_per_event_and_the_interval_holds_it():
     control = Arm(np.array([1.0, 0, 2] * 10), np.array([4, 1, 5] * 10), 30)
     treatment = Arm(np.array([3.0, 1, 2] * 10), np.array([4, 2, 4] * 10), 60)
-    found = lift(control, treatment)
-    assert (found.control, found.treatment) == (0.3, 0.6)
-    assert math.isclose(found.absolute.value, 0.3)
-    assert math.isclose(found.relative.value, 1.0)
-    assert found.absolute.low < 0.3 < found.absolute.high
-    assert found.relative.low < 1.0 < found.relative.high
+    result = lift(control, treatment)
+    assert (result.control, result.treatment) == (0.3, 0.6)
+    assert math.isclose(result.absolute.value, 0.3)
+    assert math.isclose(result.relative.value, 1.0)
+    assert result.absolute.low < 0.3 < result.absolute.high
+    assert result.relative.low < 1.0 < result.relative.high
 
 
 def test_the_width_is_that_of_users_not_of_events():
@@ -34,8 +34,8 @@ def test_the_width_is_that_of_users_not_of_events():
 
     def width(rewards):
         half = [Arm(part, events[:100], int(part.sum())) for part in np.split(rewards, 2)]
-        found = lift(*half).absolute
-        return found.high - found.low
+        absolute = lift(*half).absolute
+        return absolute.high - absolute.low
 
     assert 3 < width(users) / width(alike) < 6  # sqrt((1/12) / (1/4 / 50)) = 4.1
 
@@ -44,8 +44,10 @@ def test_earlier_rewards_narrow_the_interval_and_do_not_move_it_by_much():
     rng = np.random.default_rng(1)
     rates = [rng.beta(1, 4, 1_000) for _ in range(2)]
     plain = [arm(rng, 1_000, rate) for rate in rates]
-    known = [np.where(rng.random(1_000) < 0.8, rng.binomial(50, rate) / 50, np.nan) for rate in rates]
-    adjusted = [Arm(one.rewards, one.events, one.n_rewarded, before) for one, before in zip(plain, known, strict=True)]
+    earlier = [np.where(rng.random(1_000) < 0.8, rng.binomial(50, rate) / 50, np.nan) for rate in rates]
+    adjusted = [
+        Arm(one.rewards, one.events, one.n_rewarded, before) for one, before in zip(plain, earlier, strict=True)
+    ]
     wide, narrow = lift(*plain), lift(*adjusted)
     assert wide.variance_left == 1.0
     assert narrow.variance_left < 0.7
@@ -65,8 +67,8 @@ def test_a_small_arm_in_which_something_rare_is_missing_by_chance_shows_nothing(
     left = np.zeros(9_000)
     left[:20] = 1
     none = Arm(np.zeros(1_000), events, 20)  # 2.2 expected if arms are alike; none in 1 of 9 experiments
-    found = lift(none, Arm(left, np.ones(9_000), 20)).absolute
-    assert found.low < 0 < found.value < found.high
+    absolute = lift(none, Arm(left, np.ones(9_000), 20)).absolute
+    assert absolute.low < 0 < absolute.value < absolute.high
     many = np.zeros(9_000)
     many[:400] = 1
     assert lift(none, Arm(many, np.ones(9_000), 400)).absolute.low > 0  # 44 expected
@@ -78,9 +80,9 @@ def test_regulars_of_one_arm_do_not_hide_a_lift():
     control, treatment = arm(rng, 40, 0.3, per_user=17), arm(rng, 150, 0.85, per_user=17)
     regulars = rng.binomial(1_300, 0.85, 10).astype(float)
     rewards, events = np.append(treatment.rewards, regulars), np.append(treatment.events, [1_300] * 10)
-    found = lift(control, Arm(rewards, events, int(rewards.sum()))).absolute
-    assert found.low > 0.3
-    assert found.high < 0.8
+    absolute = lift(control, Arm(rewards, events, int(rewards.sum()))).absolute
+    assert absolute.low > 0.3
+    assert absolute.high < 0.8
 
 
 @pytest.mark.parametrize(
@@ -93,33 +95,33 @@ def test_regulars_of_one_arm_do_not_hide_a_lift():
 def test_too_little_data_has_no_interval_and_says_what_is_missing(n_users, n_rewarded, said):
     few = Arm(np.full(n_users, 1.0), np.full(n_users, 5), n_rewarded)
     enough = Arm(np.full(100, 1.0), np.full(100, 5), 100)
-    for found in (lift(few, enough), lift(enough, few)):
-        assert found.absolute is found.relative is None
-        assert said in found.missing
-        assert found.more_users(0.1) is None
+    for result in (lift(few, enough), lift(enough, few)):
+        assert result.absolute is result.relative is None
+        assert said in result.missing
+        assert result.more_users(0.1) is None
     assert lift(enough, enough).missing is None
 
 
 def test_nobody_at_all_has_no_mean():
     nobody = Arm(np.zeros(0), np.zeros(0), 0)
-    found = lift(nobody, nobody)
-    assert math.isnan(found.control)
-    assert found.missing
+    result = lift(nobody, nobody)
+    assert math.isnan(result.control)
+    assert result.missing
 
 
 def test_a_relative_lift_is_not_given_where_control_may_earn_nothing():
     one_user = Arm(np.array([20.0] + [0.0] * 39), np.full(40, 20), 20)
-    found = lift(one_user, arm(np.random.default_rng(3), 40, 0.3))
-    assert found.absolute is not None
-    assert found.relative is None
+    result = lift(one_user, arm(np.random.default_rng(3), 40, 0.3))
+    assert result.absolute is not None
+    assert result.relative is None
 
 
 def test_four_times_the_users_halve_the_interval():
     rng = np.random.default_rng(4)
-    found = lift(arm(rng, 500, 0.3), arm(rng, 500, 0.3))
-    half = (found.absolute.high - found.absolute.low) / 2
-    assert abs(found.more_users(half / 2) - 3_000) <= 1
-    assert found.more_users(2 * half) == 0
+    result = lift(arm(rng, 500, 0.3), arm(rng, 500, 0.3))
+    half = (result.absolute.high - result.absolute.low) / 2
+    assert abs(result.more_users(half / 2) - 3_000) <= 1
+    assert result.more_users(2 * half) == 0
 
 
 def test_all_looks_together_are_wrong_as_seldom_as_promised():
@@ -138,8 +140,8 @@ def test_all_looks_together_are_wrong_as_seldom_as_promised():
                 Arm(rewards[mine], events[mine], int(rewards[mine].sum()))
                 for mine in ((control == which) & (events > 0) for which in (True, False))
             ]
-            found = lift(*arms).absolute
-            alarms |= found is not None and not found.low <= 0 <= found.high
+            absolute = lift(*arms).absolute
+            alarms |= absolute is not None and not absolute.low <= 0 <= absolute.high
         wrong += alarms
     assert wrong <= 5
 

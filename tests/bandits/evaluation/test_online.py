@@ -45,9 +45,9 @@ def test_estimates_of_a_policy_that_learns_are_right_on_average_and_intervals_ho
     errors, held = {"ips": [], "dr": []}, []
     for seed in range(20):
         log, chance = world(400, seed)
-        found = played(log)
-        monkeypatch.setattr("bandits.evaluation.compare.play", lambda *_, found=found: found)
-        truth = log.per_event(found.probabilities * chance).mean()
+        result = played(log)
+        monkeypatch.setattr("bandits.evaluation.compare.play", lambda *_, result=result: result)
+        truth = log.per_event(result.probabilities * chance).mean()
         for row in evaluate(log, ["fedres"], estimators=list(errors)).rows[1:]:
             errors[row.estimator].append(row.value - truth)
             held.append(row.low <= truth <= row.high)
@@ -85,9 +85,9 @@ def test_features_are_hashed_as_by_the_service():
     request = online._Requests(table([event])).of(0)
     features = [
         ("context", None, {"weather": "cold", "hour": 9}),
-        *[("actions", name, given) for name, given in actions],
+        *[("actions", name, body) for name, body in actions],
     ]
-    named = [Named(place, name, json.dumps(given).encode()) for place, name, given in features]
+    named = [Named(place, name, json.dumps(body).encode()) for place, name, body in features]
     rows = Preparer().hash_all(named)
     for column, kind in (("hashes", np.uint32), ("values", np.float32), ("fields", np.uint32)):
         expected = np.frombuffer(b"".join(getattr(row, column) for row in rows), kind)

@@ -16,12 +16,14 @@ from bandits.evaluation.weights import (
 )
 
 
-def make_log(chosen, logging, known=True):
+def make_log(chosen, logging, all_probabilities=True):
     """Return a log of the actions a and b, with the probability of a given for each event."""
     events = []
     for i, (k, p) in enumerate(zip(chosen, logging, strict=True)):
         both = (p, 1 - p)
-        events.append(LoggedEvent(str(i), {}, ("a", "b"), ({}, {}), k, both[k], 0.0, both if known else None))
+        events.append(
+            LoggedEvent(str(i), {}, ("a", "b"), ({}, {}), k, both[k], 0.0, both if all_probabilities else None)
+        )
     return table(events)
 
 
@@ -39,8 +41,10 @@ def test_a_weight_could_be_that_of_any_action_and_is_infinite_for_one_that_could
 
 def test_probabilities_that_the_log_does_not_say_are_taken_to_be_the_smallest_it_says():
     always_b = np.tile([0.0, 1.0], 3)
-    assert possible_weights(make_log([0, 1, 0], [0.5, 0.8, 0.9], known=False), always_b).max() == pytest.approx(5)
-    never_b = make_log([0, 0, 0], [0.5, 0.8, 0.9], known=False)
+    assert possible_weights(
+        make_log([0, 1, 0], [0.5, 0.8, 0.9], all_probabilities=False), always_b
+    ).max() == pytest.approx(5)
+    never_b = make_log([0, 0, 0], [0.5, 0.8, 0.9], all_probabilities=False)
     assert np.isinf(possible_weights(never_b, always_b)[1::2]).all()
 
 
@@ -53,7 +57,7 @@ def test_weights_are_cut_where_few_events_are_expected_to_have_more():
 
 
 def test_nothing_is_cut_where_the_log_does_not_say_how_probable_actions_were():
-    log = make_log([0] * 1000, [0.01] + [0.5] * 999, known=False)
+    log = make_log([0] * 1000, [0.01] + [0.5] * 999, all_probabilities=False)
     assert weight_cap(log, possible_weights(log, np.tile([1.0, 0.0], 1000)), 3.7) == pytest.approx(100)
 
 
