@@ -52,12 +52,12 @@ class Forked:
     def __init__(self, words, *, stdout=None, stderr=None, cwd=None, env=None, start_new_session=False, text=True):
         assert text
         self.args, self.returncode, self.stdout = [str(word) for word in words], None, None
-        with contextlib.ExitStack() as given:
-            null = given.enter_context(open(os.devnull, "r+b"))
+        with contextlib.ExitStack() as files:
+            null = files.enter_context(open(os.devnull, "r+b"))
             out = null if stdout is None else stdout
             if stdout == subprocess.PIPE:
                 read, write = os.pipe()
-                self.stdout, out = open(read), given.enter_context(open(write, "wb"))  # noqa: SIM115
+                self.stdout, out = open(read), files.enter_context(open(write, "wb"))  # noqa: SIM115
             err = out if stderr == subprocess.STDOUT else sys.__stderr__ if stderr is None else stderr
             order = {
                 "words": self.args,

@@ -80,8 +80,8 @@ def message(reads):
     lower = head.lower()
     if b"transfer-encoding: chunked" in lower:
         return head + chunks(reads)
-    _, found, rest = lower.partition(b"content-length: ")
-    return head + (reads.read(int(rest.split(b"\r\n")[0])) if found else b"")
+    _, has_length, rest = lower.partition(b"content-length: ")
+    return head + (reads.read(int(rest.split(b"\r\n")[0])) if has_length else b"")
 
 
 def chunks(reads):

@@ -49,19 +49,19 @@ class Serving:
     def ask(self, path, method="GET", **options):
         """Return a reply on a connection of its own, which waits or is tried again where a ranker is just killed."""
 
-        def asked():
+        def reply():
             with contextlib.suppress(httpx.TransportError), self.client() as client:
                 return client.request(method, path, **options)
 
-        return until(asked)
+        return until(reply)
 
     def processes(self):
         return {(one["role"], one["number"]): one for one in self.ask("/v1/status").json()["processes"]}
 
     def pid(self, role, number=0):
         """Return the process of a role as the supervisor knows it, 0 while it is being started again."""
-        known = json.loads((self.run_folder() / "processes.json").read_bytes())
-        return next(one["pid"] for one in known if (one["role"], one["number"]) == (role, number))
+        processes = json.loads((self.run_folder() / "processes.json").read_bytes())
+        return next(one["pid"] for one in processes if (one["role"], one["number"]) == (role, number))
 
     def run_folder(self):
         return Path(Path(f"{self.store}-run").read_text().strip())
@@ -114,8 +114,8 @@ def until(condition, what="it"):
     pause, deadline, failure = 0.005, time.monotonic() + DEADLINE, None
     while time.monotonic() < deadline:
         try:
-            if found := condition():
-                return found
+            if value := condition():
+                return value
         except (httpx.TransportError, OSError, EOFError) as error:
             failure = error
         time.sleep(pause)
@@ -133,8 +133,8 @@ def has_ended(pid):
 
 def owner(pids, port):
     """Return which of the processes has the server's end of the connection from our ``port``, None if none yet."""
-    wanted = {row[9] for row in _connections() if row[3] == "01" and int(row[2].rpartition(":")[2], 16) == port}
-    return next((pid for pid in pids if _sockets(pid) & wanted), None)
+    inodes = {row[9] for row in _connections() if row[3] == "01" and int(row[2].rpartition(":")[2], 16) == port}
+    return next((pid for pid in pids if _sockets(pid) & inodes), None)
 
 
 def listening_port(pid):
@@ -150,11 +150,11 @@ def _connections():
 
 def _sockets(pid):
     """Return the inodes of a process's sockets."""
-    found = set()
+    inodes = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
-    return found
+            inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+    return inodes
 
 
 # Machines that share a database
@@ -185,8 +185,8 @@ class MachineProcess:
 
     def wait_until_started(self):
         for line in self.process.stdout:
-            if found := re.search(r"dashboard +http://[\d.]+:(\d+)/", line):
-                self.port = int(found[1])
+            if match := re.search(r"dashboard +http://[\d.]+:(\d+)/", line):
+                self.port = int(match[1])
                 return
         raise AssertionError(f"no start: {(self.folder / 'stderr').read_text()[-2000:]}")
 

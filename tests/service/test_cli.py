@@ -85,9 +85,9 @@ def test_delays_shows_both_timing_rules_at_every_delay(tmp_path):
     result = fedres("delays", "digits", *SMALL, *words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "out.json").read_text())["results"]
-    found = [(row["scheme"], row["timing"], row["delay"]) for row in rows if row["scheme"] != "independent"]
-    assert len(found) == len(set(found)) == 6
-    assert {("fedres", "aligned", 7), ("fedres", "on-arrival", 7), ("central", "on-arrival", 7)} <= set(found)
+    settings = [(row["scheme"], row["timing"], row["delay"]) for row in rows if row["scheme"] != "independent"]
+    assert len(settings) == len(set(settings)) == 6
+    assert {("fedres", "aligned", 7), ("fedres", "on-arrival", 7), ("central", "on-arrival", 7)} <= set(settings)
     assert "<svg" in (tmp_path / "out.svg").read_text()
 
 

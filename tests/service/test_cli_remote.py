@@ -39,8 +39,8 @@ def test_loops_are_created_changed_listed_and_deleted(service):
 def test_a_user_is_shown_exported_and_erased(service, tmp_path):
     at = ("--url", service.url)
     for event in ("one", "two"):
-        asked = {"event_id": event, "user": "anna/1", "actions": [{"id": "tea"}]}
-        assert service.ask("/v1/rank", "POST", json=asked).status_code == 200
+        request = {"event_id": event, "user": "anna/1", "actions": [{"id": "tea"}]}
+        assert service.ask("/v1/rank", "POST", json=request).status_code == 200
     assert service.ask("/v1/events/one/reward", "POST", json={"value": 0.5}).status_code == 204
     assert re.search(r"default +│ 2 +│ 1 +│ 0\.5000", fedres("users", "show", "anna/1", *at))
     file = tmp_path / "anna.jsonl"

@@ -87,9 +87,9 @@ def test_a_loop_that_learned_a_log_decides_as_the_policy_fedres_is_valued(tmp_pa
             imported(engine, before, TableRows(before, COLUMNS))
             await engine.settle()
             reply = await engine.rank("shop", request)
-            found = {one.id: one.probability for one in reply.ranking}
-            assert [found[name] for name in "abc"] == pytest.approx(valued.tolist(), rel=1e-6)
-            assert max(found.values()) > 0.5
+            chances = {one.id: one.probability for one in reply.ranking}
+            assert [chances[name] for name in "abc"] == pytest.approx(valued.tolist(), rel=1e-6)
+            assert max(chances.values()) > 0.5
 
     asyncio.run(story())
 
@@ -185,8 +185,8 @@ def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_pat
             await engine.put_actions("default", films)
             recommender, feedback = Recommender(engine.context, engine.parts[0]), Feedback(engine.context)
             for k in range(10):
-                asked = RecommendRequest(n=3, user=f"u{k % 4}", event_id=f"p{k}", context=msgspec.Raw(b'{"hour":3}'))
-                for item in (await recommender.recommend("default", asked)).items:
+                page = RecommendRequest(n=3, user=f"u{k % 4}", event_id=f"p{k}", context=msgspec.Raw(b'{"hour":3}'))
+                for item in (await recommender.recommend("default", page)).items:
                     await engine.reward("default", item.event_id, 0.5)
             await feedback.store("default", [FeedbackEvent(action="f1", reward=0.25, user="u1", time=1e9, event_id="x"),
                                              FeedbackEvent(action="f2", reward=0.75, event_id="y")])  # fmt: skip
@@ -206,8 +206,8 @@ def test_recommended_items_and_feedback_of_an_export_stay_what_they_were(tmp_pat
             names = ("event_id", "user", "actions", "action", "probability", "probabilities", "reward", "status")
             again = await engine.events("shop")
             for old, new in zip(events, again, strict=True):
-                wanted = {name: old.get(name) for name in (*names, "place", "candidates")}
-                assert {name: new.get(name) for name in wanted} == wanted
+                expected = {name: old.get(name) for name in (*names, "place", "candidates")}
+                assert {name: new.get(name) for name in expected} == expected
             assert [event.get("happened") for event in again[30:32]] == [1e9, pytest.approx(1.7e9, rel=1e-6)]
             sums = engine.view("shop").statistics
             assert (sums.ranks, sums.settled, sums.feedback) == (31, 31, 2)

@@ -67,8 +67,8 @@ def rank(caller, loop, requests):
 
 def reward(caller, loop, values):
     """Tell the rewards of events; return once all is learned and published, whatever the speed of the service."""
-    told = [(f"/v1/loops/{loop}/events/{event}/reward", {"value": value}) for event, value in values.items()]
-    caller.ask_all("POST", told)
+    rewards = [(f"/v1/loops/{loop}/events/{event}/reward", {"value": value}) for event, value in values.items()]
+    caller.ask_all("POST", rewards)
     caller.ask("GET", f"/v1/loops/{loop}/model")
 
 
@@ -77,9 +77,11 @@ def play(caller, loop, best, n_rounds, rng):
     caller.ask("POST", "/v1/loops", {"name": loop, "settings": SETTINGS})
     for t in range(n_rounds // len(USERS)):
         weathers = rng.choice(WEATHERS, len(USERS)).tolist()
-        asked = [request(user, weather, event_id=f"{user}-{t}") for user, weather in zip(USERS, weathers, strict=True)]
+        requests = [
+            request(user, weather, event_id=f"{user}-{t}") for user, weather in zip(USERS, weathers, strict=True)
+        ]
         values = {}
-        for user, weather, decision in zip(USERS, weathers, rank(caller, loop, asked), strict=True):
+        for user, weather, decision in zip(USERS, weathers, rank(caller, loop, requests), strict=True):
             chance = 0.9 if decision["action"] == best(user, weather) else 0.1
             values[decision["event_id"]] = float(rng.random() < chance)
         reward(caller, loop, values)
@@ -88,8 +90,8 @@ def play(caller, loop, best, n_rounds, rng):
 def share_right(caller, loop, best, users):
     """Return how often the highest score is the best action's."""
     cells = [(user, weather) for user in users for weather in WEATHERS]
-    found = rank(caller, loop, [request(*cell) for cell in cells])
-    return np.mean([one["ranking"][0]["id"] == best(*cell) for cell, one in zip(cells, found, strict=True)])
+    decisions = rank(caller, loop, [request(*cell) for cell in cells])
+    return np.mean([one["ranking"][0]["id"] == best(*cell) for cell, one in zip(cells, decisions, strict=True)])
 
 
 def test_after_2000_rounds_nine_in_ten_greedy_picks_are_what_that_user_likes(caller):
@@ -121,8 +123,10 @@ def likes(user):
 def pages(caller, loop, t):
     """Return what each reader is shown in the two slots in round t."""
     page = {"actions": ACTIONS, "slots": [{"id": slot} for slot in SEEN]}
-    asked = [{"user": user, "event_id": f"{user}-{t}", **page} for user in READERS]
-    return [filled["slots"] for filled in caller.ask_all("POST", [(f"/v1/loops/{loop}/rank/slots", x) for x in asked])]
+    requests = [{"user": user, "event_id": f"{user}-{t}", **page} for user in READERS]
+    return [
+        filled["slots"] for filled in caller.ask_all("POST", [(f"/v1/loops/{loop}/rank/slots", x) for x in requests])
+    ]
 
 
 def is_clicked(user, slot, rng):

@@ -93,9 +93,9 @@ def combined(inner):
     st.floats(-9, 9),
 )
 def test_it_agrees_with_pythons_own_reading(text, a, b):
-    found = Formula(text)({"a": a, "b": b})
+    value = Formula(text)({"a": a, "b": b})
     expected = parsed(text, {"a": a, "b": b})
-    assert found == expected or math.isnan(expected)
+    assert value == expected or math.isnan(expected)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_the_example_behind_haproxy_serves_through_the_loss_of_a_machine(tmp_pat
     port = free_port()
     with running(*machines):
         text = (ROOT / "deploy" / "haproxy.cfg").read_text(encoding="utf-8")
-        for known, used in ((8000, port), (8001, machines[0].port), (8002, machines[1].port)):
-            text = text.replace(f"127.0.0.1:{known}", f"127.0.0.1:{used}")
+        for written, used in ((8000, port), (8001, machines[0].port), (8002, machines[1].port)):
+            text = text.replace(f"127.0.0.1:{written}", f"127.0.0.1:{used}")
         (tmp_path / "haproxy.cfg").write_text(text)
         with subprocess.Popen(["haproxy", "-f", "haproxy.cfg"], cwd=tmp_path) as proxy:
             try:
@@ -67,8 +67,8 @@ def play(url, machines, database):
         for k in range(40):
             if k == 20:
                 machines[0].kill()
-            asked = {"user": USERS[k % 4], "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"e{k}"}
-            post("/v1/rank", asked)
+            request = {"user": USERS[k % 4], "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"e{k}"}
+            post("/v1/rank", request)
             post(f"/v1/events/e{k}/reward", {"value": 1})
         until(lambda: client.get("/v1/status").json()["loops"]["default"]["rewarded_events"] == 40, "learning")
         machines[0].start()
@@ -83,8 +83,8 @@ def test_its_commands_run(tmp_path, database):
     assert options_of(BLOCKS["sh"][0]) == []
     with running(MachineProcess(tmp_path / "a", database)) as [machine]:
         for user in USERS:
-            asked = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
-            assert machine.ask("POST", "/v1/rank", json=asked).status_code == 200
+            request = {"user": user, "context": {"hour": 7}, "actions": ACTIONS, "event_id": f"of {user}"}
+            assert machine.ask("POST", "/v1/rank", json=request).status_code == 200
         command = [FEDRES, "keys", "add", "admin", "--store", database]
         key = run(command, check=True, cwd=tmp_path)
         bearer = {"Authorization": f"Bearer {key.stdout.strip()}"}

@@ -23,8 +23,8 @@ REQUEST = {"event_id": "first", "user": "anna", "actions": [{"id": "tea"}, {"id"
 
 def block(language, has):
     """Return the block of the page in a language."""
-    [found] = [code for code in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if has in code]
-    return found
+    [block_text] = [code for code in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if has in code]
+    return block_text
 
 
 def changed(text, **replaced):

@@ -169,9 +169,9 @@ class Ledger:
     contradictions: list[str] = field(default_factory=list)
 
     def ranked(self, loop, answer, request=None):
-        known = self.ranks[loop].setdefault(answer["event_id"], answer)
-        if known != answer:
-            self.contradictions.append(f"{answer} after {known}")
+        first = self.ranks[loop].setdefault(answer["event_id"], answer)
+        if first != answer:
+            self.contradictions.append(f"{answer} after {first}")
         if request is not None:
             self.requests[loop][answer["event_id"]] = request
 
@@ -241,15 +241,15 @@ class Client:
         """Fill two places from the catalogue, once there is one, and reward the second."""
         if not self._ledger.catalogue:
             return
-        asked = {name: value for name, value in self._request(call).items() if name != "actions"}
-        asked |= {"n": 2, "filter": {"price": {"min": 0}}}
+        request = {name: value for name, value in self._request(call).items() if name != "actions"}
+        request |= {"n": 2, "filter": {"price": {"min": 0}}}
         for _ in self._times():
-            answer = await self._connection.insist("POST", path_of(EARLIEST, "recommend"), asked, "recommend")
+            answer = await self._connection.insist("POST", path_of(EARLIEST, "recommend"), request, "recommend")
             page = answer.json()
             for item in page["items"]:
-                told = {"id": item["id"], "probability": item["probability"], "score": item["score"]}
+                place = {"id": item["id"], "probability": item["probability"], "score": item["score"]}
                 ranked = {"event_id": item["event_id"], "action": item["id"], "probability": item["probability"]}
-                self._ledger.ranked(EARLIEST, {**ranked, "model_version": page["model_version"], "ranking": [told]})
+                self._ledger.ranked(EARLIEST, {**ranked, "model_version": page["model_version"], "ranking": [place]})
         await self._reward(EARLIEST, f"{call}~2", round(self._rng.random(), 3))
 
     async def _feedback(self, call):

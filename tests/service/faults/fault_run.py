@@ -168,26 +168,26 @@ async def judge(service, ledger):
     Where users were erased, a learner that is killed at the wrong moment may have to rebuild its models.
     """
     status = await service.settle()
-    found = list(ledger.contradictions)
+    problems = list(ledger.contradictions)
     if status["rebuilt"] and not ledger.erased:
-        found.append("a snapshot was found damaged")
-    found += await judge_changes(service, ledger)
+        problems.append("a snapshot was found damaged")
+    problems += await judge_changes(service, ledger)
     stored = await asyncio.to_thread(read_log, service)
     for loop in LOOPS:
         rewards = _expected(loop, ledger, stored[loop])
-        found += await _judge_unmatched(service, loop, rewards)
+        problems += await _judge_unmatched(service, loop, rewards)
         expected = {
             event: math.fsum(value for _, value in counted) if counted else None for event, counted in rewards.items()
         }
         events = (await service.ask("GET", path_of(loop, "events"))).lines()
-        found += _judge_events(loop, ledger, events, expected)
-        found += judge_log(loop, ledger, stored[loop])
+        problems += _judge_events(loop, ledger, events, expected)
+        problems += judge_log(loop, ledger, stored[loop])
         n_erased = len(ledger.erased) if loop == EARLIEST else 0
-        found += _judge_sums(status["loops"][loop], expected, loop, n_erased)
+        problems += _judge_sums(status["loops"][loop], expected, loop, n_erased)
         n_feedback = len(ledger.feedback[loop]) + n_erased
         if status["loops"][loop]["feedback"] != n_feedback:
-            found.append(f"{loop}: {status['loops'][loop]['feedback']} feedback was learned, not {n_feedback}")
-    return found
+            problems.append(f"{loop}: {status['loops'][loop]['feedback']} feedback was learned, not {n_feedback}")
+    return problems
 
 
 def read_log(service):
@@ -207,12 +207,12 @@ def read_log(service):
 
 def judge_log(loop, ledger, entries):
     """Return what is acknowledged and not in the log once and unchanged."""
-    found, erased = [], set(ledger.erased)
+    problems, erased = [], set(ledger.erased)
     ranks = defaultdict(list)
     rewards = set()
     for entry in entries:
         if entry.user in erased or (entry.event or "")[:-1] in erased:
-            found.append(f"{loop}: record {entry.position} is of the erased {entry.user or entry.event}")
+            problems.append(f"{loop}: record {entry.position} is of the erased {entry.user or entry.event}")
         if entry.kind == RANK:
             ranks[entry.event].append(entry)
         elif entry.kind == REWARD:
@@ -220,18 +220,18 @@ def judge_log(loop, ledger, entries):
             rewards.add((entry.event, reward.id, reward.value))
     for event, answer in ledger.ranks[loop].items():
         if len(ranks[event]) != 1:
-            found.append(f"{loop}: {event} is logged {len(ranks[event])} times")
+            problems.append(f"{loop}: {event} is logged {len(ranks[event])} times")
         elif not _is_logged(answer, ledger.requests[loop].get(event), ranks[event][0]):
-            found.append(f"{loop}: {event} is logged as {ranks[event][0]}, and {answer} was told")
+            problems.append(f"{loop}: {event} is logged as {ranks[event][0]}, and {answer} was told")
     for event, sent in ledger.feedback[loop].items():
         if len(ranks[event]) != 1:
-            found.append(f"{loop}: the feedback {event} is logged {len(ranks[event])} times")
+            problems.append(f"{loop}: the feedback {event} is logged {len(ranks[event])} times")
         elif not _is_sent(sent, ranks[event][0]):
-            found.append(f"{loop}: the feedback {event} is logged as {ranks[event][0]}, and {sent} was sent")
+            problems.append(f"{loop}: the feedback {event} is logged as {ranks[event][0]}, and {sent} was sent")
     for event, of_event in ledger.rewards[loop].items():
         missing = [(event, name, value) for name, value in of_event.items() if (event, name, value) not in rewards]
-        found += [f"{loop}: the reward {reward} is not in the log" for reward in missing]
-    return found
+        problems += [f"{loop}: the reward {reward} is not in the log" for reward in missing]
+    return problems
 
 
 def _is_sent(sent, entry):
@@ -245,8 +245,8 @@ def _is_sent(sent, entry):
 def _is_logged(answer, request, entry):
     body = decode_rank(entry.body)
     ids = [action.id for action in body.actions]
-    told = {one["id"]: (one["probability"], one["score"]) for one in answer["ranking"]}
-    same = {name: (body.probabilities[k], body.scores[k]) for k, name in enumerate(ids) if name in told} == told
+    ranking = {one["id"]: (one["probability"], one["score"]) for one in answer["ranking"]}
+    same = {name: (body.probabilities[k], body.scores[k]) for k, name in enumerate(ids) if name in ranking} == ranking
     same &= (ids[body.action], body.version) == (answer["action"], answer["model_version"])
     if request is None:
         return same
@@ -258,18 +258,18 @@ def _is_logged(answer, request, entry):
 
 async def judge_changes(service, ledger):
     """Return what of settings and catalogue is not as it was acknowledged."""
-    found, changes = [], {}
+    problems, changes = [], {}
     for loop, version, settings in ledger.changes:
         changes[loop] = version, settings
     for loop, (version, settings) in changes.items():
-        known = (await service.ask("GET", path_of(loop, "settings"))).json()
-        same = all(known["settings"][name] == value for name, value in settings.items())
-        if not same or known["version"] < version:
-            found.append(f"{loop}: the settings are {known}, and {settings} were acknowledged as {version}")
+        answer = (await service.ask("GET", path_of(loop, "settings"))).json()
+        same = all(answer["settings"][name] == value for name, value in settings.items())
+        if not same or answer["version"] < version:
+            problems.append(f"{loop}: the settings are {answer}, and {settings} were acknowledged as {version}")
     actions = (await service.ask("GET", path_of(EARLIEST, "actions"))).json()["actions"]
     if {action["id"]: action["features"] for action in actions} != ledger.catalogue:
-        found.append(f"the catalogue is {actions}, and {ledger.catalogue} was acknowledged")
-    return found
+        problems.append(f"the catalogue is {actions}, and {ledger.catalogue} was acknowledged")
+    return problems
 
 
 def _expected(loop, ledger, entries):
@@ -293,32 +293,34 @@ async def _judge_unmatched(service, loop, expected):
     """Return which rewards are listed twice, or although they counted."""
     listed = (await service.ask("GET", path_of(loop, "rewards/unmatched"))).json()["rewards"]
     times = Counter((reward["event_id"], reward["id"], reward["value"]) for reward in listed)
-    found = [f"{loop}: the unmatched {reward} is listed {n} times" for reward, n in times.items() if n > 1]
+    problems = [f"{loop}: the unmatched {reward} is listed {n} times" for reward, n in times.items() if n > 1]
     counted = {(event, name, value) for event, rewards in expected.items() for name, value in rewards}
-    return found + [f"{loop}: {reward} is listed as unmatched, and counted" for reward in times.keys() & counted]
+    return problems + [f"{loop}: {reward} is listed as unmatched, and counted" for reward in times.keys() & counted]
 
 
 def _judge_events(loop, ledger, events, expected):
-    known, sent, found = ledger.ranks[loop], ledger.feedback[loop], []
+    ranks, sent, problems = ledger.ranks[loop], ledger.feedback[loop], []
     shown = {event["event_id"]: event for event in events if event["status"] == "feedback"}
-    found += [f"{loop}: the feedback {event} is not exported" for event in sent if event not in shown]
-    found += [f"{loop}: the feedback {event} was never acknowledged" for event in shown if event not in sent]
+    problems += [f"{loop}: the feedback {event} is not exported" for event in sent if event not in shown]
+    problems += [f"{loop}: the feedback {event} was never acknowledged" for event in shown if event not in sent]
     for name in shown.keys() & sent.keys():
         if shown[name]["reward"] != sent[name]["reward"]:
-            found.append(f"{loop}: the feedback {name} is exported with {shown[name]['reward']}")
+            problems.append(f"{loop}: the feedback {name} is exported with {shown[name]['reward']}")
     events = [event for event in events if event["status"] != "feedback"]
     times = Counter(event["event_id"] for event in events)
-    found += [f"{loop}: {event} is there {times[event]} times" for event in known if times[event] != 1]
-    found += [f"{loop}: {event} was never acknowledged" for event in times if event not in known]
+    problems += [f"{loop}: {event} is there {times[event]} times" for event in ranks if times[event] != 1]
+    problems += [f"{loop}: {event} was never acknowledged" for event in times if event not in ranks]
     for event in events:
         name = event["event_id"]
-        told = known.get(name, event)
+        answer = ranks.get(name, event)
         for key in ("action", "probability", "model_version"):
-            if event[key] != told[key]:
-                found.append(f"{loop}: {name} has the {key} {event[key]}, and {told[key]} was told")
+            if event[key] != answer[key]:
+                problems.append(f"{loop}: {name} has the {key} {event[key]}, and {answer[key]} was told")
         if not _same(event["reward"], _shown(expected.get(name), loop)):
-            found.append(f"{loop}: {name} has the reward {event['reward']}, and {expected.get(name)} was acknowledged")
-    return found
+            problems.append(
+                f"{loop}: {name} has the reward {event['reward']}, and {expected.get(name)} was acknowledged"
+            )
+    return problems
 
 
 def _shown(reward, loop):
@@ -335,11 +337,11 @@ def _judge_sums(gauges, expected, loop, n_erased):
     rewards = [reward for reward in expected.values() if reward is not None] + [1.0] * n_erased
     n_ranks = len(expected) + 2 * n_erased
     n_learned = n_ranks if loop == SUMS else len(rewards)
-    wanted = {"ranks": n_ranks, "rewarded_events": len(rewards), "learned_events": n_learned}
-    found = [f"{loop}: {gauges[name]} {name}, not {n}" for name, n in wanted.items() if gauges[name] != n]
+    counts = {"ranks": n_ranks, "rewarded_events": len(rewards), "learned_events": n_learned}
+    problems = [f"{loop}: {gauges[name]} {name}, not {n}" for name, n in counts.items() if gauges[name] != n]
     if not math.isclose(gauges["reward_sum"], math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-9):
-        found.append(f"{loop}: rewards of {gauges['reward_sum']} were learned, not {math.fsum(rewards)}")
-    return found
+        problems.append(f"{loop}: rewards of {gauges['reward_sum']} were learned, not {math.fsum(rewards)}")
+    return problems
 
 
 async def digests_after_every_way_to_start(service):
@@ -358,9 +360,9 @@ async def digests_after_every_way_to_start(service):
 
 def judge_files(service, ledger):
     """Return in which files there is something of an erased user; for a service that has ended."""
-    found = []
+    problems = []
     for file in service.files():
         content = file.read_bytes()
         if b"leaver-" in content:
-            found += [f"{file.name} has the erased {user}" for user in ledger.erased if user.encode() in content]
-    return found
+            problems += [f"{file.name} has the erased {user}" for user in ledger.erased if user.encode() in content]
+    return problems

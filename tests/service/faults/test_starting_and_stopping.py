@@ -110,8 +110,8 @@ def test_requests_that_a_stopping_server_has_read_are_answered(play):
         assert await service.server.ended() == 0
         await service.start()
         events = (await service.ask("GET", "/v1/events")).lines()
-        told = {answer.json()["event_id"]: answer.json()["action"] for answer in answers}
-        assert {event["event_id"]: event["action"] for event in events} == told
+        decided = {answer.json()["event_id"]: answer.json()["action"] for answer in answers}
+        assert {event["event_id"]: event["action"] for event in events} == decided
 
 
 def test_requests_that_come_while_the_ranker_is_restarted_wait_for_it(play):

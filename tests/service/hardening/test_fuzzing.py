@@ -29,5 +29,5 @@ def test_no_route_fails_for_a_loop_that_is_not_there(tmp_path):
 def test_the_same_seed_draws_the_same_requests_and_all_routes_are_asked():
     first, second = Grammar(7), Grammar(7)
     assert [first.request() for _ in range(50)] == [second.request() for _ in range(50)]
-    asked = {(route.method, route.path) for route in first.routes}
-    assert len(asked) > 60
+    routes = {(route.method, route.path) for route in first.routes}
+    assert len(routes) > 60

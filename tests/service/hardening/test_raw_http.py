@@ -15,8 +15,8 @@ def address(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_each_case_has_its_answer(address, name):
-    sent, wanted = CORPUS[name]
-    assert statuses(exchange(address, sent, LAST, ends=False)) == wanted
+    sent, expected = CORPUS[name]
+    assert statuses(exchange(address, sent, LAST, ends=False)) == expected
 
 
 def test_whatever_is_sent_is_answered_or_closed():

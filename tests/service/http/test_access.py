@@ -184,8 +184,8 @@ def test_a_key_opens_what_its_role_and_loop_allow(keyed, who):
     for method, path in OPERATIONS:
         loop = "shop" if "{loop}" in path else "default"
         reply = ask(method, real(path), **({} if who == "none" else {"Authorization": f"Bearer {keys[who, loop]}"}))
-        found = reply.status if reply.status in (401, 403) else 0
-        assert found == expected(method, path, who), f"{method} {path}"
+        status = reply.status if reply.status in (401, 403) else 0
+        assert status == expected(method, path, who), f"{method} {path}"
         if reply.status == 401:
             assert reply.headers["www-authenticate"] == "Bearer"
 

@@ -24,9 +24,9 @@ def test_every_change_by_an_admin_is_noted_and_nothing_else(start, tmp_path):
             nobody.delete("/v1/loops/shop/users/anna")
             client.delete("/v1/loops/shop/users/anna")
             client.delete("/v1/loops/shop")
-    found = lines(tmp_path / "store.db-audit")
+    entries = lines(tmp_path / "store.db-audit")
     key, weak = key.split("_")[1], weak.split("_")[1]
-    assert [(line["key"], line["what"], line["loop"], line["status"]) for line in found] == [
+    assert [(line["key"], line["what"], line["loop"], line["status"]) for line in entries] == [
         (key, "POST /v1/loops", None, 201),
         (key, "PUT /v1/loops/{loop}/settings", "shop", 422),
         (weak, "DELETE /v1/loops/{loop}/users/{user}", "shop", 403),

@@ -99,10 +99,10 @@ def test_a_client_that_goes_away_is_no_request():
 
 def test_the_type_of_a_body_must_be_said():
     json = b"application/json"
-    for given in (json, b"Application/JSON; charset=utf-8"):
-        check_media_type(given, json)
-    for given in (None, b"", b"text/plain", b"application/x-www-form-urlencoded"):
-        assert refused(lambda g=given: check_media_type(g, json)) == (415, "unsupported_media_type")
+    for media_type in (json, b"Application/JSON; charset=utf-8"):
+        check_media_type(media_type, json)
+    for media_type in (None, b"", b"text/plain", b"application/x-www-form-urlencoded"):
+        assert refused(lambda g=media_type: check_media_type(g, json)) == (415, "unsupported_media_type")
 
 
 def test_the_head_has_what_is_looked_at():

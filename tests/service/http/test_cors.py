@@ -17,8 +17,8 @@ def allowed(tmp_path_factory):
 
 def test_a_page_that_is_allowed_may_ask_and_read_the_answer(allowed):
     with allowed.client() as client:
-        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x"}
-        reply = client.options("/v1/rank", headers=asked)
+        preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x"}
+        reply = client.options("/v1/rank", headers=preflight)
         assert reply.status_code == 204
         assert reply.headers["access-control-allow-origin"] == PAGE
         assert "POST" in reply.headers["access-control-allow-methods"]

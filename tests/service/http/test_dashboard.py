@@ -86,7 +86,7 @@ def opened(browser):
                 said.type == "error" and not any(one in said.text for one in expect) and wrong.append(said.text)
             ),
         )
-        page.on("request", lambda asked: asked.url.startswith((url, "blob:")) or wrong.append(asked.url))
+        page.on("request", lambda request: request.url.startswith((url, "blob:")) or wrong.append(request.url))
         return page
 
     yield begin
@@ -438,8 +438,8 @@ def test_a_reader_of_the_demo_sees_the_front_page_follow(tmp_path, opened):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         live.settle("demo")
         with live.client() as http:
-            told = http.get(f"/v1/loops/demo/users/{quote(HOSTILE, safe='')}/decisions").json()["decisions"]
-        assert [one["event"]["reward"] for one in told][1:3] == [0.0, 1.0]
+            decisions = http.get(f"/v1/loops/demo/users/{quote(HOSTILE, safe='')}/decisions").json()["decisions"]
+        assert [one["event"]["reward"] for one in decisions][1:3] == [0.0, 1.0]
         page.close()
 
 

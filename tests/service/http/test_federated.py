@@ -61,14 +61,14 @@ def at_rest(client, name):
 
 
 def test_residuals_are_learned_and_move_the_shared_scores(client):
-    asked = {"context": {"weather": "cold"}, "actions": [{"id": "tea", "features": {"hot": True}}]}
-    before = client.post("/v1/federated/scores", json=asked).json()
+    body = {"context": {"weather": "cold"}, "actions": [{"id": "tea", "features": {"hot": True}}]}
+    before = client.post("/v1/federated/scores", json=body).json()
     stored = upload(client, "phone-1", *[residual(client, seq) for seq in range(1, 21)]).json()
     assert stored.keys() == {"positions", "version"}
     assert stored["positions"] == sorted(set(stored["positions"]))
     assert len(stored["positions"]) == 20
     version = learned(client, stored["positions"][-1])
-    after = client.post("/v1/federated/scores", json=asked).json()
+    after = client.post("/v1/federated/scores", json=body).json()
     assert after["version"] >= version
     [(id_before, low), (id_after, high)] = [(one["id"], one["score"]) for [one] in (before["scores"], after["scores"])]
     assert id_before == id_after == "tea"
@@ -90,8 +90,8 @@ def test_a_model_has_a_tag_by_which_it_is_not_sent_again(client):
     model = client.get("/v1/federated/model")
     tag = model.headers["etag"]
     assert tag.startswith(f'"{version}-')
-    for known in (tag, f"W/{tag}", f'"1x", {tag}', f'"0",W/{tag} , "x"', "*"):
-        same = client.get("/v1/federated/model", headers={"If-None-Match": known})
+    for tags in (tag, f"W/{tag}", f'"1x", {tag}', f'"0",W/{tag} , "x"', "*"):
+        same = client.get("/v1/federated/model", headers={"If-None-Match": tags})
         assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
         assert "content-type" not in same.headers
     for other in ('"0"', tag.strip('"'), f'"x{tag[1:]}', "", ",", f"w/{tag}"):

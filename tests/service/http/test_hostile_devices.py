@@ -234,10 +234,10 @@ def test_huge_numbers_leave_a_model_of_finite_weights(client, dense):
     huge = update(version_of(client, dense), body=numbers(3e38, -3e38))
     assert send(client, dense, huge).status_code in (200, 422)
     assert upload(client, residual(version_of(client), local=1e9, context={"x": 1e30})).status_code in (200, 422)
-    asked = {"actions": [ACTION], "context": {"x": 1}}
+    body = {"actions": [ACTION], "context": {"x": 1}}
     for prefix in ("/v1", dense):
         client.get(f"{prefix}/model")
-        [one] = client.post(f"{prefix}/federated/scores", json=asked).json()["scores"]
+        [one] = client.post(f"{prefix}/federated/scores", json=body).json()["scores"]
         assert one["score"] is not None
         assert np.isfinite(one["score"])
 

@@ -108,5 +108,5 @@ def test_a_rebound_name_reaches_nothing_and_a_key_is_worth_more_than_a_name(star
         assert client.post("/personalizer/v1.0/events/x/activate", headers=other_port).status_code == 403
         assert client.get("/healthz", headers=rebound).status_code == 200  # it says nothing
         key = live.keys.add("admin")
-        with live.client(key) as known:
-            assert known.get("/v1/status", headers=rebound).status_code == 200
+        with live.client(key) as with_key:
+            assert with_key.get("/v1/status", headers=rebound).status_code == 200

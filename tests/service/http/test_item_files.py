@@ -36,8 +36,8 @@ def test_a_parquet_file_keeps_its_types(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = arrow.table({"name": ["a", "b"], "tags": [["x", "y"], []], "price": [1, None]})
     parquet.write_table(table, tmp_path / "i.parquet")
-    found = dict(read_items(tmp_path / "i.parquet", "name"))
-    assert found == {"a": {"tags": ["x", "y"], "price": 1}, "b": {"tags": []}}
+    items = dict(read_items(tmp_path / "i.parquet", "name"))
+    assert items == {"a": {"tags": ["x", "y"], "price": 1}, "b": {"tags": []}}
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_what_is_no_item_is_named_with_its_line(tmp_path, name, text, message):
 
 def test_a_batch_has_no_more_than_one_call_may_have():
     many = ((f"i{k}", {"text": "x" * (k % 700)}) for k in range(3 * BATCH_ITEMS))
-    found = list(batches(many))
-    assert sum(map(len, found)) == 3 * BATCH_ITEMS
-    assert all(len(batch) <= BATCH_ITEMS and len(json.dumps(batch)) < 700_000 for batch in found)
+    listed = list(batches(many))
+    assert sum(map(len, listed)) == 3 * BATCH_ITEMS
+    assert all(len(batch) <= BATCH_ITEMS and len(json.dumps(batch)) < 700_000 for batch in listed)
 
 
 def command(live, folder, *words):

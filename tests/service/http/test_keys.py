@@ -44,9 +44,9 @@ def test_without_any_key_everyone_may_do_everything(keys):
 
 def test_a_key_is_known_by_its_role_and_loop(keys):
     key = keys.add("rank", loop="shop")
-    found = keys.identify(bearer(key))
-    assert (found.role, found.loop) == ("rank", "shop")
-    assert found.id == key.split("_")[1]
+    identified = keys.identify(bearer(key))
+    assert (identified.role, identified.loop) == ("rank", "shop")
+    assert identified.id == key.split("_")[1]
 
 
 def test_a_device_key_can_be_bound_to_one_client(keys):
@@ -212,10 +212,10 @@ class RemoteStore:
 
     def __init__(self, keys):
         self.keys, self.away = keys, True
-        self.asked = threading.Semaphore(0)
+        self.reads = threading.Semaphore(0)
 
     def read(self):
-        self.asked.release()
+        self.reads.release()
         if self.away:
             raise StoreUnavailable("io", "away")
         return self.keys
@@ -230,7 +230,7 @@ def test_keys_of_a_remote_store_are_fetched_until_they_are_known_and_nobody_is_l
             remote.identify(authorization)
         assert (raised.value.status, raised.value.code) == (503, "keys_unavailable")
     for _ in range(2):
-        assert store.asked.acquire(timeout=30)
+        assert store.reads.acquire(timeout=30)
     store.away = False
     with remote._looking:  # until it has found them, without another request
         pass
@@ -258,8 +258,8 @@ def test_a_rotated_key_may_do_the_same_and_the_old_one_ends_after_its_grace(keys
     running = Keys(keys.path.with_name("store.db"), now=now)
     old = running.add("device", "shop", "phone-7")
     new = running.rotate(old.split("_")[1], grace_seconds=100.0)
-    found = [running.identify(bearer(key)) for key in (old, new)]
-    assert [(key.role, key.loop, key.client) for key in found] == [("device", "shop", "phone-7")] * 2
+    identified = [running.identify(bearer(key)) for key in (old, new)]
+    assert [(key.role, key.loop, key.client) for key in identified] == [("device", "shop", "phone-7")] * 2
     now.now = 100.0
     assert "expired" in refused(running, bearer(old))
     assert running.identify(bearer(new)).expires is None

@@ -49,18 +49,18 @@ def code(reply):
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order(live):
-    found = exchange(live, rank() * 40 + PAGE * 3 + CLOSE)
-    assert [status for status, _ in found] == [200] * 44
-    events = [json.loads(body)["event_id"] for _, body in found[:40]]
+    answers = exchange(live, rank() * 40 + PAGE * 3 + CLOSE)
+    assert [status for status, _ in answers] == [200] * 44
+    events = [json.loads(body)["event_id"] for _, body in answers[:40]]
     assert len(set(events)) == 40
-    assert found[-1][1] == b'{"status":"ok"}'
+    assert answers[-1][1] == b'{"status":"ok"}'
 
 
 def test_a_large_body_in_the_middle_of_many_requests_is_read_to_its_end(live):
     large = BODY[:-1] + b', "context": {"x": "%b"}}' % (b"y" * 900)
     padded = large + b" " * 40 * SLICE_BYTES
-    found = exchange(live, PAGE * 60 + rank(body=padded) + PAGE * 60 + CLOSE)
-    assert [status for status, _ in found] == [200] * 122
+    answers = exchange(live, PAGE * 60 + rank(body=padded) + PAGE * 60 + CLOSE)
+    assert [status for status, _ in answers] == [200] * 122
 
 
 def test_requests_with_bodies_of_one_long_line_are_answered_in_order_and_within_their_limits(live):
@@ -68,8 +68,8 @@ def test_requests_with_bodies_of_one_long_line_are_answered_in_order_and_within_
         rank(body=BODY[:-1] + b', "context": {"x": "%b"}}' % (b"y" * 900) + b" " * n) for n in (3_000, 50_000, 100)
     ]
     too_large = rank(body=BODY + b" " * 300_000)
-    found = exchange(live, b"".join(whole), *whole, CLOSE)
-    assert [status for status, _ in found] == [200] * 7
+    answers = exchange(live, b"".join(whole), *whole, CLOSE)
+    assert [status for status, _ in answers] == [200] * 7
     assert code(exchange(live, whole[0] + too_large)[1]) == (413, "body_too_large")
 
 
@@ -138,8 +138,8 @@ def test_a_request_that_offers_another_protocol_is_answered_in_this_one(live, he
     apart = [request[at : at + 7] for at in range(0, len(request), 7)]
     assert [status for status, _ in exchange(live, *apart, CLOSE)] == [200] * 2
     chunked = b"5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
-    found = exchange(live, rank(*headers, b"transfer-encoding: chunked", body=chunked) + CLOSE)
-    assert [status for status, _ in found] == [200] * 2
+    answers = exchange(live, rank(*headers, b"transfer-encoding: chunked", body=chunked) + CLOSE)
+    assert [status for status, _ in answers] == [200] * 2
 
 
 def test_nobody_is_connected_to_another_host(live):
@@ -151,8 +151,8 @@ def test_nobody_is_connected_to_another_host(live):
 
 def test_blanks_behind_a_length_are_no_part_of_it(live):
     requests = rank(b"content-length: %d " % len(BODY)) + rank(b"content-length:\t%d\t" % len(BODY))
-    found = exchange(live, requests + CLOSE)
-    assert [status for status, _ in found] == [200] * 3
+    answers = exchange(live, requests + CLOSE)
+    assert [status for status, _ in answers] == [200] * 3
 
 
 @pytest.mark.parametrize("line", [b"x-long: y\r\n", b"x-long: %b\r\n" % (b"y" * 2_000)], ids=["many", "few lines"])
@@ -172,10 +172,10 @@ def test_a_post_to_an_unknown_path_is_answered(live, path):
 def test_a_refusal_is_the_same_however_often_the_actions_were_seen(live):
     bad = b'{"actions": [{"id": "a", "features": {"x": [[[[[[[[[1]]]]]]]]]}}]}'
     good = b'{"actions": [{"id": "a", "features": {"x": 1}}], "context": {"x": "%b"}}' % (b"y" * 2_000)
-    wanted = [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)]
+    expected = [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)]
     for _ in range(3):
         exchange(live, rank(body=b'{"actions": [{"id": "a", "features": {"x": 1}}]}') + CLOSE)
-        assert [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)] == wanted
+        assert [exchange(live, rank(body=body) + CLOSE)[0] for body in (bad, good)] == expected
 
 
 @pytest.mark.parametrize(("headers", "closes"), [((), False), ((b"connection: close",), True)])
@@ -185,12 +185,12 @@ def test_a_reply_that_is_written_at_once_has_all_headers(live, headers, closes):
         connection.sendall(rank(b"x-request-id: mine", *headers))
         head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
-        found = dict(line.split(b": ", 1) for line in lines)
+        fields = dict(line.split(b": ", 1) for line in lines)
         assert first == b"HTTP/1.1 200 OK"
-        assert len(found) == len(lines)
-        assert found.pop(b"date").endswith(b" GMT")
-        assert found.pop(b"connection", None) == (b"close" if closes else None)
-        assert found == {
+        assert len(fields) == len(lines)
+        assert fields.pop(b"date").endswith(b" GMT")
+        assert fields.pop(b"connection", None) == (b"close" if closes else None)
+        assert fields == {
             b"content-type": b"application/json",
             b"content-security-policy": b"frame-ancestors 'none'",
             b"x-content-type-options": b"nosniff",

@@ -233,13 +233,13 @@ def test_policies_are_valued_on_the_stored_events(client):
     assert report["n"] == 20
     assert report["rows"][0]["value"] == 1.0
     assert (report["time_uniform"], report["reward_range"]) == (False, [0, 1])
-    wanted = {"policies": ["uniform"], "estimators": ["ips"], "time_uniform": True}
-    daily = client.post("/v1/loops/valued/evaluations", json=wanted).json()
+    body = {"policies": ["uniform"], "estimators": ["ips"], "time_uniform": True}
+    daily = client.post("/v1/loops/valued/evaluations", json=body).json()
     assert daily["time_uniform"]
     row, wider = report["rows"][0], daily["rows"][0]  # what was logged; the others depend on what was drawn
     assert wider["low"] < row["low"] <= row["value"] == wider["value"]
     client.patch("/v1/loops/valued/settings", json={"reward_range": [0, 5]}).raise_for_status()
-    wide = client.post("/v1/loops/valued/evaluations", json=wanted).json()
+    wide = client.post("/v1/loops/valued/evaluations", json=body).json()
     assert wide["reward_range"] == [0, 5]  # what a reward can be, not what was seen
     assert wide["rows"][0]["high"] > daily["rows"][0]["high"]
     unknown = client.post("/v1/loops/valued/evaluations", json={"policies": ["best"]})
@@ -365,8 +365,8 @@ def test_a_compressed_request_is_read(client):
 
 
 def test_the_story_of_an_event_has_its_decision_its_records_and_why(client):
-    given = {"event_id": "told", "user": "ann", "context": {"hour": 3}, "actions": [{"id": "x"}, {"id": "y"}]}
-    result = client.post("/v1/rank", json={**given, "explain": True}).json()
+    request = {"event_id": "told", "user": "ann", "context": {"hour": 3}, "actions": [{"id": "x"}, {"id": "y"}]}
+    result = client.post("/v1/rank", json={**request, "explain": True}).json()
     client.post("/v1/events/told/reward", json={"value": 0.5, "id": "click"}).raise_for_status()
     story = client.get("/v1/events/told").json()
     assert (story["event"]["action"], story["event"]["user"]) == (result["action"], "ann")
@@ -377,8 +377,8 @@ def test_the_story_of_an_event_has_its_decision_its_records_and_why(client):
         ("rank", None, None),
         ("reward", 0.5, "click"),
     ]
-    told = client.get("/v1/users/ann/decisions").json()
-    assert [one["event"]["event_id"] for one in told["decisions"]] == ["told"]
+    decisions = client.get("/v1/users/ann/decisions").json()
+    assert [one["event"]["event_id"] for one in decisions["decisions"]] == ["told"]
     assert client.get("/v1/users/nobody/decisions").json() == {"user": "nobody", "decisions": []}
     unknown = client.get("/v1/events/never")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_event")

@@ -51,8 +51,8 @@ def test_an_export_is_valued_by_the_service_and_the_command_line_alike(client, t
         for slot in filled(client, "/v1/loops/valued/rank/slots", event_id=f"e{k}").json()["slots"]:
             value = float(slot["action"] == "tea")
             client.post(f"/v1/loops/valued/events/{slot['event_id']}/reward", json={"value": value})
-    asked = {"policies": ["uniform"], "estimators": ["ips"]}
-    inside = client.post("/v1/loops/valued/evaluations", json=asked).json()
+    body = {"policies": ["uniform"], "estimators": ["ips"]}
+    inside = client.post("/v1/loops/valued/evaluations", json=body).json()
     (tmp_path / "events.jsonl").write_bytes(client.get("/v1/loops/valued/events").content)
     words = ["evaluate", "events.jsonl", "--policy", "uniform", "--estimator", "ips", "--json", "value.json"]
     done = forked.run([forked.FEDRES, *words], cwd=tmp_path)

@@ -16,10 +16,10 @@ TABLE = Table(ROUTES)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_is_found_by_its_own_path(route):
     raw = route.path.replace("{", "").replace("}", "").encode()
-    found, parameters = TABLE.find(raw)
-    assert found.path == route.path
-    assert found.routes[route.method] is route
-    assert parameters == {name: name for name in found.names}
+    entry, parameters = TABLE.find(raw)
+    assert entry.path == route.path
+    assert entry.routes[route.method] is route
+    assert parameters == {name: name for name in entry.names}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_every_route_is_found_by_its_own_path(route):
     ],
 )
 def test_quoted_characters_belong_to_the_id(quoted, event_id):
-    found, parameters = TABLE.find(f"/v1/events/{quoted}/reward".encode())
-    assert found.path == "/v1/events/{event_id}/reward"
+    entry, parameters = TABLE.find(f"/v1/events/{quoted}/reward".encode())
+    assert entry.path == "/v1/events/{event_id}/reward"
     assert parameters == {"event_id": event_id}
 
 
@@ -47,8 +47,8 @@ def test_azures_event_ids_may_have_slashes_that_are_not_quoted(prefix, event_id)
     for version in ("", "/v1.0", "/v1.1-preview.3"):
         for place in ("", "/loops/shop"):
             path = f"{place}/personalizer{version}{prefix}/events/{quote(event_id)}/reward"
-            found, parameters = TABLE.find(path.encode())
-            assert found.path.endswith(f"{prefix}/events/{{event_id}}/reward")
+            entry, parameters = TABLE.find(path.encode())
+            assert entry.path.endswith(f"{prefix}/events/{{event_id}}/reward")
             assert parameters["event_id"] == event_id
             assert parameters.get("version", "") == version[1:]
 
@@ -78,8 +78,8 @@ def test_an_id_that_is_no_unicode_is_refused():
 def test_a_route_belongs_to_a_loop_or_to_the_service():
     loops = {b"/v1/rank": "default", b"/v1/loops/x/rank": "x", b"/v1/loops/x": "x", b"/v1/loops": None}
     for path, loop in loops.items():
-        found, parameters = TABLE.find(path)
-        assert {parameters.get("loop", route.default_loop) for route in found.routes.values()} == {loop}
+        entry, parameters = TABLE.find(path)
+        assert {parameters.get("loop", route.default_loop) for route in entry.routes.values()} == {loop}
 
 
 def test_allow_lists_what_can_be_asked():

@@ -46,12 +46,12 @@ class Person:
 def left_of(people, *folders):
     """Return in which files something of people is found."""
     files = [file for folder in folders for file in Path(folder).rglob("*") if file.is_file()]
-    found = set()
+    left = set()
     for file in files:
         with open(file, "rb") as opened:
             content = opened.read(512 * os.fstat(opened.fileno()).st_blocks)  # published models have a hole behind
-        found |= {(file.name, secret) for one in people for secret in one.secrets() if secret.encode() in content}
-    return found
+        left |= {(file.name, secret) for one in people for secret in one.secrets() if secret.encode() in content}
+    return left
 
 
 async def live(engine, people, rng):

@@ -75,9 +75,9 @@ def test_the_state_is_plain_data_and_goes_on_as_if_it_had_never_been_written(sen
             twin = read.decode(read.encode(guard), type=Guard)
             assert twin == guard
         expected = residual(twin, client, ONE * np.float32(scale), error)
-        found = residual(guard, client, ONE * np.float32(scale), error)
-        assert np.array_equal(found[0], expected[0])
-        assert found[1] == expected[1]
+        guarded = residual(guard, client, ONE * np.float32(scale), error)
+        assert np.array_equal(guarded[0], expected[0])
+        assert guarded[1] == expected[1]
         assert twin == guard
 
 
@@ -183,13 +183,13 @@ def test_updates_are_clipped_by_norm_and_pull_and_dropped_beyond():
     for _ in range(TURNS):
         for i in range(20):
             assert np.array_equal(guard.clip(f"{i}", ONE.astype(float), defences), ONE)
-    found = []
+    clipped = []
     for _ in range(TURNS - 1):
-        found.append(guard.clip("hostile", -1e20 * ONE.astype(float), defences))
+        clipped.append(guard.clip("hostile", -1e20 * ONE.astype(float), defences))
         for i in range(20):
             guard.clip(f"{i}", 0 * ONE, defences)
-    np.testing.assert_allclose(found[:4], [-2 * ONE] * 4)  # norm 4 each, of a budget of 8 · 2
-    assert found[4:] == [None] * 3
+    np.testing.assert_allclose(clipped[:4], [-2 * ONE] * 4)  # norm 4 each, of a budget of 8 · 2
+    assert clipped[4:] == [None] * 3
 
 
 def test_a_huge_update_that_comes_second_is_clipped_already():
@@ -216,15 +216,15 @@ def test_one_of_up_to_three_clients_is_learned_from_at_once_and_always(joined):
 @pytest.mark.parametrize("joined", [4, 5, 20, 100])
 def test_updates_are_learned_from_when_half_of_the_clients_that_joined_were_heard(joined):
     guard = Guard()
-    found = [guard.clip(f"{i}", ONE, Defences(client_pull=None), joined) for i in range(joined)]
-    assert [vector is not None for vector in found] == [i >= joined // 2 - 1 for i in range(joined)]
+    clipped = [guard.clip(f"{i}", ONE, Defences(client_pull=None), joined) for i in range(joined)]
+    assert [vector is not None for vector in clipped] == [i >= joined // 2 - 1 for i in range(joined)]
 
 
 def test_half_of_the_clients_that_joined_are_learned_from_as_if_they_were_all():
     guard = Guard()
-    found = [guard.clip(f"{i}", ONE, Defences(), 40) for _ in range(5 * TURNS) for i in range(20)]
-    assert found[:19] == [None] * 19
-    assert all(vector is ONE for vector in found[19:])
+    clipped = [guard.clip(f"{i}", ONE, Defences(), 40) for _ in range(5 * TURNS) for i in range(20)]
+    assert clipped[:19] == [None] * 19
+    assert all(vector is ONE for vector in clipped[19:])
 
 
 @pytest.mark.parametrize("n_each", [1, 10, 30])
@@ -243,16 +243,16 @@ def test_a_flood_of_huge_updates_before_all_others_passes_for_no_more_than_usual
 
 def test_clients_that_joined_and_never_come_are_not_waited_for_without_end():
     guard = Guard()
-    found = [guard.clip("only", ONE, Defences(), 10) for _ in range(1000)]
-    assert found[:200] == [None] * 200
-    assert all(vector is ONE for vector in found[-100:])
+    clipped = [guard.clip("only", ONE, Defences(), 10) for _ in range(1000)]
+    assert clipped[:200] == [None] * 200
+    assert all(vector is ONE for vector in clipped[-100:])
 
 
 def test_more_clients_than_are_remembered_are_not_all_waited_for():
     guard = Guard()
-    found = [guard.clip(f"{i}", ONE, Defences(), 10**6) for i in range(MOST_CLIENTS)]
-    assert found[MOST_CLIENTS // 2 - 2] is None
-    assert found[-1] is ONE
+    clipped = [guard.clip(f"{i}", ONE, Defences(), 10**6) for i in range(MOST_CLIENTS)]
+    assert clipped[MOST_CLIENTS // 2 - 2] is None
+    assert clipped[-1] is ONE
 
 
 def test_the_trimmed_mean_is_that_of_the_middle_half():
@@ -267,8 +267,8 @@ def test_the_trimmed_mean_is_that_of_the_middle_half():
 def test_a_quarter_of_hostile_vectors_leaves_the_combination_among_the_honest(honest, how, data):
     n_hostile = len(honest) // 4
     hostile = data.draw(st.lists(st.floats(-1e30, 1e30), min_size=n_hostile, max_size=n_hostile))
-    (found,) = combine([np.array([x]) for x in honest + hostile], how)
-    assert min(honest) - 1e-12 <= found <= max(honest) + 1e-12
+    (combined,) = combine([np.array([x]) for x in honest + hostile], how)
+    assert min(honest) - 1e-12 <= combined <= max(honest) + 1e-12
 
 
 @settings(max_examples=100)

@@ -180,9 +180,9 @@ def test_an_early_outcome_of_a_name_that_is_gone_is_listed_and_does_not_count(tm
 def test_a_range_of_rewards_that_is_a_point_to_arithmetic_is_refused(tmp_path, span):
     async def story():
         async with running(tmp_path) as engine:
-            asked, refusal = {"reward_range": span, "default_reward": None}, (422, "invalid_settings", "reward_range")
-            assert await refused_for(engine.create_loop("other", asked)) == refusal
-            assert await refused_for(engine.patch_settings("default", asked)) == refusal
+            change, refusal = {"reward_range": span, "default_reward": None}, (422, "invalid_settings", "reward_range")
+            assert await refused_for(engine.create_loop("other", change)) == refusal
+            assert await refused_for(engine.patch_settings("default", change)) == refusal
 
     asyncio.run(story())
 

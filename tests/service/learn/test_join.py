@@ -26,15 +26,15 @@ class Play:
         self.seq += 1
         self.settled += self.join.expire(time)
         if kind == "rank":
-            found = self.join.rank(event, self.seq, time, self.rules, CASE, *rest or (False,))
+            outcome = self.join.rank(event, self.seq, time, self.rules, CASE, *rest or (False,))
         elif kind == "reward":
             value, key = (*rest, f"={rest[0]!r}")[:2]
-            found = self.join.reward(event, self.seq, time, value, key, self.rules)
+            outcome = self.join.reward(event, self.seq, time, value, key, self.rules)
         elif kind == "activate":
-            found = self.join.activate(event, self.seq, time, self.rules)
+            outcome = self.join.activate(event, self.seq, time, self.rules)
         else:
-            found = None
-        self.settled += [] if found is None else [found]
+            outcome = None
+        self.settled += [] if outcome is None else [outcome]
         return self
 
     @property
@@ -174,14 +174,14 @@ def test_the_oldest_event_that_is_not_finished_is_known_by_its_first_record():
 
 def simply_joined(records, rules, now):
     """Return (settled rewards, list of late and unmatched) of one event, straight from the rules."""
-    early, alive, activated, start, waits, settled, listed, known = [], -1, False, None, False, [], [], set()
+    early, alive, activated, start, waits, settled, listed, keys = [], -1, False, None, False, [], [], set()
 
     def pass_time(time):
         nonlocal early, alive, activated, start
         if not waits and not settled and alive >= 0 and time >= alive:
             listed.extend((value, "unmatched") for _, value in early)
             early, alive, activated = [], -1, False
-            known.clear()
+            keys.clear()
         if waits and not settled and start is not None and time >= start + rules.wait:
             settled.append(sum(value for _, value in early) if early else rules.default)
 
@@ -196,12 +196,12 @@ def simply_joined(records, rules, now):
         elif kind == "activate" and not activated and not settled and (start is None):
             activated = True
             start, alive = (time, alive) if waits else (None, time + rules.wait)
-        elif kind == "reward" and rest[1] not in known:
+        elif kind == "reward" and rest[1] not in keys:
             late = settled and time >= start + rules.wait
             if late:
                 listed.append((rest[0], "late"))
             if late or not settled:
-                known.add(rest[1])
+                keys.add(rest[1])
             if not settled:
                 early.append((rest[1], rest[0]))
                 alive = max(alive, time + rules.wait)

@@ -213,9 +213,9 @@ def contents(log):
     heads = log.heads()
     entries = {loop: log.read(loop, 0, EVERYTHING) for loop in sorted(heads)}
     assert {loop: head.last - head.removed for loop, head in heads.items()} == {
-        loop: len(found) for loop, found in entries.items()
+        loop: len(of_loop) for loop, of_loop in entries.items()
     }
-    return [entry for found in entries.values() for entry in found]
+    return [entry for of_loop in entries.values() for entry in of_loop]
 
 
 def recovered(files):

@@ -27,8 +27,8 @@ async def play(engine, n_events, seed=0, loop="default"):
     for k in range(n_events):
         user, cold = f"user-{rng.randrange(9)}", rng.random() < 0.5
         event = f"{loop}-{seed}-{k}"
-        asked = request(user, context={"weather": "cold" if cold else "warm", "hour": k % 24}, event_id=event)
-        result = await engine.rank(loop, asked)
+        ranked = request(user, context={"weather": "cold" if cold else "warm", "hour": k % 24}, event_id=event)
+        result = await engine.rank(loop, ranked)
         if rng.random() < 0.8:
             await engine.reward(loop, event, float((result.action_id == "tea") == cold))
         engine.clock.clock.pass_seconds(1)

@@ -72,9 +72,9 @@ def test_whichever_operation_fails_nothing_acknowledged_is_lost_even_by_a_power_
         disk = Disk()
         acknowledged, n_failures = append_through_a_failure(disk, at, error)
         for point in (len(disk.trace), rng.randint(0, len(disk.trace))):
-            found = [entry.event for entry in recovered(disk.cut(point, rng))]
-            assert [event for event, when in acknowledged if when <= point and event not in found] == []
-            assert [event[0] for event in found[::2]] == [event[0] for event in found[1::2]], "half a group"
+            kept = [entry.event for entry in recovered(disk.cut(point, rng))]
+            assert [event for event, when in acknowledged if when <= point and event not in kept] == []
+            assert [event[0] for event in kept[::2]] == [event[0] for event in kept[1::2]], "half a group"
         disk.unregister()
         assert n_failures <= 1
         if at in disk.faults:  # the run had fewer operations

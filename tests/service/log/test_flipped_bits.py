@@ -67,7 +67,7 @@ def flip(file, rng):
 
 def read_what_can_be_read(store):
     """Return all entries that the log lends out."""
-    found = []
+    readable = []
     try:
         with closing(SqliteLog(sqlite_file(store))) as log:
             for loop, head in log.heads().items():
@@ -78,11 +78,11 @@ def read_what_can_be_read(store):
                     except DamagedRecord as damage:
                         after = max(after + 1, damage.position)
                         continue
-                    found += entries
+                    readable += entries
                     after = entries[-1].position if entries else head.last
     except (StoreUnavailable, ValueError):
         pass
-    return found
+    return readable
 
 
 @pytest.mark.slow
@@ -90,14 +90,14 @@ def read_what_can_be_read(store):
 def test_a_flipped_bit_of_the_log_is_found_or_changes_nothing(killed, truth, tmp_path, name, n_flips):
     rng, n_found = random.Random(name), 0
     true_records, true_digests = truth
-    known = {entry for entries in true_records.values() for entry in entries}
+    true_entries = {entry for entries in true_records.values() for entry in entries}
     for k in range(n_flips):
         (tmp_path / str(k)).mkdir()
         store = copied(killed, tmp_path / str(k)) / "store.db"
         at = flip(store.with_name(name), rng)
         if verify_sqlite(store).findings:
             n_found += 1
-            assert known.issuperset(read_what_can_be_read(store)), at
+            assert true_entries.issuperset(read_what_can_be_read(store)), at
         else:
             assert records(store) == true_records, at
             assert digests(store) == true_digests, at
@@ -118,11 +118,11 @@ def test_a_flipped_bit_of_a_snapshot_is_found_or_changes_nothing_and_is_never_le
             with closing(sqlite3.connect(store.with_name(name))) as snapshot:
                 snapshot.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         at = flip(store.with_name(name), rng)
-        found = snapshot_damage(store.with_name("store.db-models"))
-        n_found += bool(found)
+        damage = snapshot_damage(store.with_name("store.db-models"))
+        n_found += bool(damage)
         engine = Engine(store.parent)
         assert {loop: engine.digest(loop) for loop in truth[1]} == truth[1], at
-        assert bool(found) or engine.learner.rebuilt == 0, at
+        assert bool(damage) or engine.learner.rebuilt == 0, at
         asyncio.run(engine.close())
         shutil.rmtree(tmp_path / str(k))
     assert n_found > N_SNAPSHOT_FLIPS[name] // 4 or name.endswith("-wal")

@@ -32,13 +32,13 @@ def test_messages_are_cut_where_they_end_however_they_come():
     messages = [framed(Append(k, [group(k), group(k)])) for k in (0, 10, 300, 70_000)]
     data, rng = b"".join(messages), random.Random(0)
     for most in (1, 7, 300, 200_000):
-        frames, found, at = Frames(), [], 0
+        frames, cut, at = Frames(), [], 0
         while at < len(data):
             step = rng.randint(1, most)
-            found += frames.feed(data[at : at + step])
+            cut += frames.feed(data[at : at + step])
             at += step
-        assert found == [message[LENGTH.size :] for message in messages]
-    assert [read_request(frame) for frame in found] == [Append(k, [group(k), group(k)]) for k in (0, 10, 300, 70_000)]
+        assert cut == [message[LENGTH.size :] for message in messages]
+    assert [read_request(frame) for frame in cut] == [Append(k, [group(k), group(k)]) for k in (0, 10, 300, 70_000)]
 
 
 def test_a_message_that_claims_to_be_too_large_ends_the_connection():

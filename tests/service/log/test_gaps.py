@@ -43,8 +43,8 @@ def erased_store(path, rng):
     log, gone = SqliteLog(sqlite_file(path)), []
     words = {f"user-{k}": [] for k in range(20)}
     for _ in range(8):
-        for user, known in words.items():
-            known += fill(log, rng, 8, user)
+        for user, of_user in words.items():
+            of_user += fill(log, rng, 8, user)
     for user in list(words)[::2]:
         log.erase("shop", user, lambda n: b"{}")
         gone += words[user]

@@ -70,8 +70,8 @@ def test_a_record_whose_ids_have_a_nul_is_refused_and_its_neighbours_are_taken(l
 def test_many_events_are_found_at_once_each_once_and_in_order(log):
     names = [f"e{k}" for k in range(250)]
     append(log, *map(rank, names), *map(reward, reversed(names)))
-    found = log.find("shop", [*reversed(names), *names, "unknown"])
-    assert [entry.position for entry in found] == list(range(1, 501))
+    entries = log.find("shop", [*reversed(names), *names, "unknown"])
+    assert [entry.position for entry in entries] == list(range(1, 501))
 
 
 def test_positions_count_from_1_in_each_loop_without_gaps(log):
@@ -119,12 +119,12 @@ def test_a_closed_log_says_so(log):
 
 
 def test_threads_that_append_at_once_get_true_positions(backend):
-    told = {}
+    position_of = {}
 
     def fill(name):
         with backend.open() as log:
             for i in range(25):
-                [told[f"{name}-{i}"]] = append(log, rank(f"{name}-{i}"))
+                [position_of[f"{name}-{i}"]] = append(log, rank(f"{name}-{i}"))
 
     backend.open().close()
     threads = [threading.Thread(target=fill, args=[name]) for name in range(4)]
@@ -133,8 +133,8 @@ def test_threads_that_append_at_once_get_true_positions(backend):
     for thread in threads:
         thread.join()
     with backend.open() as log:
-        assert {entry.event: entry.position for entry in log.read("shop")} == told
-    assert sorted(told.values()) == list(range(1, 101))
+        assert {entry.event: entry.position for entry in log.read("shop")} == position_of
+    assert sorted(position_of.values()) == list(range(1, 101))
 
 
 # groups

@@ -27,8 +27,8 @@ class ModelLog:
             if not record.kind:
                 return Refused
             key = (record.loop, record.kind, record.event)
-            known = {entry[:1] + entry[2:4] for entry in self.entries}
-            if record.kind in once and record.event is not None and (key in known or key in keys):
+            stored = {entry[:1] + entry[2:4] for entry in self.entries}
+            if record.kind in once and record.event is not None and (key in stored or key in keys):
                 return Duplicate
             keys.add(key)
         first = self.last.get(group[0].loop, 0) + 1
@@ -86,7 +86,7 @@ def test_a_log_answers_as_its_model_does(log, seed):
         if rng.random() < 0.15 and loop in model.last:
             assert log.erase(loop, user, body_of_erased) == model.erase(loop, user)
         for name in model.last:
-            found = [(entry.loop, entry.position, *entry[3:]) for entry in log.read(name)]
-            assert found == [entry for entry in model.entries if entry[0] == name]
-            assert log.heads()[name][::2] == (model.last[name], model.last[name] - len(found))
+            entries = [(entry.loop, entry.position, *entry[3:]) for entry in log.read(name)]
+            assert entries == [entry for entry in model.entries if entry[0] == name]
+            assert log.heads()[name][::2] == (model.last[name], model.last[name] - len(entries))
     assert len(model.entries) > 50

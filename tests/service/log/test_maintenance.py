@@ -72,12 +72,12 @@ def test_every_damaged_record_and_file_is_named_with_what_to_do(store, made_stor
     (tmp_path / "store.db-keys").write_text("[{]")
     result = fedres_log("verify", store, "--json", tmp_path / "out.json")
     assert result.exit_code == 1, result.output
-    found = json.loads((tmp_path / "out.json").read_text())
-    named = {(one["loop"], one["position"], one["kind"]) for one in found["damaged"] if one["position"]}
+    report = json.loads((tmp_path / "out.json").read_text())
+    named = {(one["loop"], one["position"], one["kind"]) for one in report["damaged"] if one["position"]}
     assert named == {("default", 5, "rank"), ("default", reward, "reward"), ("news", 2, "other")}
-    assert found["records"] == n_records
-    assert {one["file"].removeprefix(str(store)) for one in found["damaged"]} == {"", "-models", "-keys"}
-    assert any("(fedres log drop default 5)" in one["advice"] for one in found["damaged"])
+    assert report["records"] == n_records
+    assert {one["file"].removeprefix(str(store)) for one in report["damaged"]} == {"", "-models", "-keys"}
+    assert any("(fedres log drop default 5)" in one["advice"] for one in report["damaged"])
     assert f"{store} is damaged: " in result.stdout
 
 
@@ -111,10 +111,10 @@ def test_records_on_both_sides_of_an_unreadable_page_are_counted(store):
     start = (leaves[len(leaves) // 2][0] - 1) * size
     data[start : start + size] = b"\xa5" * size
     store.write_bytes(data)
-    found = verify_sqlite(store)
-    assert before - 30 < found.n_records < before
-    assert any("records cannot be read" in one.message for one in found.findings)
-    assert any("records, and has" in one.message for one in found.findings)
+    report = verify_sqlite(store)
+    assert before - 30 < report.n_records < before
+    assert any("records cannot be read" in one.message for one in report.findings)
+    assert any("records, and has" in one.message for one in report.findings)
 
 
 def test_nothing_is_written_to_verify_a_store(store):

@@ -90,27 +90,27 @@ def test_an_empty_schema_that_was_made_for_us_is_used(database, postgres):
 
 
 def test_many_can_make_the_same_log_at_once(database):
-    start, found = threading.Barrier(8), []
+    start, heads = threading.Barrier(8), []
 
     def make():
         start.wait()
         with PostgresLog(database) as log:
-            found.append(log.heads())
+            heads.append(log.heads())
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{}] * 8
+    assert heads == [{}] * 8
 
 
 def test_a_commit_is_synced_whatever_the_default_is_and_a_stronger_promise_is_kept(postgres):
-    found = {}
+    settings = {}
     for setting in ("off", "local", "remote_apply"):
         with closing(postgres_schema.opened(postgres.session_with(f"synchronous_commit={setting}"))) as session:
-            [(found[setting],)] = session.execute("SHOW synchronous_commit")
-    assert found == {"off": "on", "local": "on", "remote_apply": "remote_apply"}
+            [(settings[setting],)] = session.execute("SHOW synchronous_commit")
+    assert settings == {"off": "on", "local": "on", "remote_apply": "remote_apply"}
 
 
 UNSTORABLE = {
@@ -197,7 +197,7 @@ def test_a_locked_or_read_only_log_is_told(log, postgres, monkeypatch):
 
 
 def test_machines_that_append_to_the_same_loops_get_true_positions_and_no_deadlock(database):
-    told = {}
+    positions = {}
 
     def fill(name):
         rng = random.Random(name)
@@ -205,7 +205,7 @@ def test_machines_that_append_to_the_same_loops_get_true_positions_and_no_deadlo
             for k in range(40):
                 loops = rng.sample(["shop", "news", "home"], 3)
                 outcomes = append(log, *(rank(f"{name}-{k}", loop=loop) for loop in loops))
-                told.update({(loop, f"{name}-{k}"): at for loop, at in zip(loops, outcomes, strict=True)})
+                positions.update({(loop, f"{name}-{k}"): at for loop, at in zip(loops, outcomes, strict=True)})
 
     threads = [threading.Thread(target=fill, args=[name]) for name in range(3)]
     for thread in threads:
@@ -214,7 +214,7 @@ def test_machines_that_append_to_the_same_loops_get_true_positions_and_no_deadlo
         thread.join()
     with PostgresLog(database) as log:
         entries = [entry for loop in ("shop", "news", "home") for entry in log.read(loop)]
-    assert {(entry.loop, entry.event): entry.position for entry in entries} == told
+    assert {(entry.loop, entry.event): entry.position for entry in entries} == positions
     assert [entry.position for entry in entries] == [*range(1, 121)] * 3
 
 

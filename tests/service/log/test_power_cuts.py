@@ -54,7 +54,7 @@ def cut_often(n_cuts, seed, synchronous="EXTRA"):
         for k in range(CUTS_PER_RUN):
             point = rng.randint(0, len(disk.trace))
             files = disk.cut(point, rng)
-            entries = found(files)
+            entries = entries_in(files)
             n_lost += entries not in possible(acknowledged, point)
             n_alarms += k % 5 == 0 and is_alarming(files.get("log-wal", b""))  # it takes longer than the rest
         if entries is None or len(entries) > 30:
@@ -65,11 +65,11 @@ def cut_often(n_cuts, seed, synchronous="EXTRA"):
 
 def is_alarming(wal):
     """Return whether a service would refuse to start with this write-ahead log."""
-    found = damage_of(wal)
-    return found is not None and found.certain
+    damage = damage_of(wal)
+    return damage is not None and damage.certain
 
 
-def found(files):
+def entries_in(files):
     """Return the entries that the files hold, None if they are damaged."""
     try:
         return recovered(files)

@@ -84,17 +84,17 @@ def ask_everything(log):
 
 @pytest.mark.parametrize("analyzed", [False, True])  # by its owner: SQLite then plans with what it has counted
 def test_no_question_makes_sqlite_walk_the_whole_log(file, analyzed):
-    asked = []
+    statements = []
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         log = SqliteLog(lambda: connection)
         append(log, rank("a"), *[rank(f"{k}", "v") for k in range(3_000)])
         if analyzed:
             connection.execute("ANALYZE")
             connection.execute("ANALYZE sqlite_master")  # takes the counts into use
-        connection.set_trace_callback(asked.append)
+        connection.set_trace_callback(statements.append)
         ask_everything(log)
         connection.set_trace_callback(None)
-        questions = [sql for sql in asked if " WHERE " in sql and "FROM log" in sql]
+        questions = [sql for sql in statements if " WHERE " in sql and "FROM log" in sql]
         plans = [str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in questions]
     assert len(plans) == 10
     walked = {table for plan in plans for table in re.findall(r"(?:SCAN|BLOOM FILTER ON) (\w+|\(subquery)", plan)}

@@ -114,9 +114,9 @@ def test_an_export_during_which_records_go_is_none(store, tmp_path):
             heads, of_kind = log.heads, log.of_kind
 
             def read(self, loop, after, limit):
-                found = log.read(loop, after, limit)
+                entries = log.read(loop, after, limit)
                 log.erase(loop, "user-1", lambda n: b'{"records":0,"base":0,"token":""}')
-                return found
+                return entries
 
         with pytest.raises(ValueError, match="were removed meanwhile: export again"):
             transfer.export_log(Erasing(), tmp_path / "third.jsonl", "jsonl")

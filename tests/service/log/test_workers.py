@@ -42,10 +42,10 @@ def test_whoever_goes_away_leaves_the_next_one_its_own_answer(worker, tmp_path):
     async def story():
         async with running(tmp_path):
             for n in (10, 10_000_000):  # the second takes a while to arrive
-                asked = asyncio.ensure_future(worker.call(text, n))
+                call = asyncio.ensure_future(worker.call(text, n))
                 while not worker._turn.locked():
                     await asyncio.sleep(0)
-                asked.cancel()
+                call.cancel()
                 assert await worker.call(text, 3) == "xxx"
         await close(worker)
 

@@ -266,15 +266,15 @@ def writer_process(file, path):
             holder.stdout.read()
 
 
-async def fill_until_killed(path, pid, n, told):
+async def fill_until_killed(path, pid, n, positions):
     client = WriterClient(path)
     await asyncio.wait_for(client.connect(), SOON)
 
     async def fill(name):
         for k in range(10**6):
             event = f"{pid}-{name}-{k}"
-            [told[event]] = await asyncio.gather(*client.append([[rank(event, b"x" * 2_000)]]))
-            if len(told) == n:
+            [positions[event]] = await asyncio.gather(*client.append([[rank(event, b"x" * 2_000)]]))
+            if len(positions) == n:
                 os.kill(pid, signal.SIGKILL)
 
     ended = await outcomes([asyncio.ensure_future(fill(name)) for name in range(8)])
@@ -283,14 +283,14 @@ async def fill_until_killed(path, pid, n, told):
 
 
 async def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path):
-    file, path, rng, told = tmp_path / "log.db", tmp_path / "log.sock", random.Random(0), {}
+    file, path, rng, positions = tmp_path / "log.db", tmp_path / "log.sock", random.Random(0), {}
     for _ in range(3):
         with writer_process(file, path) as (_, pid):
-            await fill_until_killed(path, pid, len(told) + rng.randint(20, 200), told)
+            await fill_until_killed(path, pid, len(positions) + rng.randint(20, 200), positions)
     with SqliteLog(sqlite_file(file), verify=True) as log:
         kept = {entry.event: entry.position for entry in log.read("shop", 0, 100_000)}
-    assert len(told) >= 60
-    assert told.items() <= kept.items()
+    assert len(positions) >= 60
+    assert positions.items() <= kept.items()
 
 
 def is_held(path):

@@ -138,9 +138,9 @@ def locked(file):
 def replies(raw, n):
     """Return ``n`` replies."""
     raw.settimeout(SOON)
-    frames, found = Frames(), []
-    while len(found) < n:
+    frames, answers = Frames(), []
+    while len(answers) < n:
         data = raw.recv(1 << 16)
         assert data, "the writer hung up"
-        found += [read_reply(frame) for frame in frames.feed(data)]
-    return found
+        answers += [read_reply(frame) for frame in frames.feed(data)]
+    return answers

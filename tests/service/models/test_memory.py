@@ -162,8 +162,8 @@ writer = MemoryWriter(Path(sys.argv[1]))
 writer.write(key_of("a"), b"there")
 print(MemoryReader(Path(sys.argv[1])).read(key_of("a")), writer.words.nbytes >> 30)
 """
-    found = subprocess.run([sys.executable, "-c", few_gb, folder / "models"], capture_output=True, text=True)
-    assert (found.stdout, found.stderr) == ("b'there' 1\n", "")
+    done = subprocess.run([sys.executable, "-c", few_gb, folder / "models"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b'there' 1\n", "")
 
 
 def test_a_block_has_at_most_a_quarter_more_room_than_is_needed():
@@ -185,9 +185,9 @@ def test_no_read_is_torn_while_a_hostile_writer_rewrites_moves_and_frees_blocks(
     writing = start("write")
     assert writing.stdout.readline() == "ready\n"
     readers = [start("read") for _ in range(2)]
-    found = [one for reader in readers for one in json.loads(reader.communicate()[0])]
+    counts = [one for reader in readers for one in json.loads(reader.communicate()[0])]
     writing.communicate("stop\n")
     assert [process.returncode for process in (writing, *readers)] == [0, 0, 0]
-    assert [torn for _, torn, _ in found] == [0] * 8
-    assert sum(whole for whole, _, _ in found) > N_READS // 10  # the writer may lose its core in the middle of a block
-    assert all(newest > 1 for *_, newest in found)
+    assert [torn for _, torn, _ in counts] == [0] * 8
+    assert sum(whole for whole, _, _ in counts) > N_READS // 10  # the writer may lose its core in the middle of a block
+    assert all(newest > 1 for *_, newest in counts)

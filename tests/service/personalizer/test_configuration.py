@@ -107,16 +107,16 @@ def test_a_wrong_configuration_is_refused(http, loop, changes, code):
 def test_durations_may_be_written_as_the_examples_of_v1_write_them(http, live, loop):
     path = f"{loop}/personalizer/v1.0/configurations/service"
     sent = {**WANTED, "rewardWaitTime": "00:10:00", "modelExportFrequency": "00:05:00"}
-    found = http.put(path, json=sent).json()
-    assert (found["rewardWaitTime"], found["modelExportFrequency"]) == ("PT10M", "PT5M")
+    stored = http.put(path, json=sent).json()
+    assert (stored["rewardWaitTime"], stored["modelExportFrequency"]) == ("PT10M", "PT5M")
     assert native(live, loop).wait_time == 600
 
 
 def test_numbers_of_single_precision_are_what_was_meant(http, live, loop):
     path = f"{loop}/personalizer/v1.1-preview.3/configurations/service"
     sent = {**http.get(path).json(), "explorationPercentage": 0.200000003, "defaultReward": 0.300000012}
-    found = http.put(path, json=sent).json()
-    assert (found["explorationPercentage"], found["defaultReward"]) == (0.2, 0.3)
+    stored = http.put(path, json=sent).json()
+    assert (stored["explorationPercentage"], stored["defaultReward"]) == (0.2, 0.3)
     assert (native(live, loop).epsilon, native(live, loop).default_reward) == (0.2, 0.3)
 
 
@@ -142,10 +142,10 @@ def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
         DEFAULT.replace("--cb_explore", "--ccb_explore"),
         DEFAULT.replace("-q ::", "--epsilon=0.5"),
     ):
-        wanted = {"name": "app1", "arguments": arguments}
-        reply = http.put(f"{base}/policy", json=wanted)
-        assert (reply.status_code, reply.json()) == (200, wanted)
-        assert http.get(f"{base}/policy").json() == wanted
+        policy = {"name": "app1", "arguments": arguments}
+        reply = http.put(f"{base}/policy", json=policy)
+        assert (reply.status_code, reply.json()) == (200, policy)
+        assert http.get(f"{base}/policy").json() == policy
     assert native(live, loop).epsilon == 0.5
     reply = http.delete(f"{base}/policy")
     assert (reply.status_code, reply.json()["arguments"]) == (200, DEFAULT)
@@ -153,7 +153,7 @@ def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code"),
+    ("policy", "code"),
     [
         ({"name": "x"}, "InvalidPolicyContract"),
         ({"name": "", "arguments": DEFAULT}, "InvalidPolicyContract"),
@@ -179,9 +179,9 @@ def test_a_policy_is_kept_in_force_and_reset(http, live, loop, base):
         ),
     ],
 )
-def test_what_a_policy_cannot_mean_here_is_refused(http, loop, wanted, code):
+def test_what_a_policy_cannot_mean_here_is_refused(http, loop, policy, code):
     path = f"{loop}/personalizer/configurations/policy"
-    refused(http.put(path, json=wanted), code)
+    refused(http.put(path, json=policy), code)
     assert http.get(path).json()["arguments"] == DEFAULT
 
 
@@ -203,8 +203,8 @@ def test_a_loop_of_adagrad_learns_at_the_policys_rate_with_its_interactions(http
 def test_ignored_namespaces_are_no_features(http, live, loop):
     path = f"{loop}/personalizer/v1.0"
     http.put(f"{path}/configurations/policy", json={"name": "x", "arguments": OF_THE_RECORDINGS})
-    asked = {"actions": [{"id": "a", "features": [{"Age": 1, "x": 1}]}], "contextFeatures": [{"A": {"b": 1}, "B": 1}]}
-    http.post(f"{path}/rank", json={**asked, "eventId": "e"})
+    body = {"actions": [{"id": "a", "features": [{"Age": 1, "x": 1}]}], "contextFeatures": [{"A": {"b": 1}, "B": 1}]}
+    http.post(f"{path}/rank", json={**body, "eventId": "e"})
     [entry] = live.run(lambda: live.engine.log.find(loop.removeprefix("/loops/"), ["e"]))
     assert b'"context":{"B":1}' in entry.body
     assert b'"features":{"x":1}' in entry.body
@@ -215,10 +215,10 @@ def test_a_loop_whose_owner_chose_settings_keeps_them(http, live):
     settings = {"wait_time": 30, "policy": "squarecb", "reward_range": [0, 5]}
     assert http.post("/v1/loops", json={"name": "chosen", "settings": settings}, headers=key).status_code == 201
     path = "/loops/chosen/personalizer/v1.0/configurations/service"
-    found = http.get(path).json()
-    assert found["rewardWaitTime"] == "PT30S"
+    stored = http.get(path).json()
+    assert stored["rewardWaitTime"] == "PT30S"
     assert native(live, "/loops/chosen").reward_range == (0.0, 5.0)
-    assert http.put(path, json=found).status_code == 200
+    assert http.put(path, json=stored).status_code == 200
     chosen = native(live, "/loops/chosen")
     assert (chosen.policy, chosen.wait_time, chosen.reward_range) == ("squarecb", 30, (-1.0, 5.0))
 

@@ -20,12 +20,12 @@ CONTEXT = [
 ]
 
 
-def asked(**changes):
+def rank_body(**changes):
     return {"actions": ACTIONS, "contextFeatures": CONTEXT, **changes}
 
 
 def rank(http, loop, version="/v1.0", **changes):
-    return http.post(f"{loop}/personalizer{version}/rank", json=asked(**changes))
+    return http.post(f"{loop}/personalizer{version}/rank", json=rank_body(**changes))
 
 
 def refused(reply, code, status=400):
@@ -40,7 +40,7 @@ def refused(reply, code, status=400):
 def test_rank_reward_and_activate_answer_as_azure_does(http, version):
     query = {} if version else {"api-version": "2022-09-01-preview"}
     base = f"/personalizer{version}"
-    reply = http.post(f"{base}/rank", json=asked(eventId=f"e{version}"), params=query)
+    reply = http.post(f"{base}/rank", json=rank_body(eventId=f"e{version}"), params=query)
     assert reply.status_code == 201
     body = reply.json()
     assert set(body) == {"ranking", "eventId", "rewardActionId"}
@@ -57,11 +57,11 @@ def test_rank_reward_and_activate_answer_as_azure_does(http, version):
 def test_the_key_is_azures_header_and_must_be_there(live, http):
     path, key = "/personalizer/v1.0/rank", live.keys.add("rank")
     with live.client() as plain:
-        assert "subscription" in refused(plain.post(path, json=asked()), "401", 401).lower()
-        wrong = plain.post(path, json=asked(), headers={"Ocp-Apim-Subscription-Key": key + "x"})
+        assert "subscription" in refused(plain.post(path, json=rank_body()), "401", 401).lower()
+        wrong = plain.post(path, json=rank_body(), headers={"Ocp-Apim-Subscription-Key": key + "x"})
         assert refused(wrong, "401", 401)
         header = {"Ocp-Apim-Subscription-Key": key}
-        assert plain.post(path, json=asked(), headers=header).status_code == 201
+        assert plain.post(path, json=rank_body(), headers=header).status_code == 201
         assert refused(
             plain.get("/personalizer/v1.0/configurations/policy", headers=header), "OperationNotAllowed", 403
         )
@@ -69,15 +69,15 @@ def test_the_key_is_azures_header_and_must_be_there(live, http):
     assert refused(http.get("/personalizer/v1.0/nothing"), "ResourceNotFound", 404)
     assert refused(http.get("/personalizer/v9/configurations/policy"), "ResourceNotFound", 404)
     assert refused(http.get("/personalizer/v1.0/rank"), "OperationNotAllowed", 405)
-    assert refused(http.post("/personalizer/rank?api-version=1999-01-01", json=asked()), "BadRequest")
+    assert refused(http.post("/personalizer/rank?api-version=1999-01-01", json=rank_body()), "BadRequest")
 
 
 def test_a_key_for_one_loop_says_which_loop_is_meant(live, http, loop):
     name = loop.removeprefix("/loops/")
     with live.client() as client:
         client.headers["Ocp-Apim-Subscription-Key"] = live.keys.add("rank", name)
-        assert client.post("/personalizer/v1.0/rank", json=asked(eventId="mine")).status_code == 201
-        assert refused(client.post("/loops/other/personalizer/v1.0/rank", json=asked()), "OperationNotAllowed", 403)
+        assert client.post("/personalizer/v1.0/rank", json=rank_body(eventId="mine")).status_code == 201
+        assert refused(client.post("/loops/other/personalizer/v1.0/rank", json=rank_body()), "OperationNotAllowed", 403)
     assert set(events(http, live, loop)) == {"mine"}
 
 
@@ -105,7 +105,7 @@ def test_a_key_for_one_loop_says_which_loop_is_meant(live, http, loop):
     ],
 )
 def test_a_wrong_rank_request_is_refused(http, changes):
-    refused(http.post("/personalizer/v1.0/rank", json=asked(**changes)), "InvalidRankRequest")
+    refused(http.post("/personalizer/v1.0/rank", json=rank_body(**changes)), "InvalidRankRequest")
 
 
 def test_what_is_no_json_is_refused(http):
@@ -132,7 +132,7 @@ def test_what_is_no_json_is_refused(http):
     ],
 )
 def test_what_azure_takes_is_taken(http, changes):
-    reply = http.post("/personalizer/v1.0/rank", json=asked(**changes))
+    reply = http.post("/personalizer/v1.0/rank", json=rank_body(**changes))
     assert reply.status_code == 201, reply.text
     event_id = reply.json()["eventId"]
     assert event_id == (changes.get("eventId") or event_id)
@@ -195,9 +195,9 @@ def test_rewards_reach_their_events(http, live, azure_loop):
         path = f"{loop}/personalizer/events/{name}/reward"
         assert http.post(path, json={"value": -0.5}).status_code == 204
     assert http.post(f"{loop}/personalizer/events/activated/activate").status_code == 204
-    found = {name[:9]: (one["status"], one["reward"]) for name, one in events(http, live, loop).items()}
+    outcomes = {name[:9]: (one["status"], one["reward"]) for name, one in events(http, live, loop).items()}
     expected = dict.fromkeys(("plain", "a/b 漢", "x" * 9, "activated"), ("rewarded", -0.5))
-    assert found == {**expected, "deferred": ("deferred", None)}
+    assert outcomes == {**expected, "deferred": ("deferred", None)}
 
 
 def put_configuration(http, loop, **changes):
@@ -252,7 +252,7 @@ def slots(*names, exclude=()):
 
 
 def rank_slots(http, loop, version="/v1.1-preview.3", **changes):
-    body = asked(slots=slots("top", "side"), **changes) if "slots" not in changes else asked(**changes)
+    body = rank_body(slots=slots("top", "side"), **changes) if "slots" not in changes else rank_body(**changes)
     return http.post(f"{loop}/personalizer{version}/multislot/rank", json=body)
 
 
@@ -276,8 +276,8 @@ def test_slots_are_filled_with_different_actions(http, live, loop, version):
     path = f"{loop}/personalizer{version}/multislot/events/%C3%A9%2Fe"
     assert http.post(f"{path}/reward", json=sent).status_code == 204
     assert http.post(f"{path}/activate").status_code == 204
-    found = {name: (one["status"], one["reward"]) for name, one in events(http, live, loop).items()}
-    assert found == {"é/e~1": ("waiting", None), "é/e~2": ("rewarded", -1.0)}
+    outcomes = {name: (one["status"], one["reward"]) for name, one in events(http, live, loop).items()}
+    assert outcomes == {"é/e~1": ("waiting", None), "é/e~2": ("rewarded", -1.0)}
 
 
 def test_deferred_slots_are_activated_together(http, live, loop):

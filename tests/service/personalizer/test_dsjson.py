@@ -72,8 +72,8 @@ def test_a_line_of_several_slots_is_a_decision_for_each():
 
 
 def test_the_first_form_of_slots_has_no_id_of_its_own():
-    given = outcomes((2, 0.5), ([0, 1], [0.9, 0.1]))
-    first, second = read_line(slots_line(1, EventId=None, _outcomes=given))
+    filled = outcomes((2, 0.5), ([0, 1], [0.9, 0.1]))
+    first, second = read_line(slots_line(1, EventId=None, _outcomes=filled))
     assert [one.request.event_id for one in (first, second)] == ["id 0", "id 1"]
     assert [json.loads(bytes(one.request.context))["slot"]["id"] for one in (first, second)] == ["1", "2"]
     assert (first.action, first.probabilities) == (2, [0.25, 0.25, 0.5])
@@ -146,8 +146,8 @@ def test_a_wrong_line_is_named_and_passed_over_or_ends_the_import(tmp_path, wron
                 imported(engine, file)
             assert WRONG[wrong] in str(caught.value)
             said = []
-            found = imported(engine, file, wrong=said.append)
-            assert (found.stored, found.known, found.wrong) == (1, 1, 1)
+            result = imported(engine, file, wrong=said.append)
+            assert (result.stored, result.known, result.wrong) == (1, 1, 1)
             assert WRONG[wrong] in said[0]
 
     asyncio.run(story())
@@ -160,8 +160,8 @@ def test_what_is_imported_is_learned_and_evaluated_as_if_it_was_decided_here(tmp
 
     async def story():
         async with running(tmp_path) as engine:
-            found = imported(engine, file)
-            assert (found.stored, found.known, found.wrong) == (401, 0, 0)
+            result = imported(engine, file)
+            assert (result.stored, result.known, result.wrong) == (401, 0, 0)
             again = imported(engine, file)
             assert (again.stored, again.known) == (0, 401)
             await engine.settle()
@@ -189,8 +189,8 @@ def test_slots_are_learned_from_and_known_again(tmp_path):
 
     async def story():
         async with running(tmp_path) as engine:
-            found = imported(engine, file)
-            assert (found.stored, found.known, found.wrong) == (61, 2, 0)
+            result = imported(engine, file)
+            assert (result.stored, result.known, result.wrong) == (61, 2, 0)
             assert imported(engine, file)[:2] == (0, 63)
             await engine.settle()
             assert engine.view("bought").statistics.settled == 61

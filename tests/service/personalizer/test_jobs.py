@@ -32,8 +32,8 @@ def played(http, live):
     for t in range(150):
         taste = draw.choice(["sport", "arts"])
         context = [{"user": {"taste": taste}}, {"outside": {"weather": draw.choice(["sun", "rain"])}}]
-        asked = {"actions": ACTIONS, "contextFeatures": context, "eventId": f"e{t}"}
-        chosen = http.post(f"{base}/v1.0/rank", json=asked).json()["rewardActionId"]
+        body = {"actions": ACTIONS, "contextFeatures": context, "eventId": f"e{t}"}
+        chosen = http.post(f"{base}/v1.0/rank", json=body).json()["rewardActionId"]
         sent = {"value": float(chosen == taste)}
         assert http.post(f"{base}/v1.0/events/e{t}/reward", json=sent).status_code == 204
     live.settle("played")
@@ -149,9 +149,9 @@ def test_a_wrong_evaluation_is_refused(http, played, changes, code):
 
 def test_feature_importances_name_what_decides_first(http, live, played):
     base = f"{played}/featureImportances"
-    asked = {"name": "important", "startTime": "2020-01-01T00:00:00Z", "endTime": f"{FUTURE}T00:00:00Z"}
-    assert http.put(f"{base}/i", json=asked).status_code == 200
-    refused(http.put(f"{base}/i", json=asked), "FeatureImportanceAlreadyExists")
+    body = {"name": "important", "startTime": "2020-01-01T00:00:00Z", "endTime": f"{FUTURE}T00:00:00Z"}
+    assert http.put(f"{base}/i", json=body).status_code == 200
+    refused(http.put(f"{base}/i", json=body), "FeatureImportanceAlreadyExists")
     done = finished(http, live, f"{base}/i")
     assert (done["id"], done["name"], done["status"]) == ("i", "important", "Succeeded")
     scores = [one["score"] for one in done["featureScores"]]
@@ -162,8 +162,8 @@ def test_feature_importances_name_what_decides_first(http, live, played):
     assert [one["id"] for one in http.get(base).json()["value"]] == ["i"]
     assert http.delete(f"{base}/i").status_code == 204
     refused(http.get(f"{base}/i"), "FeatureImportanceNotFound", 404)
-    refused(http.put(f"{base}/j", json={**asked, "endTime": "x"}), "InvalidContract")
-    refused(http.put(f"{base}/j", json={**asked, "endTime": "2020-01-02"}), "NoLogsExistInDateRange")
+    refused(http.put(f"{base}/j", json={**body, "endTime": "x"}), "InvalidContract")
+    refused(http.put(f"{base}/j", json={**body, "endTime": "2020-01-02"}), "NoLogsExistInDateRange")
 
 
 @pytest.mark.parametrize("version", ["/v1.0", "/v1.1-preview.3", ""])
@@ -186,9 +186,9 @@ def test_a_model_makes_a_round_trip_and_rubbish_is_refused(http, live, played, v
 
 def test_lists_come_in_pages(http, live, played):
     base = f"{played}/featureImportances"
-    asked = {"name": "first", "startTime": "2020-01-01", "endTime": FUTURE}
+    job = {"name": "first", "startTime": "2020-01-01", "endTime": FUTURE}
     for k in range(5):
-        assert http.put(f"{base}/page{k}", json=asked).status_code == 200
+        assert http.put(f"{base}/page{k}", json=job).status_code == 200
     version = {"api-version": "2022-09-01-preview"}
     pages, link, query = [], base, {**version, "maxpagesize": 2, "top": 5}
     while link:
@@ -244,8 +244,8 @@ def test_the_days_of_the_configuration_say_how_long_logs_are_kept(http, loop, mo
     assert http.post(f"{base}/rank", json={"actions": ACTIONS}).status_code == 201
     monkeypatch.setattr("service.times.DAY", 0)  # so that any number of days is over
     assert http.get(f"{base}/logs/properties").json() == {}
-    wanted = {**http.get(f"{base}/configurations/service").json(), "logRetentionDays": -1}
-    assert http.put(f"{base}/configurations/service", json=wanted).status_code == 200
+    configuration = {**http.get(f"{base}/configurations/service").json(), "logRetentionDays": -1}
+    assert http.put(f"{base}/configurations/service", json=configuration).status_code == 200
     assert set(http.get(f"{base}/logs/properties").json()) == {"dateRange"}
 
 

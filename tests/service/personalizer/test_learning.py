@@ -18,7 +18,7 @@ TIMES = ("morning", "noon", "night")
 ACTIONS = [{"id": taste, "features": [{"topic": {"kind": taste, "length": k}}]} for k, taste in enumerate(TASTES)]
 
 
-def wanted(taste, time):
+def best_action(taste, time):
     """Return the best action: it depends on both features of the context."""
     return TASTES[(TASTES.index(taste) + TIMES.index(time)) % 4]
 
@@ -39,8 +39,8 @@ async def share_of_right_picks(engine, seed, rounds=2_000):
         )
         answer = await decisions.rank(Call("default", {}, request, None))
         if t >= rounds:
-            right += top(answer) == wanted(taste, time)
-        reward = float(draw.random() < (0.8 if answer.reward_action_id == wanted(taste, time) else 0.2))
+            right += top(answer) == best_action(taste, time)
+        reward = float(draw.random() < (0.8 if answer.reward_action_id == best_action(taste, time) else 0.2))
         await decisions.reward(Call("default", {"event_id": f"{seed} {t}"}, PersonalizerReward(reward), None))
         if t % 20 == 0:
             await engine.settle()

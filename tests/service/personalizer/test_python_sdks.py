@@ -48,8 +48,8 @@ def admin(endpoint, live):
 def test_the_old_sdk_ranks_rewards_and_activates(live):
     client = OldClient(live.url, CognitiveServicesCredentials(live.key))
     actions = [RankableAction(id=action["id"], features=action["features"]) for action in ACTIONS]
-    asked = RankRequest(actions=actions, context_features=CONTEXT, excluded_actions=["Video1"], event_id="a/b é")
-    answer = client.rank(asked)
+    request = RankRequest(actions=actions, context_features=CONTEXT, excluded_actions=["Video1"], event_id="a/b é")
+    answer = client.rank(request)
     assert [(one.id, one.probability) for one in answer.ranking] == [("Video1", 0.0), ("Video2", 1.0)]
     assert (answer.event_id, answer.reward_action_id) == ("a/b é", "Video2")
     assert client.events.reward("a/b é", 0.5) is None
@@ -87,11 +87,11 @@ def test_the_new_sdk_switches_slots_on_and_uses_them(client, admin):
 
 
 def test_the_new_sdk_configures_a_loop(admin):
-    wanted = {**admin.get_service_configuration(), "rewardWaitTime": "PT4H", "rewardAggregation": "sum"}
-    assert admin.update_service_configuration(wanted)["rewardWaitTime"] == "PT4H"
+    configuration = {**admin.get_service_configuration(), "rewardWaitTime": "PT4H", "rewardAggregation": "sum"}
+    assert admin.update_service_configuration(configuration)["rewardWaitTime"] == "PT4H"
     assert admin.get_service_configuration()["rewardAggregation"] == "sum"
     with pytest.raises(HttpResponseError) as caught:
-        admin.update_service_configuration({**wanted, "rewardWaitTime": "PT1S"})
+        admin.update_service_configuration({**configuration, "rewardWaitTime": "PT1S"})
     assert caught.value.error.code == "InvalidRewardWaitTime"
 
 

@@ -46,8 +46,8 @@ class App:
     async def change(self, **changes):
         """Change the configuration; return whether the model was trained again."""
         before = self.engine.view().version
-        wanted = msgspec.structs.replace(await self.configurations.configuration("default"), **changes)
-        await self.configurations.put_configuration("default", wanted)
+        configuration = msgspec.structs.replace(await self.configurations.configuration("default"), **changes)
+        await self.configurations.put_configuration("default", configuration)
         await asyncio.gather(*self.retrainer.tasks.values())
         self.retrainer.tasks.clear()
         await self.engine.settle()
@@ -55,8 +55,8 @@ class App:
 
     async def score(self):
         """Return what the model expects of an action on average."""
-        asked = {"actions": [{"id": name, "features": {"topic": name}} for name in ("news", "sport")]}
-        result = await self.engine.rank("default", msgspec.json.decode(msgspec.json.encode(asked), type=RankRequest))
+        body = {"actions": [{"id": name, "features": {"topic": name}} for name in ("news", "sport")]}
+        result = await self.engine.rank("default", msgspec.json.decode(msgspec.json.encode(body), type=RankRequest))
         return sum(one.score for one in result.ranking) / 2
 
 

@@ -105,8 +105,8 @@ async def explore(engine, n, seed, batch=100):
     rng = np.random.default_rng(seed)
     for start in range(0, n, batch):
         contexts = rng.integers(2, size=batch)
-        asked = [request(None, {"kind": f"k{c}"}, event_id=f"{seed}-{start + k}") for k, c in enumerate(contexts)]
-        answers = await engine.rank_many("default", asked)
+        requests = [request(None, {"kind": f"k{c}"}, event_id=f"{seed}-{start + k}") for k, c in enumerate(contexts)]
+        answers = await engine.rank_many("default", requests)
         rewards = rng.random(batch) < [MEANS[c, int(a.action_id[1])] for c, a in zip(contexts, answers, strict=True)]
         await asyncio.gather(*[
             engine.reward("default", answer.event_id, float(reward))

@@ -99,8 +99,8 @@ def test_a_new_item_is_shown_within_30_decisions_and_its_rewards_move_its_rank(t
 def test_a_new_item_of_a_kind_that_earns_little_is_shown_within_30_decisions_with_a_boost(tmp_path):
     """By the model alone it may take a thousand: such items are known to earn little."""
     features = {"genre": "drama", "price": 3, "_boost": 0.3}
-    found = [fate(tmp_path / f"{seed}", seed, features, True, n_after=5) for seed in SEEDS]
-    assert max(first for first, _ in found) <= SOON
+    fates = [fate(tmp_path / f"{seed}", seed, features, True, n_after=5) for seed in SEEDS]
+    assert max(first for first, _ in fates) <= SOON
 
 
 def test_a_new_user_is_served_from_the_context_and_the_shared_model(tmp_path):
@@ -144,15 +144,15 @@ def test_probabilities_computed_anew_from_the_log_alone_are_those_that_are_store
     shown = story(there, first, n_films=200, model=model)
     bodies = {entry.event: decode_rank(entry.body) for entry in logged(there) if entry.event and entry.kind == "rank"}
     stored = [bodies[item.event_id] for item in shown]
-    asked = stored[0].page.asked
+    page_request = stored[0].page.asked
     assert [body.probabilities for body in stored] == [[item.probability] for item in shown]
-    assert len(asked.seen) > 5
+    assert len(page_request.seen) > 5
     assert stored[0].page.candidates > 100
 
     async def second(site):
-        exclude = [*asked.exclude, *asked.seen]
+        exclude = [*page_request.exclude, *page_request.seen]
         price = {"price": {"max": 7}}
-        items, _ = await site.page(asked.n, user="u3", hour=7, event_id="page", filter=price, exclude=exclude)
+        items, _ = await site.page(page_request.n, user="u3", hour=7, event_id="page", filter=price, exclude=exclude)
         return items
 
     recomputed = story(again, second, n_films=200, model=model)

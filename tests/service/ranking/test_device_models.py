@@ -39,18 +39,18 @@ def patched(weights, delta):
 def test_a_delta_on_any_older_version_gives_the_new_weights_to_the_bit(tmp_path):
     async def story():
         async with running(tmp_path, model="adagrad") as engine:
-            rng, known = np.random.default_rng(0), {0: np.zeros(2**18 + 1, np.float32)}
+            rng, weights_at = np.random.default_rng(0), {0: np.zeros(2**18 + 1, np.float32)}
             for k in range(8):
                 version, model, _ = await engine.federated_model("default")
-                known[version] = weights_of(model)
-                for since, old in known.items():
+                weights_at[version] = weights_of(model)
+                for since, old in weights_at.items():
                     delta = (await engine.federated_model("default", since))[1]
-                    assert patched(old, delta).tobytes() == known[version].tobytes()
+                    assert patched(old, delta).tobytes() == weights_at[version].tobytes()
                     assert len(delta) < 10_000
                 await engine.residuals("default", "phone", some_residuals(rng, version, 3, 10 * k + 1))
                 await hosted(engine, "default", rng, k % 3)
                 await engine.settle()
-            assert len(known) == 9
+            assert len(weights_at) == 9
 
     asyncio.run(story())
 

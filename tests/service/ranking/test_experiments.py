@@ -141,22 +141,22 @@ def test_the_report_sums_up_each_arm_since_the_experiment_began(tmp_path):
                 sums[result.arm].append((f"u{k % 100}", reward))
             clock.pass_seconds(1_000)
             await engine.settle()
-            found = await engine.lift("default")
+            lift = await engine.lift("default")
             for arm in ("control", "treatment"):
-                shown = getattr(found, arm)
+                shown = getattr(lift, arm)
                 assert (shown.users, shown.events) == (len(dict(sums[arm])), len(sums[arm]))
                 assert shown.reward == pytest.approx(sum(reward for _, reward in sums[arm]) / len(sums[arm]))
-            assert found.absolute.value == pytest.approx(found.treatment.reward - found.control.reward, abs=0.1)
-            assert found.absolute.low < found.absolute.value < found.absolute.high
-            assert found.variance_left < 1.0
-            assert not found.sample_ratio_is_wrong
-            assert "95% interval" in found.sentence
+            assert lift.absolute.value == pytest.approx(lift.treatment.reward - lift.control.reward, abs=0.1)
+            assert lift.absolute.low < lift.absolute.value < lift.absolute.high
+            assert lift.variance_left < 1.0
+            assert not lift.sample_ratio_is_wrong
+            assert "95% interval" in lift.sentence
 
             await engine.put_settings("default", {"control": {"share": 0.4}})  # another experiment
             fresh = await engine.lift("default")
             assert (fresh.control.events, fresh.treatment.events, fresh.absolute) == (0, 0, None)
             assert fresh.sentence.startswith("Not enough data yet: control has 0 users")
-            assert fresh.began > found.began
+            assert fresh.began > lift.began
             await engine.put_settings("default", {"control": {"share": 0.4}, "epsilon": 0.2})  # the same one goes on
             assert (await engine.lift("default")).began == fresh.began
 

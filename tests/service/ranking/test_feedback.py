@@ -228,8 +228,8 @@ def test_feedback_is_exported_and_counts_in_popularity_but_in_no_figure_of_the_p
         assert last["actions"] == [{"id": "f7", "features": {"genre": "noir", "price": 7}}]
         (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
         assert {each.event_id for each in read_events(tmp_path / "log.jsonl")} == {f"r{k}" for k in range(20)}
-        found = await engine.evaluate("default", ["uniform"])
-        assert {row["n"] for row in found["rows"]} == {20}
+        evaluation = await engine.evaluate("default", ["uniform"])
+        assert {row["n"] for row in evaluation["rows"]} == {20}
 
     story(tmp_path, tell, control=Control(share=0.5))
 

@@ -47,8 +47,8 @@ def test_a_report_says_what_the_export_says(tmp_path):
     async def story():
         async with running(tmp_path, clock=clock, control={"share": 0.3}) as engine:
             await lived(engine, clock, 400)
-            found, events = await report(engine), list(await engine.events("default"))
-            for line, arm in ((found.policy, "treatment"), (found.control, "control")):
+            figures, events = await report(engine), list(await engine.events("default"))
+            for line, arm in ((figures.policy, "treatment"), (figures.control, "control")):
                 rewards = [event["reward"] for event in events if event["arm"] == arm]
                 assert sum(line.events) == len(rewards) > 50
                 bands = line.low, line.reward, line.high
@@ -56,27 +56,29 @@ def test_a_report_says_what_the_export_says(tmp_path):
                 assert total / len(rewards) == near(mean(rewards))
                 assert all(low <= value <= high for low, value, high in zip(*bands, strict=True) if low)
             taken = [event["action"] for event in events if event["arm"] == "treatment"]
-            shown = zip(found.traffic.actions, map(sum, found.traffic.events), strict=True)
+            shown = zip(figures.traffic.actions, map(sum, figures.traffic.events), strict=True)
             assert dict(shown) == {action: taken.count(action) for action in set(taken)}
             rewarded = sum(event["status"] == "rewarded" for event in events)
-            funnel = found.funnel
+            funnel = figures.funnel
             assert (funnel.ranked, funnel.activated, funnel.rewarded, funnel.expired) == (
                 400,
                 400,
                 rewarded,
                 400 - rewarded,
             )
-            assert (sum(found.delays.events), funnel.waiting) == (rewarded, 0)
-            assert found.delays.events[found.delays.up_to_seconds.index(3)] == rewarded  # each came after two seconds
-            assert found.lift.treatment.reward == near(mean([e["reward"] for e in events if e["arm"] == "treatment"]))
+            assert (sum(figures.delays.events), funnel.waiting) == (rewarded, 0)
+            assert (
+                figures.delays.events[figures.delays.up_to_seconds.index(3)] == rewarded
+            )  # each came after two seconds
+            assert figures.lift.treatment.reward == near(mean([e["reward"] for e in events if e["arm"] == "treatment"]))
 
             path = tmp_path / "events.jsonl"
             path.write_text("\n".join(json.dumps(event) for event in events if event["arm"] == "treatment"))
             rows = evaluate(path, ["first", "uniform", "likeliest"], estimators=["snips"], time_uniform=True).rows
-            assert [value.policy for value in found.values] == ["logged", "first", "uniform", "likeliest"]
-            for value, row in zip(found.values, rows, strict=True):
+            assert [value.policy for value in figures.values] == ["logged", "first", "uniform", "likeliest"]
+            for value, row in zip(figures.values, rows, strict=True):
                 assert (value.reward.value, value.reward.low, value.reward.high) == near((row.value, row.low, row.high))
-            assert found.uniform.reward[-1] == near(rows[2].value)
+            assert figures.uniform.reward[-1] == near(rows[2].value)
 
     asyncio.run(story())
 
@@ -113,12 +115,12 @@ def test_deferred_late_and_unmatched_events_are_in_the_funnel_and_alarms_say_so(
             await engine.reward("default", "nobody", 1.0)
             clock.pass_seconds(4_000)
             await engine.reward("default", "e3", 1.0)
-            found = await report(engine)
-            funnel = found.funnel
+            figures = await report(engine)
+            funnel = figures.funnel
             assert (funnel.ranked, funnel.activated, funnel.expired, funnel.waiting) == (4, 2, 2, 2)
             assert (funnel.late, funnel.unmatched) == (1, 1)
-            assert [alarm.code for alarm in found.alarms] == ["late_rewards", "unmatched_rewards"]
-            assert (found.values, found.lift) == ([], None)
+            assert [alarm.code for alarm in figures.alarms] == ["late_rewards", "unmatched_rewards"]
+            assert (figures.values, figures.lift) == ([], None)
 
     asyncio.run(story())
 
@@ -132,9 +134,9 @@ def test_a_policy_that_takes_one_action_only_raises_an_alarm(tmp_path, epsilon, 
         async with running(tmp_path, clock=clock, **policy) as engine:
             await lived(engine, clock, 40)
             await lived(engine, clock, 220, seed=1)
-            found = await report(engine)
-            assert [alarm.code for alarm in found.alarms] == codes
-            assert bool(found.values) == (not codes)  # what had no chance cannot be valued
+            figures = await report(engine)
+            assert [alarm.code for alarm in figures.alarms] == codes
+            assert bool(figures.values) == (not codes)  # what had no chance cannot be valued
 
     asyncio.run(story())
 

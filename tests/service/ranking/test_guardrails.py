@@ -25,10 +25,10 @@ class Minutes:
     """A sleep that ends when told; ``pass_one`` returns once all that the minute brought is over."""
 
     def __init__(self):
-        self.asked, self._over, self._asleep = [], asyncio.Queue(), asyncio.Event()
+        self.calls, self._over, self._asleep = [], asyncio.Queue(), asyncio.Event()
 
     async def sleep(self, seconds):
-        self.asked.append(seconds)
+        self.calls.append(seconds)
         self._asleep.set()
         await self._over.get()
 
@@ -45,10 +45,10 @@ class FailingReports:
     """Real reports, but for loops that have an error to raise."""
 
     def __init__(self, reports):
-        self.reports, self.errors, self.asked = reports, {}, []
+        self.reports, self.errors, self.calls = reports, {}, []
 
     async def call(self, function, loop, *arguments):
-        self.asked.append(loop)
+        self.calls.append(loop)
         if loop in self.errors:
             raise self.errors[loop]
         return await self.reports.call(function, loop, *arguments)
@@ -73,7 +73,7 @@ async def watched(engine, lock):
     minutes.watch = asyncio.ensure_future(Guardrails(engine.admin, Reports(engine.context), minutes.sleep).watch(lock))
     try:
         yield minutes
-        assert set(minutes.asked) == {60.0}
+        assert set(minutes.calls) == {60.0}
     finally:
         minutes.watch.cancel()
 
@@ -99,13 +99,13 @@ def test_loops_are_looked_at_every_minute_and_one_that_fails_does_not_keep_other
             for loop in ("default", "broken"):
                 await harm(engine, clock, loop)
             async with watched(engine, tmp_path / "lock") as minutes:
-                assert reports.asked == []
+                assert reports.calls == []
                 await minutes.pass_one()
-                assert reports.asked == ["broken", "default", "down", "refused", "z"]
+                assert reports.calls == ["broken", "default", "down", "refused", "z"]
                 assert held(engine) == ["default"]
                 del reports.errors["broken"]
                 await minutes.pass_one()
-                assert reports.asked[5:] == ["broken", "down", "refused", "z"]  # what is held needs no look
+                assert reports.calls[5:] == ["broken", "down", "refused", "z"]  # what is held needs no look
                 assert held(engine) == ["broken", "default"]
 
     asyncio.run(story())
@@ -120,12 +120,12 @@ def test_only_the_ranker_with_the_lock_looks_and_no_failed_look_ends_the_watch(t
                 fcntl.flock(other, fcntl.LOCK_EX)
                 async with watched(engine, tmp_path / "lock") as minutes:
                     await minutes.pass_one()
-                    assert reports.asked == []
+                    assert reports.calls == []
                     fcntl.flock(other, fcntl.LOCK_UN)
                     names, engine.context.models.names = engine.context.models.names, lambda: 1 / 0
                     await minutes.pass_one()
                     engine.context.models.names = names
                     await minutes.pass_one()
-                    assert reports.asked == ["default"]
+                    assert reports.calls == ["default"]
 
     asyncio.run(story())

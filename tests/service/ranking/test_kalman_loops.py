@@ -46,14 +46,16 @@ class Library:
         """Return the action taken, the probabilities and the scores."""
         fields = [crc("_id"), crc("topic"), crc("price")]
         rows = [([crc(f"_id={a}"), crc(f"topic={t}"), crc("price")], [1, 1, p], fields) for a, t, p in actions]
-        asked = request_of(([crc("hour"), crc(f"day={context['day']}")], [context["hour"], 1.0]), rows)
-        found = self.shown.predict(asked, self.shown_owns.get(user, NO_MODEL))
+        prepared = request_of(([crc("hour"), crc(f"day={context['day']}")], [context["hour"], 1.0]), rows)
+        prediction = self.shown.predict(prepared, self.shown_owns.get(user, NO_MODEL))
         out = np.empty(len(rows))
-        explore(self.rule, 0, self.shown.learned, found.means, found.widths, np.ones(len(rows), np.bool_), out)
-        return pick(out, draw(event)), out.tolist(), found.means.tolist(), asked
+        explore(
+            self.rule, 0, self.shown.learned, prediction.means, prediction.widths, np.ones(len(rows), np.bool_), out
+        )
+        return pick(out, draw(event)), out.tolist(), prediction.means.tolist(), prepared
 
-    def learn(self, user, asked, action, reward):
-        events = events_of([(asked, action, reward, 0)])
+    def learn(self, user, prepared, action, reward):
+        events = events_of([(prepared, action, reward, 0)])
         (self.owns[user],) = self.model.learn(events, [self.owns.get(user, NO_MODEL)])
 
 
@@ -70,14 +72,14 @@ def test_decisions_over_http_are_those_of_the_library_for_the_same_draws_and_pub
             body = {"user": user, "context": context, "event_id": f"e{k}"}
             body["actions"] = [{"id": a, "features": {"topic": t, "price": p}} for a, t, p in actions]
             reply = client.post("/v1/loops/shop/rank", json=body).raise_for_status().json()
-            action, chances, scores, asked = library.decide(user, context, actions, f"e{k}")
+            action, chances, scores, prepared = library.decide(user, context, actions, f"e{k}")
             ranked = {one["id"]: one for one in reply["ranking"]}
             assert reply["action"] == f"a{action}"
             assert [ranked[f"a{j}"]["probability"] for j in range(5)] == chances
             assert [ranked[f"a{j}"]["score"] for j in range(5)] == scores
             value = float(np.float32(low + (high - low) * rng.random() * (action == k % 5)))
             client.post(f"/v1/loops/shop/events/e{k}/reward", json={"value": value}).raise_for_status()
-            library.learn(user, asked, action, value)
+            library.learn(user, prepared, action, value)
             if k % every == every - 1:
                 live.settle("shop")
                 library.publish()
@@ -144,8 +146,10 @@ def test_rankers_have_all_that_was_learned_however_the_model_grows(tmp_path):
             seen = set()
             for k in range(120):
                 actions = [Action(f"new-{k}-{j}", raw({"topic": f"t{rng.integers(20)}"})) for j in range(3)]
-                asked = RankRequest(user=f"u{k % 5}", context=raw({"hour": k % 24, f"c{k % 40}": 1}), actions=actions)
-                answer = await engine.rank("default", asked)
+                rank_request = RankRequest(
+                    user=f"u{k % 5}", context=raw({"hour": k % 24, f"c{k % 40}": 1}), actions=actions
+                )
+                answer = await engine.rank("default", rank_request)
                 await engine.reward("default", answer.event_id, float(rng.random()))
                 if rng.random() < 0.4:
                     await engine.settle()

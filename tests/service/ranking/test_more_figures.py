@@ -38,16 +38,16 @@ def test_the_same_rewards_and_errors_are_no_drift_and_a_change_that_predictions_
     rng = np.random.default_rng(0)
     alike = [finished(k, float(rng.random() < 0.5), user=f"u{k % 40}") for k in range(1_000)]
     assert drift_of(alike[:499]) is None
-    found = drift_of(alike)
-    assert (found.earlier_events, found.recent_events, found.is_drifting) == (800, 200, False)
-    assert found.recent_since == 800
-    assert found.reward.difference.low < 0 < found.reward.difference.high
+    drift = drift_of(alike)
+    assert (drift.earlier_events, drift.recent_events, drift.is_drifting) == (800, 200, False)
+    assert drift.recent_since == 800
+    assert drift.reward.difference.low < 0 < drift.reward.difference.high
 
     fell = [*alike[:800], *(one._replace(reward=float(rng.random() < 0.2)) for one in alike[800:])]
-    found = drift_of(fell[::-1])  # in whatever order they were finished
-    assert found.is_drifting
-    assert found.bias.recent == pytest.approx(np.mean([one.reward for one in fell[800:]]) - 0.5)
-    assert found.reward.difference.high < 0
+    drift = drift_of(fell[::-1])  # in whatever order they were finished
+    assert drift.is_drifting
+    assert drift.bias.recent == pytest.approx(np.mean([one.reward for one in fell[800:]]) - 0.5)
+    assert drift.reward.difference.high < 0
 
     followed = [*fell[:800], *(one._replace(scores=(0.2, 0.2)) for one in fell[800:])]  # the model knows
     assert not drift_of(followed).is_drifting
@@ -78,16 +78,16 @@ def test_other_settings_are_valued_from_logged_scores_and_probabilities():
         probabilities = tuple(0.25 + 0.5 * (score == 0.8) for score in scores)
         chosen = int(rng.random() > probabilities[0])
         events.append(finished(k, float(rng.random() < scores[chosen]), probabilities, scores, chosen))
-    wanted = [{"policy": "greedy"}, {"epsilon": 1.0}, {"policy": "squarecb", "gamma": 1e9}, {"epsilon": 0.5}]
-    found = what_if(events, {1: now}, now, wanted)
+    changes = [{"policy": "greedy"}, {"epsilon": 1.0}, {"policy": "squarecb", "gamma": 1e9}, {"epsilon": 0.5}]
+    values = what_if(events, {1: now}, now, changes)
     truths = [0.8, 0.5, 0.8, 0.65]
-    for one, truth in zip(found.estimates, truths, strict=True):
+    for one, truth in zip(values.estimates, truths, strict=True):
         assert one.reward.low < truth < one.reward.high
         assert one.reward.value == pytest.approx(truth, abs=0.05)
         assert one.difference.low < truth - 0.65 < one.difference.high
-    assert found.estimates[0].difference.low > 0
-    assert found.estimates[3].difference.value == pytest.approx(0.0, abs=1e-12)  # nothing changes
-    few = what_if(events[:99], {1: now}, now, wanted)
+    assert values.estimates[0].difference.low > 0
+    assert values.estimates[3].difference.value == pytest.approx(0.0, abs=1e-12)  # nothing changes
+    few = what_if(events[:99], {1: now}, now, changes)
     assert [one.reward for one in few.estimates] == [None] * 4
     unlike = [{"policy": "optimistic-squarecb"}]  # no widths in this log
     kalman = Settings(policy="epsilon-greedy")
@@ -100,7 +100,7 @@ def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabiliti
     from service.plugins.reports.what_if import _target
 
     then = Settings(gamma=3.0, floor=0.02)
-    wanted = changed(then, {"gamma": 12.0, "floor": 0.1})
+    other = changed(then, {"gamma": 12.0, "floor": 0.1})
     means, widths = np.array([0.2, 0.5, 0.4]), np.array([0.3, 0.1, 0.05])
 
     def by(settings):
@@ -109,7 +109,7 @@ def test_optimistic_squarecb_with_another_gamma_is_told_from_its_own_probabiliti
         return out
 
     one = finished(0, 1.0, by(then), means)
-    assert _target(one, then, wanted) == pytest.approx(by(wanted))
+    assert _target(one, then, other) == pytest.approx(by(other))
     assert _target(one, then, then) == pytest.approx(by(then))
 
 
@@ -128,10 +128,10 @@ def test_what_if_and_how_personal_are_asked_of_a_running_loop(tmp_path):
                 await engine.settle()
             clock.pass_seconds(1_000)
             await engine.settle()
-            found = await engine.personalization("default")
-            assert (found.users_with_model, found.looked_at, found.with_model) == (10, 10, 10)
-            assert 0.05 < found.share < 0.95
-            assert 0.2 < found.trust < 0.99
+            figures = await engine.personalization("default")
+            assert (figures.users_with_model, figures.looked_at, figures.with_model) == (10, 10, 10)
+            assert 0.05 < figures.share < 0.95
+            assert 0.2 < figures.trust < 0.99
             taken = [TakenAction(user, raw({"hour": 1}), "a1", raw({"topic": "t1"})) for user in ("u1", "nobody knows")]
             trusts = [(await personalization(engine.context, "default", [one])).trust for one in taken]
             assert trusts[0] > 0.2
@@ -184,8 +184,8 @@ def test_devices_are_listed_by_their_newest_upload_with_the_age_of_the_model_the
             clock.pass_seconds(7_200)
             await engine.residuals("default", "new", [residual(1, since)])
             await engine.settle()
-            found = (await report(engine)).devices
-            assert (found.devices, found.last_hour, found.last_day, found.uploads) == (2, 1, 2, 3)
+            devices = (await report(engine)).devices
+            assert (devices.devices, devices.last_hour, devices.last_day, devices.uploads) == (2, 1, 2, 3)
             [new, old] = msgspec.json.decode(await engine.devices("default"))["devices"]
             assert (new["client"], new["uploads"], new["lag"]) == ("new", 1, 3)
             assert (old["client"], old["uploads"], old["lag"]) == ("old", 2, 2)

@@ -19,7 +19,7 @@ SHOP = {
 }
 
 
-async def told(engine, event="e"):
+async def outcome_of(engine, event="e"):
     event = (await engine.event_details("default", event)).event
     return event["status"], event["reward"], event["outcomes"]
 
@@ -37,12 +37,16 @@ def test_outcomes_within_their_windows_make_the_reward_at_the_end_of_the_wait(tm
             clock.pass_seconds(70)
             await engine.reward("default", "e", outcomes={"click": 3, "purchase": 10.0})  # too late for a click
             await engine.settle()
-            assert (await told(engine))[0] == "waiting"
+            assert (await outcome_of(engine))[0] == "waiting"
             assert engine.view().statistics.settled == 0
             clock.pass_seconds(600)
             await engine.settle()
-            assert await told(engine) == ("rewarded", pytest.approx(0.4), {"click": 2.0, "purchase": 10.0, "gone": 0.0})
-            assert await told(engine, "nothing") == ("expired", 0.0, None)
+            assert await outcome_of(engine) == (
+                "rewarded",
+                pytest.approx(0.4),
+                {"click": 2.0, "purchase": 10.0, "gone": 0.0},
+            )
+            assert await outcome_of(engine, "nothing") == ("expired", 0.0, None)
             sums = engine.view().statistics
             assert (sums.settled, sums.rewarded, sums.late_rewards) == (2, 1, 1)
             assert sums.reward == pytest.approx(0.4)
@@ -62,7 +66,7 @@ def test_a_reward_is_cut_off_at_its_range_and_may_come_before_its_event(tmp_path
             await engine.rank("default", request(event_id="e"))
             clock.pass_seconds(700)
             await engine.settle()
-            assert await told(engine) == ("rewarded", -1.0, {"click": 0.0, "purchase": 0.0, "gone": 7.0})
+            assert await outcome_of(engine) == ("rewarded", -1.0, {"click": 0.0, "purchase": 0.0, "gone": 7.0})
 
     asyncio.run(story())
 
@@ -82,7 +86,9 @@ def test_an_event_is_joined_by_the_kind_of_reward_it_was_decided_under(tmp_path)
             await engine.rank("default", request(event_id="early"))
             clock.pass_seconds(700)
             await engine.settle()
-            assert [await told(engine, event) for event in ("plain", "shop", "early")] == [("expired", 0.0, None)] * 3
+            assert [await outcome_of(engine, event) for event in ("plain", "shop", "early")] == [
+                ("expired", 0.0, None)
+            ] * 3
             assert engine.view().statistics.unmatched_rewards == 3
             assert engine.digest() == engine.rebuilt()
 
@@ -134,14 +140,14 @@ def test_each_outcome_has_a_lift_and_a_guardrail_raises_an_alarm(tmp_path, gone,
                     await engine.reward("default", result.event_id, outcomes={"gone": 1})
             clock.pass_seconds(700)
             await engine.settle()
-            found = msgspec.json.decode(await engine.report("default"), type=LoopReport)
-            shown = {one.outcome: one for one in found.lift.outcomes}
+            figures = msgspec.json.decode(await engine.report("default"), type=LoopReport)
+            shown = {one.outcome: one for one in figures.lift.outcomes}
             assert shown.keys() == {"click", "purchase", "gone"}
             assert shown["gone"].treatment == pytest.approx(sums["treatment"][0] / sums["treatment"][1])
             assert shown["gone"].control == pytest.approx(sums["control"][0] / sums["control"][1])
             assert shown["gone"].absolute.low < gone - 0.05 < shown["gone"].absolute.high
             assert (shown["click"].treatment, shown["click"].absolute) == (0.0, None)
-            assert [alarm.code for alarm in found.alarms if alarm.code == "guardrail"] == codes
+            assert [alarm.code for alarm in figures.alarms if alarm.code == "guardrail"] == codes
             assert await Guardrails(engine.admin, Reports(engine.context)).check() == []  # nobody asked for it
 
             guardrails[0]["revert"] = True

@@ -40,9 +40,9 @@ def test_an_action_whose_id_has_a_nul_is_refused(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             for name in (f"a{NUL}", f"a{NUL}b", f"{NUL}b", NUL):
-                asked = request()
-                asked.actions[1] = Action(name)
-                assert (await refused_for(engine.rank("default", asked)))[::2] == (422, "actions")
+                refused_request = request()
+                refused_request.actions[1] = Action(name)
+                assert (await refused_for(engine.rank("default", refused_request)))[::2] == (422, "actions")
 
     asyncio.run(story())
 
@@ -88,8 +88,8 @@ def test_an_event_of_an_older_store_whose_id_has_a_nul_is_found_and_exported(tmp
             await engine.reward("default", f"n{NUL}x", 1.0)
             await engine.settle()
             assert (await engine.rank("default", request(event_id=f"n{NUL}x"))).action_id == first.action_id
-            found = engine.log.find("default", [f"n{NUL}x"])
-            assert [(entry.kind, entry.event) for entry in found] == [(RANK, f"n{NUL}x"), (REWARD, f"n{NUL}x")]
+            entries = engine.log.find("default", [f"n{NUL}x"])
+            assert [(entry.kind, entry.event) for entry in entries] == [(RANK, f"n{NUL}x"), (REWARD, f"n{NUL}x")]
             assert [event["event_id"] for event in await engine.events()] == [f"n{NUL}x", "n"]
 
     asyncio.run(story())

@@ -41,36 +41,40 @@ def member(engine, arm):
 
 @pytest.mark.parametrize("settings", [{}, ADAGRAD])
 def test_a_pinned_model_decides_as_it_did_when_it_was_pinned_after_learning_restarts_and_rebuilding(tmp_path, settings):
-    clock, known = Clock(), {}
+    clock, seen_before = Clock(), {}
 
     async def pin():
         async with running(tmp_path, clock=clock, **settings) as engine:
             await taught(engine, clock, "a1")
             version = engine.view().version
-            _, _, known["before"] = await seen(engine, "nobody")
+            _, _, seen_before["before"] = await seen(engine, "nobody")
             compiled = n_compiled()
             await engine.patch_settings("default", {"control": PINNED})
-            known["user"] = member(engine, "control")
-            known["pinned"] = await seen(engine, known["user"])
+            seen_before["user"] = member(engine, "control")
+            seen_before["pinned"] = await seen(engine, seen_before["user"])
             assert n_compiled() == compiled  # else requests would wait for a compiler
-            assert known["pinned"] == ("control", version, known["before"])
+            assert seen_before["pinned"] == ("control", version, seen_before["before"])
             await taught(engine, clock, "a2")
-            assert await seen(engine, known["user"]) == known["pinned"]
+            assert await seen(engine, seen_before["user"]) == seen_before["pinned"]
             arm, newer, scores = await seen(engine, member(engine, "treatment"))
             assert (arm, newer > version) == ("treatment", True)
-            assert scores["a2"] > known["before"]["a2"]
+            assert scores["a2"] > seen_before["before"]["a2"]
             assert engine.digest() == engine.rebuilt()
 
     async def again():
         async with running(tmp_path, clock=clock) as engine:
-            results = await asyncio.gather(*[seen(engine, known["user"]) for _ in range(5)])  # all wait for one reading
-            assert results == [known["pinned"]] * 5
-            [batched] = await engine.rank_many("default", [request(user=known["user"])])
-            assert (batched.arm, batched.model_version) == known["pinned"][:2]
+            results = await asyncio.gather(
+                *[seen(engine, seen_before["user"]) for _ in range(5)]
+            )  # all wait for one reading
+            assert results == [seen_before["pinned"]] * 5
+            [batched] = await engine.rank_many("default", [request(user=seen_before["user"])])
+            assert (batched.arm, batched.model_version) == seen_before["pinned"][:2]
             slots = [Slot(id="top", features=raw({}))]
             actions = [Action(f"a{k}", raw({"topic": f"t{k}"})) for k in range(3)]
-            page = await engine.rank_slots("default", SlotsRequest(user=known["user"], slots=slots, actions=actions))
-            assert page.model_version == known["pinned"][1]
+            page = await engine.rank_slots(
+                "default", SlotsRequest(user=seen_before["user"], slots=slots, actions=actions)
+            )
+            assert page.model_version == seen_before["pinned"][1]
 
     asyncio.run(pin())
     asyncio.run(again())

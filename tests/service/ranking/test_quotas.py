@@ -48,7 +48,7 @@ def test_events_that_wait_for_their_reward(tmp_path):
 
 def test_rewards_without_an_event(tmp_path):
     async def play(engine):
-        known = await engine.rank("default", request())
+        decision = await engine.rank("default", request())
         for k in range(3):
             await engine.reward("default", f"early {k}", 1.0)
             await engine.activate("default", f"early {k}")
@@ -57,7 +57,7 @@ def test_rewards_without_an_event(tmp_path):
         code = 429, "too_many_early_events"
         assert await refused(engine.reward("default", "one more", 1.0)) == code
         assert await refused(engine.activate("default", "one more")) == code
-        await engine.reward("default", known.event_id, 1.0)  # has nothing to do with them
+        await engine.reward("default", decision.event_id, 1.0)  # has nothing to do with them
         await engine.rank("default", request(event_id="early 1"))
         await engine.settle()
         assert engine.view().n_early == 2

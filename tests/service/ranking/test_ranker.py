@@ -181,11 +181,11 @@ def test_a_repeated_request_is_explained_too(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             await play(engine, 60)
-            asked = request("user-1", {"hour": 1}, event_id="asked twice", explain=True)
-            first = await engine.rank("default", asked)
+            repeated = request("user-1", {"hour": 1}, event_id="asked twice", explain=True)
+            first = await engine.rank("default", repeated)
             assert first.explanations
-            assert await engine.rank("default", asked) == first
-            [in_batch] = await engine.rank_many("default", [asked])
+            assert await engine.rank("default", repeated) == first
+            [in_batch] = await engine.rank_many("default", [repeated])
             assert in_batch == first
 
     asyncio.run(story())
@@ -196,10 +196,10 @@ def test_decisions_are_drawn_with_the_probabilities_that_are_logged(tmp_path):
         async with running(tmp_path) as engine:
             await play(engine, 100)
             machine, n = engine.context, 20_000
-            asked = [request(None, {"hour": k % 4}) for k in range(400)]
+            requests = [request(None, {"hour": k % 4}) for k in range(400)]
             taken, expected, variance = np.zeros(3), np.zeros(3), np.zeros(3)
-            for _ in range(n // len(asked)):
-                for decision in decide(asked, machine.loop("default"), machine.models, machine.preparer):
+            for _ in range(n // len(requests)):
+                for decision in decide(requests, machine.loop("default"), machine.models, machine.preparer):
                     chances = np.array(decision.probabilities)
                     taken[decision.action] += 1
                     expected += chances
@@ -236,8 +236,8 @@ def test_a_taste_that_users_share_is_there_for_a_new_one(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             await simulate(engine, np.random.default_rng(1), lambda user, kind: 1 + kind, 400, 40)
-            asked = [request(f"new{k}", {"kind": f"k{k % 2}"}, 4, event_id=f"n{k}") for k in range(100)]
-            answers = await engine.rank_many("default", asked)
+            requests = [request(f"new{k}", {"kind": f"k{k % 2}"}, 4, event_id=f"n{k}") for k in range(100)]
+            answers = await engine.rank_many("default", requests)
             assert np.mean([answer.action_id == f"a{1 + k % 2}" for k, answer in enumerate(answers)]) > 0.8
 
     asyncio.run(story())
@@ -278,8 +278,8 @@ def large_request(n_actions=200, n_features=40, **more):
 def test_others_are_served_between_two_explanations(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            asked = request(n_actions=50, explain=True)
-            explained, n_served = await served_meanwhile(engine, engine.rank("default", asked))
+            explained_request = request(n_actions=50, explain=True)
+            explained, n_served = await served_meanwhile(engine, engine.rank("default", explained_request))
             assert len(explained.explanations) == 50
             assert n_served >= 5
 
@@ -289,21 +289,21 @@ def test_others_are_served_between_two_explanations(tmp_path):
 def test_a_decision_that_would_take_too_long_to_explain_is_refused_and_not_logged(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            asked = large_request(400, explain=True)
+            large = large_request(400, explain=True)
             before = len(engine.logged())
-            assert await refused_for(engine.rank("default", asked)) == (422, "too_much_to_explain", "explain")
+            assert await refused_for(engine.rank("default", large)) == (422, "too_much_to_explain", "explain")
             assert len(engine.logged()) == before
 
     asyncio.run(story())
 
 
 def test_what_is_wrong_with_a_large_request_is_named(tmp_path):
-    asked = large_request()
-    asked.actions[150].features = raw({"a": [{}]})
+    large = large_request()
+    large.actions[150].features = raw({"a": [{}]})
 
     async def story():
         async with running(tmp_path) as engine:
-            error = await refused_for(engine.rank("default", asked))
+            error = await refused_for(engine.rank("default", large))
             assert error == (422, "invalid_features", "actions[150]")
 
     asyncio.run(story())

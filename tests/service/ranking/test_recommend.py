@@ -33,7 +33,7 @@ def films(n):
     return [film(k) for k in range(n)]
 
 
-def asked(**fields):
+def page_request(**fields):
     return RecommendRequest(**{name: raw(value) if name == "context" else value for name, value in fields.items()})
 
 
@@ -49,7 +49,7 @@ async def play(engine, recommend, n, seed=0, liked="war", **fields):
     """Ask for pages; films of one genre are liked, and some events are deferred or go unrewarded."""
     rng = np.random.default_rng(seed)
     for k in range(n):
-        request = asked(
+        request = page_request(
             n=4, user=f"u{rng.integers(5)}", event_id=f"{seed}-{k}", defer=bool(rng.random() < 0.2),
             context={"hour": int(rng.integers(24))}, **fields,
         )  # fmt: skip
@@ -87,7 +87,9 @@ def story(tmp_path, tell, n_films=40, boosted=None, **options):
 
 def test_each_place_is_a_decision_with_an_event_of_its_own_and_no_item_comes_twice(tmp_path):
     async def tell(engine, recommend):
-        request = asked(n=5, user="u", context={"hour": 9}, filter={"genre": "war"}, exclude=["f2"], event_id="p")
+        request = page_request(
+            n=5, user="u", context={"hour": 9}, filter={"genre": "war"}, exclude=["f2"], event_id="p"
+        )
         page = await recommend(request)
         assert page.candidates == 9
         assert [item.event_id for item in page.items] == [f"p~{k}" for k in range(1, 6)]
@@ -116,13 +118,13 @@ def from_log(folder, page):
             catalogue |= {action.id: json.loads(bytes(action.features)) for action in change.put}
             for name in change.retire:
                 catalogue.pop(name, None)
-    wanted = json.loads(bytes(asked_for.filter))
+    conditions = json.loads(bytes(asked_for.filter))
     return [
         name
         for name, item in catalogue.items()
         if name not in {*asked_for.exclude, *asked_for.seen}
         and item.get("_available") is not False
-        and all(item[key] == value for key, value in wanted.items())
+        and all(item[key] == value for key, value in conditions.items())
     ]
 
 
@@ -134,7 +136,7 @@ def test_stored_probabilities_are_those_of_rank_calls_over_the_candidates_that_t
         await play(engine, recommend, 25)
         await engine.put_actions("default", [film(41), film(3, _available=False)], ["f5"])
         loop = engine.context.loop("default")
-        page = await recommend(asked(n=6, user="u1", context={"hour": 3}, exclude=["f7"], event_id="p"))
+        page = await recommend(page_request(n=6, user="u1", context={"hour": 3}, exclude=["f7"], event_id="p"))
         entries = [entry for entry in pages(tmp_path) if entry.event.startswith("p~")]
         candidates = from_log(tmp_path, entries[0])
         assert len(candidates) == page.candidates == 38
@@ -155,26 +157,26 @@ def test_stored_probabilities_are_those_of_rank_calls_over_the_candidates_that_t
 def test_items_are_drawn_with_the_probabilities_that_are_told(tmp_path):
     async def tell(engine, recommend):
         await play(engine, recommend, 20)
-        told, taken, n = {}, Counter(), 2_000
+        chance_of, taken, n = {}, Counter(), 2_000
         for k in range(n):
-            page = await recommend(asked(n=2, user="u1", context={"hour": 3}, event_id=f"x{k}"))
+            page = await recommend(page_request(n=2, user="u1", context={"hour": 3}, event_id=f"x{k}"))
             pair = tuple(item.id for item in page.items)
             taken[pair] += 1
-            told[pair] = page.items[0].probability * page.items[1].probability
-        rest = 1 - sum(told.values())  # of pairs that were not drawn
+            chance_of[pair] = page.items[0].probability * page.items[1].probability
+        rest = 1 - sum(chance_of.values())  # of pairs that were not drawn
         assert abs(rest) < 0.2
-        common = [pair for pair, chance in told.items() if n * chance > 5]
+        common = [pair for pair, chance in chance_of.items() if n * chance > 5]
         few = n - sum(taken[pair] for pair in common)
-        chances = [told[pair] for pair in common]
-        found = [*(taken[pair] for pair in common), few]
-        assert chisquare(found, [n * chance for chance in [*chances, 1 - sum(chances)]]).pvalue > 1e-4
+        chances = [chance_of[pair] for pair in common]
+        counts = [*(taken[pair] for pair in common), few]
+        assert chisquare(counts, [n * chance for chance in [*chances, 1 - sum(chances)]]).pvalue > 1e-4
 
     story(tmp_path, tell, n_films=5, floor=0.2)
 
 
 def test_a_repeat_is_answered_from_the_log_and_another_request_is_refused(tmp_path):
     async def tell(engine, recommend):
-        request = asked(n=3, user="u", context={"hour": 9}, filter={"price": {"max": 5}}, event_id="p")
+        request = page_request(n=3, user="u", context={"hour": 9}, filter={"price": {"max": 5}}, event_id="p")
         page = await recommend(request)
         for item in page.items:
             await engine.reward("default", item.event_id, 1.0)
@@ -185,16 +187,16 @@ def test_a_repeat_is_answered_from_the_log_and_another_request_is_refused(tmp_pa
         for change in ({"n": 2}, {"n": 4}, {"user": "v"}, {"context": {"hour": 8}}, {"filter": {}}, {"exclude": ["f1"]},
                        {"defer": True}, {"exclude_seen": True}):  # fmt: skip
             fields = {"n": 3, "user": "u", "context": {"hour": 9}, "filter": {"price": {"max": 5}}, "event_id": "p"}
-            assert await refused(recommend(asked(**fields | change))) == (409, "event_exists"), change
+            assert await refused(recommend(page_request(**fields | change))) == (409, "event_exists"), change
         await engine.rank("default", RankRequest(actions=[Action("f1")], event_id="q~1"))
-        assert await refused(recommend(asked(n=1, event_id="q"))) == (409, "event_exists")
+        assert await refused(recommend(page_request(n=1, event_id="q"))) == (409, "event_exists")
 
     story(tmp_path, tell)
 
 
 def test_one_of_two_calls_at_once_with_the_same_id_decides_for_both(tmp_path):
     async def tell(engine, recommend):
-        one, other = await asyncio.gather(*[recommend(asked(n=4, user="u", event_id="p")) for _ in range(2)])
+        one, other = await asyncio.gather(*[recommend(page_request(n=4, user="u", event_id="p")) for _ in range(2)])
         assert one == other
         assert len(pages(tmp_path)) == 4
 
@@ -203,14 +205,14 @@ def test_one_of_two_calls_at_once_with_the_same_id_decides_for_both(tmp_path):
 
 def test_a_page_shows_what_there_is_and_refuses_what_leaves_nothing(tmp_path):
     async def tell(engine, recommend):
-        page = await recommend(asked(n=100, event_id="p"))
+        page = await recommend(page_request(n=100, event_id="p"))
         assert len(page.items) == page.candidates == 12
-        assert await recommend(asked(n=100, event_id="p")) == page
+        assert await recommend(page_request(n=100, event_id="p")) == page
         everything = [f"f{k}" for k in range(12)]
-        assert await refused(recommend(asked(exclude=everything))) == (422, "no_candidates")
-        assert await refused(recommend(asked(filter={"genre": "none such"}))) == (422, "no_candidates")
+        assert await refused(recommend(page_request(exclude=everything))) == (422, "no_candidates")
+        assert await refused(recommend(page_request(filter={"genre": "none such"}))) == (422, "no_candidates")
         await engine.put_actions("default", [], everything)
-        assert await refused(recommend(asked())) == (422, "no_candidates")
+        assert await refused(recommend(page_request())) == (422, "no_candidates")
 
     story(tmp_path, tell, n_films=12)
 
@@ -223,11 +225,11 @@ def test_a_page_is_stored_as_a_whole_or_not_at_all(tmp_path):
             made = recommender(engine)
             disk.fill(True)
             with pytest.raises(ApiError) as raised:
-                await made.recommend("default", asked(n=20, context={"text": "x" * 900}, event_id="p"))
+                await made.recommend("default", page_request(n=20, context={"text": "x" * 900}, event_id="p"))
             assert raised.value.status == 503
             disk.fill(False)
             assert pages(tmp_path) == []
-            assert len((await made.recommend("default", asked(n=20, event_id="p"))).items) == 20
+            assert len((await made.recommend("default", page_request(n=20, event_id="p"))).items) == 20
 
     asyncio.run(run())
 
@@ -236,7 +238,7 @@ def test_a_page_is_stored_as_a_whole_or_not_at_all(tmp_path):
 def test_what_is_liked_comes_to_be_shown_and_the_log_gives_the_same_models(tmp_path, model):
     async def tell(engine, recommend):
         await play(engine, recommend, 150)
-        page = [item for k in range(20) for item in (await recommend(asked(n=5, user=f"u{k % 5}"))).items]
+        page = [item for k in range(20) for item in (await recommend(page_request(n=5, user=f"u{k % 5}"))).items]
         assert np.mean([int(item.id[1:]) % 4 == 2 for item in page]) > 0.7
         assert engine.digest() == rebuilt(tmp_path)
 
@@ -258,7 +260,7 @@ def test_an_export_says_how_many_candidates_there_were_and_evaluation_passes_suc
     from bandits.evaluation import read_events
 
     async def tell(engine, recommend):
-        page = await recommend(asked(n=2, user="u", event_id="p", filter={"genre": "war"}))
+        page = await recommend(page_request(n=2, user="u", event_id="p", filter={"genre": "war"}))
         await engine.reward("default", "p~1", 1.0)
         await engine.rank("default", RankRequest(actions=[Action("f1"), Action("f2")], event_id="r"))
         await engine.settle()
@@ -291,21 +293,21 @@ def test_reports_tell_coverage_new_items_and_the_reward_of_each_place(tmp_path):
     async def tell(engine, recommend):
         assert json.loads(await engine.report("default"))["pages"] is None
         for k in range(30):
-            await recommend(asked(n=2, user=f"u{k}", event_id=f"p{k}", filter={"genre": "war"}))
+            await recommend(page_request(n=2, user=f"u{k}", event_id=f"p{k}", filter={"genre": "war"}))
             await engine.reward("default", f"p{k}~1", 1.0)
             await engine.reward("default", f"p{k}~2", 0.25)
         await engine.settle()
         shown = Counter(decode_rank(entry.body).actions[0].id for entry in pages(tmp_path))
-        found = json.loads(await engine.report("default"))["pages"]
-        assert (found["items"], found["shown"]) == (40, len(shown))
-        assert found["new_share"] == sum(min(n, 10) for n in shown.values()) / 60
-        assert found["places"] == [
+        report = json.loads(await engine.report("default"))["pages"]
+        assert (report["items"], report["shown"]) == (40, len(shown))
+        assert report["new_share"] == sum(min(n, 10) for n in shown.values()) / 60
+        assert report["places"] == [
             {"place": 1, "events": 30, "reward": 1.0},
             {"place": 2, "events": 30, "reward": 0.25},
         ]
         await engine.put_actions("default", [], [next(iter(shown))])
-        found = json.loads(await engine.report("default"))["pages"]
-        assert (found["items"], found["shown"]) == (39, len(shown) - 1)
+        report = json.loads(await engine.report("default"))["pages"]
+        assert (report["items"], report["shown"]) == (39, len(shown) - 1)
 
     story(tmp_path, tell)
 
@@ -324,12 +326,12 @@ def test_hidden_and_expired_items_are_never_shown_and_a_change_counts_at_once(tm
         unreadable = ActionsBody([InlineAction("f3", raw({"_expires": "not a time"}))])  # of a log that nobody checked
         engine.log.append([[Record("default", "actions", body=encode(unreadable))]])
         await engine.settle()
-        ids = {item.id for item in (await recommend(asked(n=100))).items}
+        ids = {item.id for item in (await recommend(page_request(n=100))).items}
         assert ids == {"f1", "f4", "f5", "f6", "f7"}
         engine.passes(61)
-        assert {item.id for item in (await recommend(asked(n=100))).items} == ids - {"f1"}
+        assert {item.id for item in (await recommend(page_request(n=100))).items} == ids - {"f1"}
         await engine.put_actions("default", [film(0), film(1)], ["f6"])
-        assert {item.id for item in (await recommend(asked(n=100))).items} == {"f0", "f1", "f4", "f5", "f7"}
+        assert {item.id for item in (await recommend(page_request(n=100))).items} == {"f0", "f1", "f4", "f5", "f7"}
 
     story(tmp_path, tell, n_films=8)
 
@@ -337,7 +339,7 @@ def test_hidden_and_expired_items_are_never_shown_and_a_change_counts_at_once(tm
 def test_attributes_mean_the_same_without_an_underscore(tmp_path):
     async def tell(engine, recommend):
         await engine.put_actions("default", [film(0, available=False), film(1, expires="2001-01-01"), film(2, boost=3)])
-        page = await recommend(asked(n=100))
+        page = await recommend(page_request(n=100))
         assert {item.id: item.score for item in page.items} == {"f2": 3.0, "f3": 0.0}
 
     story(tmp_path, tell, n_films=4)
@@ -346,9 +348,9 @@ def test_attributes_mean_the_same_without_an_underscore(tmp_path):
 def test_a_boost_is_added_to_the_score(tmp_path):
     async def tell(engine, recommend):
         await play(engine, recommend, 30)
-        before = {item.id: item.score for item in (await recommend(asked(n=40, user="u1"))).items}
+        before = {item.id: item.score for item in (await recommend(page_request(n=40, user="u1"))).items}
         await engine.put_actions("default", [film(8, _boost=5)])
-        page = await recommend(asked(n=40, user="u1"))
+        page = await recommend(page_request(n=40, user="u1"))
         assert {item.id: item.score for item in page.items}["f8"] == pytest.approx(before["f8"] + 5)
         assert page.items[0].id == "f8"
 
@@ -357,16 +359,16 @@ def test_a_boost_is_added_to_the_score(tmp_path):
 
 def test_what_a_user_was_shown_is_left_out_ever_or_for_some_time(tmp_path):
     async def tell(engine, recommend):
-        shown = {item.id for item in (await recommend(asked(n=4, user="u"))).items}
+        shown = {item.id for item in (await recommend(page_request(n=4, user="u"))).items}
         engine.passes(100)
-        later = {item.id for item in (await recommend(asked(n=4, user="u", exclude_seen=True))).items}
+        later = {item.id for item in (await recommend(page_request(n=4, user="u", exclude_seen=True))).items}
         assert not shown & later
-        page = await recommend(asked(n=20, user="u", exclude_seen=50.0, event_id="p"))
+        page = await recommend(page_request(n=20, user="u", exclude_seen=50.0, event_id="p"))
         assert {item.id for item in page.items} == {f"f{k}" for k in range(20)} - later
         assert set(decode_rank(pages(tmp_path)[-16].body).page.asked.seen) == later
-        assert (await recommend(asked(n=20, user="v", exclude_seen=True))).candidates == 20
-        assert await refused(recommend(asked(exclude_seen=True))) == (422, "invalid")
-        assert await refused(recommend(asked(user="u", exclude_seen=True))) == (422, "no_candidates")
+        assert (await recommend(page_request(n=20, user="v", exclude_seen=True))).candidates == 20
+        assert await refused(recommend(page_request(exclude_seen=True))) == (422, "invalid")
+        assert await refused(recommend(page_request(user="u", exclude_seen=True))) == (422, "no_candidates")
 
     story(tmp_path, tell, n_films=20)
 
@@ -375,7 +377,7 @@ def test_what_a_user_was_shown_is_left_out_ever_or_for_some_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("conditions", "numbers"),
     [
         ({}, range(20)),
         ({"genre": "war"}, [2, 6, 10, 14, 18]),
@@ -393,17 +395,17 @@ def test_what_a_user_was_shown_is_left_out_ever_or_for_some_time(tmp_path):
         ({"_owner": "x"}, [8]),
     ],
 )
-def test_a_filter_leaves_the_items_that_satisfy_it(tmp_path, wanted, found):
+def test_a_filter_leaves_the_items_that_satisfy_it(tmp_path, conditions, numbers):
     async def tell(engine, recommend):
         await engine.put_actions("default", [film(7, sale=True, made={"by": "ann"}), film(8, sale=False, _owner="x")])
-        ids = {item.id for item in (await recommend(asked(n=100, filter=wanted))).items}
-        assert ids == {f"f{k}" for k in found}
+        ids = {item.id for item in (await recommend(page_request(n=100, filter=conditions))).items}
+        assert ids == {f"f{k}" for k in numbers}
 
     story(tmp_path, tell, n_films=20)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code", "words"),
+    ("conditions", "code", "words"),
     [
         ({"genree": "war"}, "unknown_attribute", ["'genree'", "genre, price, tags"]),
         ({"genre": "horror"}, "no_candidates", ["none of 20", "comedy"]),
@@ -422,10 +424,10 @@ def test_a_filter_leaves_the_items_that_satisfy_it(tmp_path, wanted, found):
         ({f"a{k}": 1 for k in range(21)}, "invalid", ["at most 20"]),
     ],
 )
-def test_a_filter_that_cannot_be_answered_is_refused_with_what_there_is(tmp_path, wanted, code, words):
+def test_a_filter_that_cannot_be_answered_is_refused_with_what_there_is(tmp_path, conditions, code, words):
     async def tell(engine, recommend):
         with pytest.raises(ApiError) as raised:
-            await recommend(asked(filter=wanted))
+            await recommend(page_request(filter=conditions))
         assert (raised.value.status, raised.value.code) == (422, code)
         assert raised.value.target.startswith("filter")
         assert all(word in raised.value.message for word in words), raised.value.message
@@ -455,14 +457,14 @@ def test_items_that_change_often_are_as_if_they_were_new(tmp_path, monkeypatch):
         while anew.is_behind:
             anew.take_some()
         assert items.rows.keys() == anew.rows.keys() == loop.catalogue.keys()
-        for wanted in ({"genre": "war"}, {"price": {"max": 4}}, {"tags": "t1"}):
-            found = [
-                {each.ids[row] for row in np.flatnonzero(matching(each, wanted) & each.showable(0.0))}
+        for conditions in ({"genre": "war"}, {"price": {"max": 4}}, {"tags": "t1"}):
+            matches = [
+                {each.ids[row] for row in np.flatnonzero(matching(each, conditions) & each.showable(0.0))}
                 for each in (items, anew)
             ]
-            assert found[0] == found[1] != set()
+            assert matches[0] == matches[1] != set()
         assert all(items.features_of(row) == anew.features_of(anew.rows[name]) for name, row in items.rows.items())
-        page, again = [await recommend(asked(n=60, user="u1", context={"hour": 3})) for _ in range(2)]
+        page, again = [await recommend(page_request(n=60, user="u1", context={"hour": 3})) for _ in range(2)]
         assert {item.id: item.score for item in page.items} == {item.id: item.score for item in again.items}
 
     story(tmp_path, tell)
@@ -480,7 +482,7 @@ def test_a_large_catalogue_is_taken_in_between_the_turns_of_others(tmp_path):
         for first in range(0, 3_000, 500):
             await engine.put_actions("default", [film(k) for k in range(first, first + 500)])
         beside = asyncio.ensure_future(others())
-        page = await recommend(asked(n=3))
+        page = await recommend(page_request(n=3))
         beside.cancel()
         assert page.candidates == 3_000
         assert len(turns) >= 3_000 / items_module.STEP
@@ -513,7 +515,7 @@ def test_popular_items_are_those_that_earned_most_with_a_prior_within_a_window(t
         await engine.put_actions("default", [film(2, _available=False)])
         assert [item.id for item in (await popular(1, 1e6)).items] == ["f3"]
         engine.passes(3_600)
-        await recommend(asked())
+        await recommend(page_request())
         await engine.settle()
         assert (await popular(1, 60.0)).events == 0
 
@@ -531,10 +533,10 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
     controls, treated = ([f"u{k}" for k in range(100) if control.has(f"u{k}") is group] for group in (True, False))
 
     async def tell(engine, recommend):
-        first = await recommend(asked(n=2, user=treated[0], event_id="first"))
+        first = await recommend(page_request(n=2, user=treated[0], event_id="first"))
         assert [item.probability for item in first.items] == pytest.approx([1 / 8, 1 / 7])  # nothing is popular yet
         for k, user in enumerate(controls[:40]):
-            for item in (await recommend(asked(n=3, user=user, event_id=f"c{k}"))).items:
+            for item in (await recommend(page_request(n=3, user=user, event_id=f"c{k}"))).items:
                 await engine.reward("default", item.event_id, {"f2": 1.0, "f5": 0.8, "f1": 0.3}.get(item.id, 0.3))
         await engine.settle()
         engine.earnings._cached.clear()
@@ -542,7 +544,7 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
         ranking = [item.id for item in (await engine.popular(8, 1e6)).items]
         taken, n = Counter(), 300
         for k in range(n):
-            page = await recommend(asked(n=3, user=treated[k % 5], event_id=f"t{k}", exclude=["f7"]))
+            page = await recommend(page_request(n=3, user=treated[k % 5], event_id=f"t{k}", exclude=["f7"]))
             left = [name for name in ranking if name != "f7"]
             for item in page.items:
                 best = (1 - floor) * (item.id == left[0])
@@ -555,10 +557,10 @@ def test_a_loop_that_has_learned_nothing_shows_popular_items_but_for_its_floor_w
         bodies = {entry.event: decode_rank(entry.body) for entry in pages(tmp_path)}
         assert bodies["t0~1"].page.asked.popular
         assert not bodies["first~1"].page.asked.popular
-        assert await recommend(asked(n=3, user=treated[0], event_id="t0", exclude=["f7"]))
+        assert await recommend(page_request(n=3, user=treated[0], event_id="t0", exclude=["f7"]))
         await engine.reward("default", "t0~1", 1.0)
         await engine.settle()
-        after = await recommend(asked(n=1, user=treated[0], event_id="after"))
+        after = await recommend(page_request(n=1, user=treated[0], event_id="after"))
         assert after.items[0].probability == pytest.approx(1 / 8)  # by the model, which has learned one reward
 
     story(tmp_path, tell, n_films=8, control=control, **policy)
@@ -575,7 +577,7 @@ def test_a_control_group_sees_what_its_baseline_shows(tmp_path, baseline):
         await engine.patch_settings("default", {"control": {"share": 0.5, "baseline": baseline}})
         arms = {}
         for k in range(30):
-            page = await recommend(asked(n=3, user=f"v{k}"))
+            page = await recommend(page_request(n=3, user=f"v{k}"))
             [arm] = {item.arm for item in page.items}
             arms.setdefault(arm, []).append(page)
         assert arms.keys() == {"control", "treatment"}
@@ -594,7 +596,7 @@ def test_a_control_group_sees_what_its_baseline_shows(tmp_path, baseline):
 def test_an_apprentice_shows_the_order_of_boosts_and_ids_and_counts_where_it_agrees(tmp_path):
     async def tell(engine, recommend):
         await engine.put_actions("default", [film(5, _boost=1)])
-        page = await recommend(asked(n=3, user="u"))
+        page = await recommend(page_request(n=3, user="u"))
         assert [(item.id, item.probability) for item in page.items] == [("f5", 1.0), ("f0", 1.0), ("f1", 1.0)]
         await engine.settle()
         assert engine.view().statistics.apprentice == 3
@@ -628,7 +630,7 @@ def test_ips_of_other_policies_is_within_three_standard_errors_of_their_value(tm
     async def tell(engine, recommend):
         rng, estimates = np.random.default_rng(0), {name: [] for name in policies}
         for k in range(1_500):
-            page = await recommend(asked(n=n_places, event_id=f"e{k}"))
+            page = await recommend(page_request(n=n_places, event_id=f"e{k}"))
             left, rewards = [f"f{each}" for each in range(n_films)], []
             ratios = dict.fromkeys(policies, 1.0)
             for item in page.items:
@@ -643,9 +645,9 @@ def test_ips_of_other_policies_is_within_three_standard_errors_of_their_value(tm
             if k % 100 == 0:
                 await engine.settle()
         for name, policy in policies.items():
-            found = np.array(estimates[name])
+            values = np.array(estimates[name])
             exact = value(policy, [f"f{each}" for each in range(n_films)], n_places)
-            error = found.std() / np.sqrt(found.size)
-            assert abs(found.mean() - exact) < 3 * error < 0.6 * exact, name
+            error = values.std() / np.sqrt(values.size)
+            assert abs(values.mean() - exact) < 3 * error < 0.6 * exact, name
 
     story(tmp_path, tell, n_films=n_films, policy="epsilon-greedy", epsilon=0.5)

@@ -39,8 +39,8 @@ def story(folder, tell, films=FILMS, **options):
             async def similar(item, n=10):
                 similarity._comparisons.clear()  # else for some seconds
                 recommender.earnings._cached.clear()
-                found = await similarity.similar("default", item, n)
-                return [each.id for each in found.items], found
+                listed = await similarity.similar("default", item, n)
+                return [each.id for each in listed.items], listed
 
             async def rate(**rewards):
                 events = [FeedbackEvent(action=name, reward=reward) for name, reward in rewards.items()]
@@ -56,9 +56,9 @@ def story(folder, tell, films=FILMS, **options):
 
 def test_items_with_rare_features_in_common_come_first(tmp_path):
     async def tell(engine, similar, put, rate):
-        names, found = await similar("alien", 3)
-        assert (names[:2], found.by, found.id) == (["aliens", "gravity"], "features", "alien")
-        scores = [item.score for item in found.items]
+        names, listed = await similar("alien", 3)
+        assert (names[:2], listed.by, listed.id) == (["aliens", "gravity"], "features", "alien")
+        scores = [item.score for item in listed.items]
         assert 1 > scores[0] > scores[1] > scores[2] >= 0
         assert (await similar("heat", 1))[0] == ["thief"]
         assert "alien" not in (await similar("alien"))[0]
@@ -100,11 +100,11 @@ def test_what_the_model_learned_tells_items_apart_that_have_as_much_in_common(tm
 def test_items_that_have_nothing_in_common_are_sorted_by_popularity(tmp_path):
     async def tell(engine, similar, put, rate):
         await put(a={}, b={}, c={})
-        names, found = await similar("a")
-        assert (names, found.by) == (["b", "c"], "popularity")
+        names, listed = await similar("a")
+        assert (names, listed.by) == (["b", "c"], "popularity")
         await rate(b=0.0, c=1.0)
-        names, found = await similar("a")
-        assert (names, found.by) == (["c", "b"], "popularity")  # too little for the model to tell items apart
+        names, listed = await similar("a")
+        assert (names, listed.by) == (["c", "b"], "popularity")  # too little for the model to tell items apart
 
     story(tmp_path, tell, films={})
 
@@ -121,10 +121,10 @@ def test_an_unknown_item_is_refused_with_a_hint(tmp_path):
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]), st.booleans()), max_size=30))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_the_best_rows_are_those_of_a_sort_with_ties_by_id(found):
-    keys = np.array([[first, second] for first, second, _ in found]).reshape(-1, 2)
-    allowed = np.array([is_allowed for *_, is_allowed in found], np.bool_)
-    items = SimpleNamespace(ids=[f"i{97 * k % 31}" for k in range(len(found))])
-    wanted = sorted(np.flatnonzero(allowed).tolist(), key=lambda row: (*(-keys[row]).tolist(), items.ids[row]))
+def test_the_best_rows_are_those_of_a_sort_with_ties_by_id(rows):
+    keys = np.array([[first, second] for first, second, _ in rows]).reshape(-1, 2)
+    allowed = np.array([is_allowed for *_, is_allowed in rows], np.bool_)
+    items = SimpleNamespace(ids=[f"i{97 * k % 31}" for k in range(len(rows))])
+    expected = sorted(np.flatnonzero(allowed).tolist(), key=lambda row: (*(-keys[row]).tolist(), items.ids[row]))
     for n in (1, 3, 40):
-        assert best_rows(items, allowed, n, keys[:, 0], keys[:, 1]) == wanted[:n]
+        assert best_rows(items, allowed, n, keys[:, 0], keys[:, 1]) == expected[:n]

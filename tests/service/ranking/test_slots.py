@@ -37,11 +37,13 @@ async def play(engine, n, seed=0):
     """Fill two slots ``n`` times; a2 pays at the top, a0 at the side, and some events are deferred or go unrewarded."""
     rng, pays = np.random.default_rng(seed), {"top": "a2", "side": "a0"}
     for k in range(n):
-        asked = page("top", "side", user=f"u{rng.integers(5)}", event_id=f"{seed}-{k}", defer=bool(rng.random() < 0.2))
-        for slot in (await engine.rank_slots("default", asked)).slots:
+        request = page(
+            "top", "side", user=f"u{rng.integers(5)}", event_id=f"{seed}-{k}", defer=bool(rng.random() < 0.2)
+        )
+        for slot in (await engine.rank_slots("default", request)).slots:
             if rng.random() < 0.8:
                 await engine.reward("default", slot.event_id, float(slot.action_id == pays[slot.id]))
-            if asked.defer and rng.random() < 0.7:
+            if request.defer and rng.random() < 0.7:
                 await engine.activate("default", slot.event_id)
     await engine.settle()
 
@@ -59,10 +61,10 @@ def test_all_slots_are_filled_by_one_model_also_if_another_is_published_between_
 
             monkeypatch.setattr(ranker, "decide", decide_and_publish)
             answer = await engine.rank_slots("default", page("top", "side", "foot", event_id="v"))
-            found = [json.loads(entry.body) for entry in ranks(tmp_path) if entry.event.startswith("v~")]
+            bodies = [json.loads(entry.body) for entry in ranks(tmp_path) if entry.event.startswith("v~")]
             assert engine.view().version > answer.model_version
-            assert [one["version"] for one in found] == [answer.model_version] * 3
-            shown = [one["actions"][one["action"]]["id"] for one in found]
+            assert [one["version"] for one in bodies] == [answer.model_version] * 3
+            shown = [one["actions"][one["action"]]["id"] for one in bodies]
             assert shown == [slot.action_id for slot in answer.slots]
             assert len(set(shown)) == 3
 
@@ -99,9 +101,9 @@ def learned(tmp_path_factory):
     return asyncio.run(story())
 
 
-def complaint(asked):
+def complaint(request):
     try:
-        check_slots(asked)
+        check_slots(request)
     except ApiError as error:
         return error
     return None
@@ -114,9 +116,9 @@ SLOTS = st.lists(st.lists(st.sampled_from(["a0", "a1", "a2", "a3", "other"]), ma
 @given(SLOTS, st.integers(1, 4), st.integers(0, 10**6))
 def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_actions, seed):
     slots = [Slot(id=str(k), exclude=exclude) for k, exclude in enumerate(excluded)]
-    asked = page(*slots, n_actions=n_actions)
+    request = page(*slots, n_actions=n_actions)
     allowed = [{f"a{k}" for k in range(n_actions)}.difference(exclude) for exclude in excluded]
-    error = complaint(asked)
+    error = complaint(request)
     ways = permutations([f"a{k}" for k in range(n_actions)], len(slots))
     can_be_filled = any(all(map(set.__contains__, allowed, way)) for way in ways)
     assert can_be_filled == (error is None)
@@ -124,7 +126,7 @@ def test_what_is_not_refused_is_filled_whatever_is_drawn(learned, excluded, n_ac
         place = int(error.target[len("slots[") : -1])
         assert f"slot '{place}' must be left an action" in error.message
         return
-    filled = fill(asked, str(seed), learned).slots
+    filled = fill(request, str(seed), learned).slots
     shown = [slot.action_id for slot in filled]
     assert len(set(shown)) == len(shown) == len(slots)
     assert all(action in own for action, own in zip(shown, allowed, strict=True))
@@ -134,7 +136,7 @@ def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(lear
     async def calls(n):
         return [fill(page("top", "side"), f"call-{k}", learned).slots for k in range(n)]
 
-    taken, told, n = Counter(), {}, 3_000
+    taken, chance_of, n = Counter(), {}, 3_000
     for filled in asyncio.run(calls(n)):
         pair = tuple(slot.action_id for slot in filled)
         taken[pair] += 1
@@ -142,10 +144,10 @@ def test_actions_are_drawn_with_the_conditional_probabilities_that_are_told(lear
         second = {ranked.id: ranked.probability for ranked in filled[1].ranking}
         assert (filled[0].probability, filled[1].probability) == (first[pair[0]], second[pair[1]])
         assert second[pair[0]] == 0
-        told |= {(pair[0], other): first[pair[0]] * chance for other, chance in second.items() if chance}
-    assert len(told) == 12
-    assert max(told.values()) > 2 / 12  # something was learned
-    assert chisquare([taken[pair] for pair in told], [n * chance for chance in told.values()]).pvalue > 1e-5
+        chance_of |= {(pair[0], other): first[pair[0]] * chance for other, chance in second.items() if chance}
+    assert len(chance_of) == 12
+    assert max(chance_of.values()) > 2 / 12  # something was learned
+    assert chisquare([taken[pair] for pair in chance_of], [n * chance for chance in chance_of.values()]).pvalue > 1e-5
 
 
 def test_the_same_call_is_answered_the_same_and_another_of_its_id_is_refused(tmp_path):
@@ -174,8 +176,8 @@ def test_the_same_call_is_answered_the_same_and_another_of_its_id_is_refused(tmp
 def test_calls_of_one_id_at_the_same_moment_store_one_of_them(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            asked = [page(*["top", "side", "foot"][: 1 + k % 3], event_id="v") for k in range(30)]
-            calls = [engine.rank_slots("default", one) for one in asked]
+            requests = [page(*["top", "side", "foot"][: 1 + k % 3], event_id="v") for k in range(30)]
+            calls = [engine.rank_slots("default", one) for one in requests]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             first = [answer for answer in answers if not isinstance(answer, ApiError)]
             assert len(first) == 10
@@ -281,8 +283,8 @@ def test_a_store_that_is_full_holds_no_part_of_a_call(tmp_path):
 def test_an_erased_user_leaves_no_slot_behind(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
-            asked = page("top", "side", user="somebody", event_id="private")
-            for slot in (await engine.rank_slots("default", asked)).slots:
+            request = page("top", "side", user="somebody", event_id="private")
+            for slot in (await engine.rank_slots("default", request)).slots:
                 await engine.reward("default", slot.event_id, 1.0)
             await engine.erase_user("default", "somebody")
             assert [entry.kind for entry in logged(tmp_path)] == ["loop", "base", "erased"]
@@ -292,7 +294,7 @@ def test_an_erased_user_leaves_no_slot_behind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "target"),
+    ("page_request", "target"),
     [
         (page(), "slots"),
         (page("top", "top"), "slots"),
@@ -308,11 +310,11 @@ def test_an_erased_user_leaves_no_slot_behind(tmp_path):
         (page("top", Slot(id="side", features=raw("wide"))), "slots[1].features"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_not_stored(tmp_path, asked, target):
+def test_what_makes_no_sense_is_refused_and_not_stored(tmp_path, page_request, target):
     async def story():
         async with running(tmp_path) as engine:
             with pytest.raises(ApiError) as raised:
-                await engine.rank_slots("default", asked)
+                await engine.rank_slots("default", page_request)
             assert (raised.value.status, raised.value.target) == (422, target)
             assert ranks(tmp_path) == []
 

@@ -30,8 +30,8 @@ class Ledger:
 
     def grow(self, by=20):
         """Return once so many more events are complete."""
-        wanted = len(self.rewards) + by
-        until(lambda: len(self.rewards) >= wanted or self.wrong, f"{by} more events")
+        goal = len(self.rewards) + by
+        until(lambda: len(self.rewards) >= goal or self.wrong, f"{by} more events")
 
 
 class Load:
@@ -68,10 +68,10 @@ class Load:
                 time.sleep(self.pause)
 
     def _one(self, http, rng, event, loop):
-        asked = {"user": f"u{rng.randrange(20)}", "context": {"hour": rng.randrange(24)}, "actions": ACTIONS}
-        given = self._repeat(http, rng, f"/v1/loops/{loop}/rank", {**asked, "event_id": event})
-        self.ledger.ranks[event] = (loop, given["action"], given["probability"])
-        value = float(rng.random() < {"tea": 0.8, "juice": 0.3, "milk": 0.1}[given["action"]])
+        request = {"user": f"u{rng.randrange(20)}", "context": {"hour": rng.randrange(24)}, "actions": ACTIONS}
+        decision = self._repeat(http, rng, f"/v1/loops/{loop}/rank", {**request, "event_id": event})
+        self.ledger.ranks[event] = (loop, decision["action"], decision["probability"])
+        value = float(rng.random() < {"tea": 0.8, "juice": 0.3, "milk": 0.1}[decision["action"]])
         self._repeat(http, rng, f"/v1/loops/{loop}/events/{event}/reward", {"value": value})
         self.ledger.rewards[event] = (loop, value)
 
@@ -113,9 +113,15 @@ def judge(ledger, database):
                     ranks[entry.event] = (loop, body["actions"][taken]["id"], probabilities[taken])
                 elif entry.kind == "reward":
                     rewards.setdefault(entry.event, set()).add((loop, json.loads(entry.body)["value"]))
-    wrong += [f"rank {event} is lost or changed" for event, told in ledger.ranks.items() if ranks.get(event) != told]
     wrong += [
-        f"reward {event} is lost or changed" for event, told in ledger.rewards.items() if rewards.get(event) != {told}
+        f"rank {event} is lost or changed"
+        for event, acknowledged in ledger.ranks.items()
+        if ranks.get(event) != acknowledged
+    ]
+    wrong += [
+        f"reward {event} is lost or changed"
+        for event, acknowledged in ledger.rewards.items()
+        if rewards.get(event) != {acknowledged}
     ]
     return wrong
 
@@ -143,9 +149,9 @@ def copied_to_sqlite(database, path):
 
 def digests(machines, database, folder, loop="default"):
     """Return the digests of a loop's models by who made them: equal, or something is wrong."""
-    found = {machine.folder.name: machine.digest(loop) for machine in machines}
+    digest_by = {machine.folder.name: machine.digest(loop) for machine in machines}
     with contextlib.closing(PostgresLog(database)) as log:
-        found["replayed"] = replay(log, folder)[loop]
+        digest_by["replayed"] = replay(log, folder)[loop]
     with contextlib.closing(copied_to_sqlite(database, folder / f"copy-{time.monotonic_ns()}.db")) as copy:
-        found["on SQLite"] = replay(copy, folder)[loop]
-    return found
+        digest_by["on SQLite"] = replay(copy, folder)[loop]
+    return digest_by

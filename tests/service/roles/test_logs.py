@@ -18,20 +18,20 @@ def lines(folder):
     return (Path(folder) / "stderr").read_text().splitlines()
 
 
-@pytest.mark.parametrize("given", ["my-request", None])
-def test_a_failed_request_is_logged_with_the_id_that_its_reply_has(tmp_path, given):
+@pytest.mark.parametrize("request_id", ["my-request", None])
+def test_a_failed_request_is_logged_with_the_id_that_its_reply_has(tmp_path, request_id):
     with serving(tmp_path, command=IMPATIENT) as service:
-        headers = {} if given is None else {"X-Request-Id": given}
+        headers = {} if request_id is None else {"X-Request-Id": request_id}
         with write_lock(service.store):
             reply = service.ask("/v1/rank", "POST", json=RANK, headers=headers)
         assert reply.status_code == 503
         named = reply.headers["x-request-id"]
-        assert given in (None, named)
-    found = lines(tmp_path)
-    assert all(map(TEXT.fullmatch, found)), found
-    [failed] = [line for line in found if f"(request {named})" in line]
+        assert request_id in (None, named)
+    logged = lines(tmp_path)
+    assert all(map(TEXT.fullmatch, logged)), logged
+    [failed] = [line for line in logged if f"(request {named})" in line]
     assert " WARNING ranker-0 POST /v1/rank failed: 503 store_" in failed
-    assert any(" ERROR log-0 the store takes nothing" in line for line in found)
+    assert any(" ERROR log-0 the store takes nothing" in line for line in logged)
 
 
 def test_lines_can_be_json_and_then_everything_is(tmp_path):
@@ -45,15 +45,15 @@ def test_lines_can_be_json_and_then_everything_is(tmp_path):
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(120) == 0
         assert service.process.stdout.read() == ""
-    found = [json.loads(line) for line in lines(tmp_path)]
-    assert all({"time", "level", "role", "pid", "logger", "message"} <= one.keys() for one in found)
-    [rank] = [one for one in found if one.get("path") == "/v1/rank"]
+    logged = [json.loads(line) for line in lines(tmp_path)]
+    assert all({"time", "level", "role", "pid", "logger", "message"} <= one.keys() for one in logged)
+    [rank] = [one for one in logged if one.get("path") == "/v1/rank"]
     assert (rank["role"], rank["level"], rank["status"], rank["method"]) == ("ranker-0", "info", 200, "POST")
     assert rank["request_id"] == "r-1\\xa0"
-    [other] = [one for one in found if one.get("path") == "/v1/users/{user}/events"]
+    [other] = [one for one in logged if one.get("path") == "/v1/users/{user}/events"]
     assert re.fullmatch("[0-9a-f]{16}", other["request_id"])
     assert "berta" not in (tmp_path / "stderr").read_text()
-    last = [one["message"].split()[0] for one in found if one["role"] == "supervisor"][-2:]
+    last = [one["message"].split()[0] for one in logged if one["role"] == "supervisor"][-2:]
     assert last == ["stopping", "stopped"]
 
 

@@ -112,8 +112,8 @@ def test_a_machine_without_the_database_says_so_and_comes_back(world):
         assert [reply.status_code for reply in replies] == [503]
         world.proxy.heal()
         until(world.b.is_ready, "b coming back")
-    known = rank(world.b, "during the partition").json()  # whether or not the first attempt was stored
-    world.ledger.ranks["during the partition"] = ("default", known["action"], known["probability"])
+    decision = rank(world.b, "during the partition").json()  # whether or not the first attempt was stored
+    world.ledger.ranks["during the partition"] = ("default", decision["action"], decision["probability"])
     with world.load():
         world.ledger.grow()
     world.check()
@@ -135,10 +135,10 @@ def test_pages_and_feedback_are_learned_by_both_machines_and_answered_once(world
     assert world.a.ask("POST", "/v1/loops", json={"name": "films"}).status_code == 201
     assert world.a.ask("PUT", "/v1/loops/films/actions", json={"put": items}).status_code == 204
     until(lambda: len(world.b.ask("GET", "/v1/loops/films/actions").json()["actions"]) == 40, "b's catalogue")
-    told = [
+    events = [
         {"event_id": f"rating {k}", "user": f"u{k % 5}", "action": f"film {k % 40}", "reward": k % 2} for k in range(60)
     ]
-    replies = [one.ask("POST", "/v1/loops/films/feedback", json={"events": told}) for one in world.machines]
+    replies = [one.ask("POST", "/v1/loops/films/feedback", json={"events": events}) for one in world.machines]
     assert [reply.json() for reply in replies] == [{"stored": 60, "repeated": 0}, {"stored": 0, "repeated": 60}]
     for k, (one, other) in enumerate([world.machines, world.machines[::-1]] * 10):
         body = {"user": f"u{k % 5}", "n": 3, "event_id": f"page {k}"}
@@ -221,8 +221,8 @@ def test_keys_are_shared_and_known_while_the_database_is_away(world):
         assert machine.ask("GET", "/v1/loops").status_code == 401
         assert machine.ask("GET", "/v1/loops", headers=bearer).status_code == 200
     world.postgres.start()
-    [known] = keys.list()
-    keys.revoke(known.id)
+    [listed] = keys.list()
+    keys.revoke(listed.id)
     for machine in world.machines:
         until(lambda: machine.ask("GET", "/v1/loops", headers=bearer).status_code == 401, "its end")  # noqa: B023
     keys.close()

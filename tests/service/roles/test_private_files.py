@@ -14,9 +14,9 @@ def test_new_files_and_those_of_earlier_starts_are_their_owners_alone(tmp_path):
     with serving(tmp_path) as service:
         assert service.ask("/v1/rank", "POST", json=RANK).status_code == 200
         assert oct(service.run_folder().stat().st_mode & 0o777) == "0o700"
-        found = modes(tmp_path)
-        assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lease", "store.db-run"} <= found.keys()
-        assert set(found.values()) == {"0o600"}
+        mode_of = modes(tmp_path)
+        assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lease", "store.db-run"} <= mode_of.keys()
+        assert set(mode_of.values()) == {"0o600"}
     for file in tmp_path.glob("store.db*"):
         file.chmod(0o644)
     with serving(tmp_path) as service:

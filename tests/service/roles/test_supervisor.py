@@ -33,13 +33,13 @@ def pinned(service):
 
 def connect_to_each(service, undo):
     rankers = {one["pid"] for (role, _), one in service.processes().items() if role == "ranker"}
-    found = {}
-    while found.keys() != rankers:
+    clients = {}
+    while clients.keys() != rankers:
         client = undo.enter_context(service.client())
         stream = client.get("/healthz").extensions["network_stream"]
         port = stream.get_extra_info("client_addr")[1]
-        found.setdefault(owner(rankers, port), client)
-    return found
+        clients.setdefault(owner(rankers, port), client)
+    return clients
 
 
 def without_times(value):
@@ -69,11 +69,11 @@ def killed(service, role, number=0):
 
 
 def test_the_processes_are_listed_with_role_pid_uptime_and_restarts(service):
-    found = service.processes()
-    assert found.keys() == {("supervisor", 0), ("log", 0), ("learner", 0), ("ranker", 0), ("ranker", 1)}
-    assert len({one["pid"] for one in found.values()}) == 5
-    assert found["supervisor", 0]["pid"] == service.process.pid
-    for one in found.values():
+    processes = service.processes()
+    assert processes.keys() == {("supervisor", 0), ("log", 0), ("learner", 0), ("ranker", 0), ("ranker", 1)}
+    assert len({one["pid"] for one in processes.values()}) == 5
+    assert processes["supervisor", 0]["pid"] == service.process.pid
+    for one in processes.values():
         assert one.keys() == {"role", "number", "pid", "uptime_seconds", "restarts"}
         assert one["uptime_seconds"] >= 0
         assert not has_ended(one["pid"])
@@ -167,8 +167,8 @@ def keep_asking(service, stop, seen):
 
 
 def test_who_waits_for_a_log_writer_that_is_killed_is_told_and_the_same_request_succeeds_later(service, pinned):
-    asked = {**RANK, "event_id": "asked again"}
-    body = json.dumps(asked).encode()
+    request = {**RANK, "event_id": "asked again"}
+    body = json.dumps(request).encode()
     head = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer = service.pid("log")
     with socket.create_connection(httpx.URL(service.url).netloc.decode().split(":")) as connection:
@@ -185,8 +185,8 @@ def test_who_waits_for_a_log_writer_that_is_killed_is_told_and_the_same_request_
     assert received.startswith(b"HTTP/1.1 503")
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "store_gone"
     until(lambda: service.pid("log") not in (0, writer))
-    answer = until(lambda: succeeded(service.ask("/v1/rank", "POST", json=asked)))
-    assert service.ask("/v1/rank", "POST", json=asked).json() == answer.json()
+    answer = until(lambda: succeeded(service.ask("/v1/rank", "POST", json=request)))
+    assert service.ask("/v1/rank", "POST", json=request).json() == answer.json()
     events = [json.loads(line)["event_id"] for line in service.ask("/v1/events").text.splitlines()]
     assert events.count("asked again") == 1
 

@@ -54,14 +54,14 @@ def _positions(world, entries):
 
 
 def _decisions(world, entries):
-    found = {}
+    ranks = {}
     for entry in entries:
         if entry.kind == RANK:
-            if entry.event in found:
+            if entry.event in ranks:
                 yield f"{entry.event} is there twice"
-            found[entry.event] = decode_rank(entry.body)
+            ranks[entry.event] = decode_rank(entry.body)
     for event, (action, probability) in world.ranked.items():
-        logged = found.get(event)
+        logged = ranks.get(event)
         if logged is None:
             yield f"{event} was acknowledged and is lost"
         elif (logged.actions[logged.action].id, logged.probabilities[logged.action]) != (action, probability):
@@ -69,13 +69,13 @@ def _decisions(world, entries):
 
 
 def _rewards(world, entries):
-    found = {(entry.event, read_reward(entry.example)[1]) for entry in entries if entry.kind == REWARD}
+    rewards = {(entry.event, read_reward(entry.example)[1]) for entry in entries if entry.kind == REWARD}
     decided, cut = {entry.event for entry in world.seen.values() if entry.kind == RANK}, _cut(entries)
     for position, entry in world.seen.items():  # what came for no event, and is old, was removed
         if entry.kind == REWARD and position <= cut and entry.event not in decided:
-            found.add((entry.event, read_reward(entry.example)[1]))
+            rewards.add((entry.event, read_reward(entry.example)[1]))
     for event, reward in world.rewarded:
-        if (event, reward) not in found and event in world.owner:
+        if (event, reward) not in rewards and event in world.owner:
             yield f"reward {reward} of {event} was acknowledged and is lost"
 
 
