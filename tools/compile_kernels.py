@@ -13,6 +13,9 @@ import numpy as np
 
 from bandits import FederatedBandit, arms, rows
 from fedres import LinearLearner, Quantizer
+from fedres.decisions.constants import START_EVENTS
+from fedres.decisions.federated_kalman import DeviceKalman, Example
+from fedres.decisions.residual_kalman import request_of
 from service.cli import app
 from service.roles.warm_up import warm_up
 
@@ -54,10 +57,20 @@ def service():
     decide_and_learn("optimistic-squarecb")  # the same model, and most of it is compiled by now
 
 
+def learn_on_a_device():
+    """Begin a device's model, which takes sixteen examples, and let it learn and decide."""
+    device, row = DeviceKalman(), Example(*(np.ones(2, t) for t in (np.uint32, np.float32, np.uint32)), 1, 1, 1.0)
+    device.relearn(None, [row] * START_EVENTS)
+    device.part(row)
+    device.learn(row)
+    device.predict(request_of(([1], [1.0]), [([1], [1.0], [1])]), 1)
+
+
 def experiments():
     for policy in ("epsilon-greedy", "linucb"):
         decide_and_learn(policy)
     learn_alone()
+    learn_on_a_device()
     quantize()
     with tempfile.TemporaryDirectory() as cache, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         os.environ["XDG_CACHE_HOME"] = cache

@@ -50,7 +50,7 @@ from fedres.decisions.kalman_state import (
     new_shared,
     with_room,
 )
-from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, ResidualKalman
+from fedres.decisions.residual_kalman import NO_MODEL, NO_OWNS, Prediction, ResidualKalman, fixed
 
 DEVICE_BLOCKS, DEVICE_TAIL_BITS = 128, 12  # of a device's own model
 DEVICE_LOG_TAU = -0.5  # of its weights at first and at most: a prior about as wide as the range of rewards
@@ -170,9 +170,9 @@ class DeviceKalman:
             seen = np.r_[0:n_seen, first : request.hashes.size]
             hashes, values, fields = (column[seen] for column in request[:3])
             public = Request(hashes, values, fields, request.starts - first + n_seen)
-            predict(self.shared, NO_MODEL, False, public, shared)
+            predict(self.shared, NO_MODEL, False, fixed(public), shared)
         if self.own is not None:
-            predict(self.own, NO_MODEL, False, request, own)
+            predict(self.own, NO_MODEL, False, fixed(request), own)
         if self.shared is None and self.own is None:
             shared[:, 2] = 1.0
         means, widths = self.low + self.span * shared[:, 0], np.sqrt(np.maximum(shared[:, 2] + own[:, 2], 0.0))

@@ -127,7 +127,7 @@ class ResidualKalman:
             low, zeros = np.full(n, self.low), np.zeros(n)
             return Prediction(low, np.full(n, self.span), low, zeros)
         parts = np.empty((n, 3))
-        predict(self.shared, NO_MODEL if own is None else own, own is not None, request, parts)
+        predict(self.shared, NO_MODEL if own is None else own, own is not None, fixed(request), parts)
         shared, personal = self.low + self.span * parts[:, 0], self.span * parts[:, 1]
         return Prediction(shared + personal, self.span * np.sqrt(np.maximum(parts[:, 2], 0.0)), shared, personal)
 
@@ -328,6 +328,14 @@ def in_present_basis(shared: Shared, own: Array) -> Array:
     if own.size:
         turn_own(shared, turned, scratch_for(d, k, 1, 1, 1))
     return turned
+
+
+def fixed(request: Request) -> Request:
+    """Return a request that cannot be written to, as a ranker's: kernels are compiled once for both."""
+    hashes, values, fields = (column.view() for column in request[:3])
+    for column in (hashes, values, fields):
+        column.flags.writeable = False
+    return Request(hashes, values, fields, request.starts)
 
 
 def request_of(

@@ -111,7 +111,8 @@ class Information:
         self.first = np.arange(size) < the.OWN_DENSE
 
     def posterior(self, tau: float) -> tuple[Array, Array]:
-        C = np.linalg.inv(self.H.astype(float) + np.eye(len(self.b)) / tau)
+        precision = self.H.astype(float) + np.eye(len(self.b)) / tau
+        C = np.linalg.inv(precision) if len(self.b) > 1 else 1 / precision
         return C, C @ self.b
 
     def predict(self, r: Array, tau: float) -> Array:

@@ -15,7 +15,7 @@ from fedres.compiling import kernel
 from fedres.decisions.constants import CORE_SIZE
 from fedres.decisions.kalman_kernels import predict
 from fedres.decisions.kalman_state import Events
-from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
+from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, fixed, request_of
 
 ACTIONS, COORDINATES = 10, 22  # 23 coordinates with the constant, all of them not 0
 IDS, TOPICS = 6, 3  # 9 action features in all; each action has one of both
@@ -41,13 +41,13 @@ def measure(repeats: int = 5) -> dict[str, float]:
     owns = model.learn(events, [NO_MODEL] * USERS)
     assert model.shared is not None
     learning, deciding, parts = [], [], np.empty((ACTIONS, 3))
-    _predict_often(model.shared, owns[users[0]], True, requests[0], parts, 1)  # compiles
+    _predict_often(model.shared, owns[users[0]], True, fixed(requests[0]), parts, 1)  # compiles
     for _ in range(repeats):
         start = time.process_time()
         owns = model.learn(events, owns)
         learning.append((time.process_time() - start) / BATCH)
         start = time.process_time()
-        _predict_often(model.shared, owns[users[0]], True, requests[0], parts, BATCH)
+        _predict_often(model.shared, owns[users[0]], True, fixed(requests[0]), parts, BATCH)
         deciding.append((time.process_time() - start) / BATCH)
     largest = float(max(own.nbytes for own in owns))
     return {"decide_us": 1e6 * min(deciding), "learn_us": 1e6 * min(learning), "personal_bytes": largest}

@@ -49,6 +49,7 @@ from service.rank.requests import (
 NO_ROWS: Mapping[str, Hashed] = {}
 NO_KEY: Key = (0, 0)  # of nobody's model
 NO_MEMORY: Array = np.zeros(8, np.uint64)
+NO_MEMORY.flags.writeable = False  # as that of models is to a ranker: kernels are compiled for such an array
 MOST_EXPLAINED = 20_000  # pairs of features whose parts are looked at for one call
 Choice = tuple[int, list[float], list[float]]  # an action, the probabilities and the scores of all
 CONTROL, TREATMENT, HELD = "control", "treatment", "held"  # arms; in the last the baseline decides for everybody

@@ -80,7 +80,7 @@ def test_probabilities_and_draws_are_the_services_to_the_bit(policy):
         hashed = Prepared(None, f"e{k}", rows, allowed.tolist(), event_draw(f"e{k}"), NO_KEY)
         rule = loop_rule(settings), 40
         [(action, chances, _)] = service_choose(
-            [hashed], PublishedAdagrad(shared.weights), NO_MEMORY, rule, crosses=True
+            [hashed], PublishedAdagrad(shared.weights.copy()), NO_MEMORY, rule, crosses=True
         )
         means = score(prepared, shared.weights)[0].astype(np.float64)
         own = probabilities(means, np.zeros(4), allowed, mine, 40)

@@ -18,7 +18,7 @@ from proxies import DROP, MUTE, PASS, REPEAT, TWICE, FaultyProxy
 
 from fedres.decisions.kalman_document import read_document, read_metadata, write_document
 from fedres.decisions.kalman_kernels import predict
-from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, request_of
+from fedres.decisions.residual_kalman import NO_MODEL, ResidualKalman, events_of, fixed, request_of
 
 FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
 
@@ -71,7 +71,7 @@ def test_a_shared_model_with_light_entries_predicts_as_in_python():
     command = ["node", "--input-type=module", "-e", PREDICT, json.dumps(text)]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
     rows, parts = json.loads(done.stdout), np.empty((25, 3))
-    predict(read_document(payload).shared, NO_MODEL, False, request, parts)
+    predict(read_document(payload).shared, NO_MODEL, False, fixed(request), parts)
     assert [row["mean"] for row in rows] == pytest.approx(parts[:, 0].tolist(), abs=1e-9)
     assert [row["variance"] for row in rows] == pytest.approx(parts[:, 2].tolist(), abs=1e-9)
     assert parts[:, 0] == pytest.approx(model.predict(request).shared, abs=1e-5)

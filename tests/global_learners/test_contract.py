@@ -56,7 +56,7 @@ def test_a_start_is_kept_and_copied(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_learning_brings_the_loss_down(stream, run, name):
-    examples = stream(400, K, D, local_dim=LOCAL)
+    examples = stream(250, K, D, local_dim=LOCAL)
     examples = [Example(e.features, e.features.sum(axis=1), e.local_features) for e in examples]
     rounds, _ = run(learner_called(name), examples)
     losses = np.array([r.loss.mean() for r in rounds])
@@ -65,7 +65,7 @@ def test_learning_brings_the_loss_down(stream, run, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_delay_and_disorder_slow_learning_but_do_not_break_it(stream, run, name):
-    examples = stream(400, K, D, local_dim=LOCAL)
+    examples = stream(250, K, D, local_dim=LOCAL)
     examples = [Example(e.features, e.features.sum(axis=1), e.local_features) for e in examples]
     rng = np.random.default_rng(0)
     sites = [

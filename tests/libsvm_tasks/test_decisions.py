@@ -26,8 +26,8 @@ MOVIELENS_LINES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def real_files(tmp_path_factory, monkeypatch):
+@pytest.fixture(scope="module")
+def real_files(tmp_path_factory):
     """Write tiny files of the real formats to a folder for FEDRES_DATA, beside the datasets that are here."""
     folder = tmp_path_factory.mktemp("data")
     if data_folder := os.environ.get("FEDRES_DATA"):
@@ -42,12 +42,16 @@ def real_files(tmp_path_factory, monkeypatch):
         for k in range(60)
     ]
     (folder / "real" / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setenv("FEDRES_DATA", str(folder))
     movielens.cache_clear()
     judged_prompts.cache_clear()
     yield folder
     movielens.cache_clear()
     judged_prompts.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def real_files_are_there(real_files, monkeypatch):
+    monkeypatch.setenv("FEDRES_DATA", str(real_files))
 
 
 def _answer(prompt, model):

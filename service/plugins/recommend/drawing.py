@@ -69,6 +69,7 @@ def draw_places(
         rule, means = loop.policy[0].copy(), scores + items.boosts.used
         if rule[CODE] != EPSILON_GREEDY:
             rule[CODE] = GREEDY
+        rule.flags.writeable = False  # kernels are compiled for such a rule
         ranking = ranked(rule, means, np.zeros(means.size), items.keys, allowed, len(events))
         return Draws(rule, 0, means, ranking, loop.view.version)
 

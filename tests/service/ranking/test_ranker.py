@@ -226,8 +226,8 @@ def test_users_with_tastes_of_their_own_get_what_they_like(tmp_path):
     async def story():
         async with running(tmp_path) as engine:
             rng = np.random.default_rng(0)
-            right = await simulate(engine, rng, lambda user, kind: (user + kind) % 4, 700, 8)
-            assert np.mean(right[-300:]) > 0.9
+            right = await simulate(engine, rng, lambda user, kind: (user + kind) % 4, 500, 8)
+            assert np.mean(right[-150:]) > 0.9
 
     asyncio.run(story())
 
