@@ -91,13 +91,13 @@ function flattenArray(name, items, named) {
   items.forEach((item, i) => {
     if (typeof item !== kind) throw new TypeError(`${name} must hold numbers alone or strings alone, got ${shown(item)} in it`);
     if (kind === "string") add(named, `${name}=${item}`, 1, name);
-    else addNumber(named, `${name}[${i}]`, item);
+    else if (item !== 0) addNumber(named, `${name}[${i}]`, item);
   });
 }
 
 function addNumber(named, name, value) {
   if (!(Math.abs(value) <= LARGEST)) throw new RangeError(`${name} must be within ±${LARGEST}, got ${value}`);
-  if (value !== 0) add(named, name, value);
+  add(named, name, value);
 }
 
 /** Add a feature; a string's field is its JSON key, a number's its name. */

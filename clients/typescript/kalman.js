@@ -62,11 +62,11 @@ function seenOf({ hashes, values, fields }, nSeen, nContext) {
 }
 
 /** Take the scales of an example's numbers from another model, where that has them and this one does not. */
-function adoptScales(own, shared, { hashes, values, nContext }) {
+function adoptScales(own, shared, { hashes, nContext }) {
   if (!shared) return;
   hashes.forEach((hash, j) => {
     const key = j < nContext ? keyOf(hash) : actionScaleKey(hash), scale = shared.scales.get(key);
-    if (values[j] !== 0 && scale && !own.scales.has(key) && own.scales.size < MAX_SCALES) own.scales.set(key, new Scale(scale.settled));
+    if (scale && !own.scales.has(key) && own.scales.size < MAX_SCALES) own.scales.set(key, new Scale(scale.settled));
   });
 }
 
@@ -92,9 +92,8 @@ function fresh(shared, examples) {
     const { hashes, values, fields, nContext } = example;
     adoptScales(own, shared, example);
     hashes.forEach((hash, j) => {
-      if (values[j] === 0) return;
-      if (j < nContext) own.scaleOf(keyOf(hash), values[j], true);
-      else own.actionValue(hash, values[j], fields[j], true);
+      if (j >= nContext) own.actionValue(hash, values[j], fields[j], true);
+      else if (values[j] !== 0) own.scaleOf(keyOf(hash), values[j], true);
     });
   }
   core.forEach((key, place) => {

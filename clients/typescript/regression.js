@@ -31,14 +31,15 @@ export class Scale {
   see(value, medians) {
     if (!this.first || this.first.length === FIRST_VALUES) return;
     this.first.push(f(value));
-    const n = this.first.length, sizes = this.first.map(Math.abs).sort((a, b) => a - b);
-    this.unit = medians * ((sizes[(n - 1) >> 1] + sizes[n >> 1]) / 2);
+    const others = this.first.filter((one) => one !== 0), sizes = others.map(Math.abs).sort((a, b) => a - b);
+    const n = this.first.length, m = others.length;
+    this.unit = medians * ((sizes[(m - 1) >> 1] + sizes[m >> 1]) / 2);
     const logs = this.first.map((one) => signedLog(one, this.unit));
     let total = 0, squares = 0, spread = 0;
     for (const s of logs) [total, squares] = [total + s, squares + s * s];
-    [this.mean, this.rms] = [total / n, Math.sqrt(squares / n)];
+    [this.mean, this.rms] = [total / n, Math.sqrt(squares / m)];
     for (const s of logs) spread += (s - this.mean) * (s - this.mean);
-    this.deviation = Math.sqrt(spread / n);
+    this.deviation = new Set(others).size > 1 ? Math.sqrt(spread / n) : 0; // 0 of flags
   }
 
   scaled(value, centred) {
@@ -94,7 +95,9 @@ export class Regression {
 
   actionValue(hash, value, field, isNew) {
     if (keyOf(hash) !== keyOf(field) && value === 1) return 1;
-    const scale = this.scaleOf(actionScaleKey(hash), value, isNew, ACTION_UNIT);
+    const key = actionScaleKey(hash);
+    if (value === 0 && !this.scales.has(key)) return 0; // a value of a number that had others before
+    const scale = this.scaleOf(key, value, isNew, ACTION_UNIT);
     return scale ? scale.scaled(value, true) : Math.sign(value);
   }
 
@@ -116,7 +119,6 @@ export class Regression {
   actionBlocks({ hashes, values, fields }, from, to, isNew) {
     const blocks = new Map([[0, { key: 0, x: 1, name: 0 }]]);
     for (let j = from; j < to; j++) {
-      if (values[j] === 0) continue;
       const key = keyOf(hashes[j]), x = this.actionValue(hashes[j], values[j], fields[j], isNew);
       if (!blocks.has(key)) blocks.set(key, { key, x: 0, name: keyOf(fields[j]) });
       blocks.get(key).x += x;

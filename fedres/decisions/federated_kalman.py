@@ -157,7 +157,7 @@ class DeviceKalman:
         if self.own is None:
             return _no_part(example)
         hashes, values, fields, n = example[:4]
-        adopt_scales(self.own, self.shared or _nothing(), hashes, values, n)
+        adopt_scales(self.own, self.shared or _nothing(), hashes, n)
         slopes = np.empty(field_keys(fields[n:]).size)
         mean, variance, _ = example_part(self.own, hashes, values, fields, n, n, slopes)
         return Part(mean, variance, slopes)

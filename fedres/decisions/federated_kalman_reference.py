@@ -119,9 +119,9 @@ class Device:
     def _adopt_scales(self, example: Example) -> None:
         """Take the scales that the server has: settled, so that no value changes them."""
         for kind, features in (("context", example.context), ("action", example.action)):
-            for key, value in zip(features[0], features[1], strict=True):
+            for key in features[0]:
                 place = kind, int(key) or 1
-                if value and place not in self.own.scales and place in self.server.scales:
+                if place not in self.own.scales and place in self.server.scales:
                     self.own.scales[place] = _settled(self.server.scales[place])
 
 

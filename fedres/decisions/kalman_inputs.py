@@ -78,33 +78,37 @@ def signed_log(value: float, unit: float) -> float:
 
 @inner_kernel
 def _size_of_rank(first: Array, n: int, rank: int) -> float:
-    """Return the size of that rank, from 0, among the sizes of the first n values."""
+    """Return the size of that rank, from 0, among the sizes of the first n values that are not 0."""
     for k in range(n):
         size, less, equal = abs(np.float64(first[k])), 0, 0
         for j in range(n):
             other = abs(np.float64(first[j]))
-            less += 1 if other < size else 0
+            less += 1 if 0 < other < size else 0
             equal += 1 if other == size else 0
-        if less <= rank < less + equal:
+        if size > 0 and less <= rank < less + equal:
             return size
     return 0.0
 
 
 @inner_kernel
 def _settle(first: Array, n: int, medians: float, stats: Array) -> None:
-    """Fill in the statistics of the first n values; the unit is so many medians."""
-    stats[UNIT] = medians * (_size_of_rank(first, n, (n - 1) // 2) + _size_of_rank(first, n, n // 2)) / 2
+    """Fill in the statistics of the first n values, of which the first is not 0; the unit is so many medians."""
+    others, is_flag = 0, True
+    for k in range(n):
+        others += 1 if first[k] != 0 else 0
+        is_flag &= first[k] == 0 or first[k] == first[0]
+    stats[UNIT] = medians * (_size_of_rank(first, n, (others - 1) // 2) + _size_of_rank(first, n, others // 2)) / 2
     total, squares = 0.0, 0.0
     for k in range(n):
         s = signed_log(np.float64(first[k]), stats[UNIT])
         total += s
         squares += s * s
-    stats[MEAN], stats[RMS] = total / n, math.sqrt(squares / n)
+    stats[MEAN], stats[RMS] = total / n, math.sqrt(squares / others)
     total = 0.0
     for k in range(n):
         s = signed_log(np.float64(first[k]), stats[UNIT])
         total += (s - stats[MEAN]) * (s - stats[MEAN])
-    stats[DEVIATION] = math.sqrt(total / n)
+    stats[DEVIATION] = 0.0 if is_flag else math.sqrt(total / n)
 
 
 @bare_kernel
@@ -131,7 +135,10 @@ def scale_of(shared: Any, key: Key, value: float, new: bool, medians: float) -> 
 
 @bare_kernel
 def scaled(shared: Any, slot: int, value: float, centred: bool) -> Any:
-    """Return a number in root mean squares or, centred, in deviations from the mean; its sign if it has no scale."""
+    """Return a number in root mean squares or, centred, in deviations from the mean; its sign if it has no scale.
+
+    Flags, which have one value beside 0, are never centred.
+    """
     if slot < 0:
         return math.copysign(1.0, value)
     stats = shared.scale_stats[slot]
@@ -186,11 +193,13 @@ def turn_inputs(basis: Array, z: Array, places: Array, r: Array) -> None:
 
 @bare_kernel
 def action_value(shared: Any, word: Key, value: float, field: Key, new: bool) -> Any:
-    """Return x of an action feature."""
+    """Return x of an action feature; 0 is a value of a number that had others before."""
     key = key_of(word)
     if key != key_of(field) and value == 1.0:
         return 1.0
     scale_key = key_of(key ^ _ACTION)
+    if value == 0 and find_scale(shared.scale_keys, scale_key) < 0:
+        return 0.0
     return scaled(shared, scale_of(shared, scale_key, value, new, ACTION_UNIT), value, True)
 
 
@@ -201,10 +210,7 @@ def action_blocks(
     """Fill in keys, values and fields of block 0 and of an action's blocks, each once; return how many."""
     keys[0], xs[0], names[0], n = 0, 1.0, 0, 1
     for j in range(hashes.size):
-        value = np.float64(values[j])
-        if value == 0:
-            continue
-        key, x, k = key_of(hashes[j]), action_value(shared, hashes[j], value, fields[j], new), 1
+        key, x, k = key_of(hashes[j]), action_value(shared, hashes[j], np.float64(values[j]), fields[j], new), 1
         while k < n and keys[k] != key:
             k += 1
         if k == n:

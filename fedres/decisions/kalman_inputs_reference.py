@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 class Scale:
-    """A number free of units: s = sign(x) log(1 + |x|/unit), the unit in medians of the first 16 |x| not 0."""
+    """A number free of units: s = sign(x) log(1 + |x|/unit), the unit in medians of the first 16 |x| but zeros."""
 
     def __init__(self, medians: float) -> None:
         self.medians, self.values = medians, list[float]()
@@ -39,17 +39,19 @@ class Scale:
     def add(self, value: float) -> None:
         if len(self.values) < the.FIRST_VALUES:
             self.values.append(value)
-            sizes, n = sorted(map(abs, self.values)), len(self.values)
-            self.unit = self.medians * ((sizes[(n - 1) // 2] + sizes[n // 2]) / 2)
+            others = [value for value in self.values if value]
+            sizes, n, m = sorted(map(abs, others)), len(self.values), len(others)
+            self.unit = self.medians * ((sizes[(m - 1) // 2] + sizes[m // 2]) / 2)
             logs = [self.log(value) for value in self.values]
-            self.mean, self.rms = sum(logs) / n, math.sqrt(sum(s * s for s in logs) / n)
-            self.deviation = math.sqrt(sum((s - self.mean) * (s - self.mean) for s in logs) / n)
+            self.mean, self.rms = sum(logs) / n, math.sqrt(sum(s * s for s in logs) / m)
+            deviation = math.sqrt(sum((s - self.mean) * (s - self.mean) for s in logs) / n)
+            self.deviation = deviation if len({*others}) > 1 else 0.0  # 0 of flags
 
     def log(self, value: float) -> float:
         return math.copysign(math.log1p(abs(value) / self.unit), value)
 
     def scaled(self, value: float, *, centred: bool) -> float:
-        """Return it in root mean squares or, centred, in deviations from the mean; constants are never centred."""
+        """Return it in root mean squares or, centred, in deviations from the mean; flags are never centred."""
         s = self.log(value)
         x = (s - self.mean) / self.deviation if centred and self.deviation > 1e-9 else s / self.rms
         return min(max(x, -the.NUMBER_LIMIT), the.NUMBER_LIMIT)
@@ -100,11 +102,14 @@ class Inputs:
         return max(1 / self.length, the.LEAST_CONSTANT)
 
     def _features(self, action: Action, *, new: bool = False) -> dict[int, tuple[float, int]]:
-        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one."""
+        """Return key -> (x, field) of an action. Those of one hash are one; a missing number is the usual one.
+
+        0 is a value of a number that had others before.
+        """
         features: dict[int, tuple[float, int]] = {}
         for key, value, name in zip(*action, strict=True):
-            if value:
-                key, value, name = int(key) or 1, float(value), int(name) or 1
+            key, value, name = int(key) or 1, float(value), int(name) or 1
+            if value or ("action", key) in self.scales:
                 number = key == name or value != 1.0
                 x = self._scaled("action", key, value, new=new) if number else 1.0
                 before, name = features.get(key, (0.0, name))

@@ -112,11 +112,10 @@ def _adopt(shared: Any, other: Any, key: Any) -> None:
 
 
 @kernel
-def adopt_scales(shared: Any, other: Any, hashes: Array, values: Array, n_context: int) -> None:
+def adopt_scales(shared: Any, other: Any, hashes: Array, n_context: int) -> None:
     """Take the scales of an example's numbers from another model, where that has them and this one does not."""
     for j in range(hashes.size):
-        if values[j] != 0:
-            _adopt(shared, other, key_of(hashes[j]) if j < n_context else key_of(key_of(hashes[j]) ^ _ACTION))
+        _adopt(shared, other, key_of(hashes[j]) if j < n_context else key_of(key_of(hashes[j]) ^ _ACTION))
 
 
 @kernel
@@ -124,13 +123,13 @@ def settle_scales(own: Any, shared: Any, events: Any) -> None:
     """Settle the scales of all numbers of events: the shared model's where it has them, else by their values."""
     for e in range(events.users.size):
         first, middle, last = events.starts[e], events.starts[e] + events.n_context[e], events.starts[e + 1]
-        adopt_scales(own, shared, events.hashes[first:last], events.values[first:last], events.n_context[e])
+        adopt_scales(own, shared, events.hashes[first:last], events.n_context[e])
         for j in range(first, last):
             value = np.float64(events.values[j])
-            if value != 0 and j < middle:
-                scale_of(own, key_of(events.hashes[j]), value, True, CONTEXT_UNIT)
-            elif value != 0:
+            if j >= middle:
                 action_value(own, events.hashes[j], value, events.fields[j], True)
+            elif value != 0:
+                scale_of(own, key_of(events.hashes[j]), value, True, CONTEXT_UNIT)
 
 
 @kernel
@@ -149,7 +148,7 @@ def learn_beside(
     for e in range(events.users.size):
         inside, n = slice(events.starts[e], events.starts[e + 1]), events.n_context[e]
         hashes, values, fields = events.hashes[inside], events.values[inside], events.fields[inside]
-        adopt_scales(own, shared, hashes, values, n)
+        adopt_scales(own, shared, hashes, n)
         parts[e, 0], parts[e, 1], _ = example_part(own, hashes, values, fields, n, n, slopes[e])
         beside[0, 0], beside[0, 1], _ = example_part(shared, hashes, values, fields, n_seen[e], n, unused)
         one = Events(

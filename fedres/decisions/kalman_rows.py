@@ -71,8 +71,7 @@ def number_features(
 def fill_inputs(shared: Any, hashes: Array, values: Array, fields: Array, inputs: Array) -> None:
     """Fill in the value of each feature at its place."""
     for j in range(hashes.size):
-        value = np.float64(values[j])
-        inputs[j] = 0.0 if value == 0 else action_value(shared, hashes[j], value, fields[j], False)
+        inputs[j] = action_value(shared, hashes[j], np.float64(values[j]), fields[j], False)
 
 
 @kernel

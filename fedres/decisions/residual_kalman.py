@@ -307,10 +307,10 @@ def _settled(start: Events, max_blocks: int, tail_bits: int) -> Shared:
     for k in range(start.users.size):
         for j in range(start.starts[k], start.starts[k + 1]):
             value = float(start.values[j])
-            if value and j < start.starts[k] + start.n_context[k]:
-                scale_of(shared, key_of(start.hashes[j]), value, True, CONTEXT_UNIT)
-            elif value:
+            if j >= start.starts[k] + start.n_context[k]:
                 action_value(shared, start.hashes[j], value, start.fields[j], True)
+            elif value:
+                scale_of(shared, key_of(start.hashes[j]), value, True, CONTEXT_UNIT)
     for place, (_, key) in enumerate(frequent):
         shared.scale_core[find_scale(shared.scale_keys, np.uint32(key))] = 1 + place
     return shared

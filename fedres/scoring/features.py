@@ -291,16 +291,19 @@ def _name(text: Array, at: int, crc: Any) -> Any:
 
 @inner_kernel
 def _value(text: Array, at: int, crc: Any) -> Any:
-    """Return where a value ends that is no object, −1 if it is not plain, the hash of its feature, and its number."""
+    """Return where a value ends that is no object, −1 if it is not plain, the hash of its feature, and its number.
+
+    What is no feature has no number.
+    """
     if _is(text, at, _QUOTE):
         end, crc = _string(text, at + 1, _step(crc, _EQUALS))
         return (end + 1 if end >= 0 else -1), crc, 1.0
     if _is_word(text, at, _TRUE):
         return at + 4, crc, 1.0
     if _is_word(text, at, _FALSE):
-        return at + 5, crc, 0.0
+        return at + 5, crc, np.nan
     if _is_word(text, at, _NULL):
-        return at + 4, crc, 0.0
+        return at + 4, crc, np.nan
     end, number = _number(text, at)
     return end, crc, number
 
@@ -339,9 +342,10 @@ def plain_kernel(text: Array, bounds: Array, room: Array, hashes: Array, values:
             field = crc
             at, crc, number = _value(text, start, crc)
             size += at - start - 1 if _is(text, start, _QUOTE) else 0  # two quotes less, "=" more
-            if at < 0 or (number != 0 and (n == most or size > longest)):
+            is_feature = not np.isnan(number)
+            if at < 0 or (is_feature and (n == most or size > longest)):
                 return -1
-            if number != 0:
+            if is_feature:
                 hashes[n], values[n], fields[n] = crc ^ _START, number, field ^ _START
                 n += 1
         at = _after_spaces(text, at)

@@ -130,7 +130,7 @@ def _flatten_object(prefix: str, tree: dict[str, Any], depth: int, limits: Limit
             n_keys += _flatten_object(f"{name}.", value, depth + 1, limits, named)
         elif kind is list:
             _flatten_array(name, value, depth, limits, named)
-        elif value:  # a number but 0, or true
+        elif value is not False:
             _add(named, name, _number(name, value, limits), name, limits)
     return n_keys
 

@@ -69,8 +69,10 @@ def test_with_residual_kalman_too(live, played, tmp_path, n, settings):
             if k in (n // 20, n * 9 // 10):
                 played("crash"), played("open", how)
             request["context"] |= {f"tag-{k % 90}": 0.5 + k % 3}  # more coordinates than the core has
+            prices = enumerate(MENU.items(), start=k)  # 0 now and then
+            menu = request["actions"] = {name: {**of, "price": price % 4} for price, (name, of) in prices}
             answer, event = played("decide", request), request["eventId"]
-            expected = device.decide(request["context"], MENU, private=request["private"], event_id=event)
+            expected = device.decide(request["context"], menu, private=request["private"], event_id=event)
             close_to(list(answer["scores"].values()), list(expected.scores.values()))
             assert answer["action"] == expected.action
             close_to(answer["probability"], expected.probability)

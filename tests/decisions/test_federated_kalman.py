@@ -22,7 +22,10 @@ def generated(n, rng, *, private=True):
         seen = [(HOUR, float(rng.integers(1, 24))), (RARE + int(rng.integers(40)), 1.0)]
         seen += [(WEEKEND, 1.0)] * int(rng.random() < 0.3)
         own = [(PRIVATE, float(rng.normal(60, 20)))] if private else []
-        action = [(100 + int(rng.integers(3)), 1.0, ID), (PRICE, float(rng.exponential(9)), PRICE)]
+        action = [
+            (100 + int(rng.integers(3)), 1.0, ID),
+            (PRICE, float(rng.exponential(9)) * rng.choice([1, 1, 1, 0]), PRICE),
+        ]
         examples.append((seen, own, action, float(rng.random())))
     return examples
 

@@ -62,10 +62,10 @@ def stream(seed, n, n_names=8, n_late=40, n_users=3, n_ids=5):
         numbers = np.exp(2 * rng.normal(size=m)) * rng.choice([1, 1, 1, -1, 0], m)
         values = np.where(hashes % 2, numbers, 1.0)
         actions = [
-            ([100 + rng.integers(n_ids), 200 + rng.integers(3), 50, 60, 60, 70][:size],
-             [1.0, 1.0, np.exp(rng.normal()), 0.5, 2.0, 1.0][:size],
-             [9, 10, 50, 60, 60, 11][:size])
-            for size in rng.integers(7, size=4)
+            ([100 + rng.integers(n_ids), 200 + rng.integers(3), 50, 60, 60, 70, 80, 90][:size],
+             [1.0, 1.0, np.exp(rng.normal()), 0.5, 2.0, 1.0, rng.choice([0, 3]), rng.choice([0, 0, 1, 20])][:size],
+             [9, 10, 50, 60, 60, 11, 80, 90][:size])
+            for size in rng.integers(9, size=4)
         ]  # fmt: skip
         user = None if rng.random() < 0.1 else int(rng.integers(n_users))
         rounds.append((user, (hashes, np.float32(values)), actions, int(rng.integers(4)), float(rng.random() < 0.3)))
@@ -118,6 +118,19 @@ def test_predictions_are_those_of_the_readable_twin(settings, shape, seed):
     assert len(readable.bases) == model.shared.counts[2]
     assert (model.shared.log_tau[0, CONSTANT] != 0) == (n > CORE_TAU_START)
     assert (model.first is None) == ("choice_events" in settings)
+
+
+def test_a_number_that_is_0_is_not_the_usual_one():
+    """Offers are worth something where their discount is 0; offers that do not say have the usual discount."""
+    model, rng, offer, discount = ResidualKalman(), np.random.default_rng(0), [7], [30]
+    for _ in range(200):
+        share = float(rng.choice([0, 0.1, 0.2, 0.3]))
+        request = request_of(([], []), [(offer + discount, [1.0, share], offer + discount)])
+        model.learn(events_of([(request, 0, float(share == 0), -1)]), [])
+    actions = [(offer + discount, [1.0, share], offer + discount) for share in (0.0, 0.2)]
+    free, usual, silent = model.predict(request_of(([], []), [*actions, (offer, [1.0], offer)])).means
+    assert free > 0.6 > 0.3 > usual
+    assert silent == pytest.approx(0.25, abs=0.1)  # the mean of all
 
 
 def same(one, other):

@@ -29,12 +29,12 @@ test("keys and indices are those of the page", () => {
 
 test("features are flattened as the page says", () => {
   const features = {
-    age: 33, day: "mon", member: true, no: false, nothing: null, zero: 0, geo: { lat: 0.5 }, taste: [0.5, 2], tags: ["a", "b"], _id: 7,
+    age: 33, day: "mon", member: true, no: false, nothing: null, zero: 0, geo: { lat: 0.5 }, taste: [0.5, 2, 0], tags: ["a", "b"], _id: 7,
   };
-  const names = ["age", "day=mon", "member", "geo.lat", "taste[0]", "taste[1]", "tags=a", "tags=b"];
+  const names = ["age", "day=mon", "member", "zero", "geo.lat", "taste[0]", "taste[1]", "tags=a", "tags=b"];
   const { hashes, values } = hashed("context", features);
   assert.deepEqual([...hashes], names.map(featureHash));
-  assert.deepEqual([...values], [33, 1, 1, 0.5, 0.5, 2, 1, 1]);
+  assert.deepEqual([...values], [33, 1, 1, 0, 0.5, 0.5, 2, 1, 1]);
   assert.deepEqual([...hashed("actions[a]", {}, "a").hashes], [featureHash("_id=a")]);
 });
 
