@@ -19,7 +19,7 @@ test: check
 
 check: .venv/installed
 	$(MAKE) --no-print-directory -j 2 kernels-service lint-and-kernels
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal  # on two cores: tests of faults wait for a fifth of their time
 
 test-long: kernels
 	$(BIN)/pytest -n 2 --dist worksteal -m long

@@ -13,12 +13,12 @@ does): at zero delay that is FedAvg. The personal models of Ditto and APFL learn
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from fedres.checks import Array
+from fedres.compiling import inner_kernel, kernel
 from libsvm_tasks.tasks import Task
 from research.fair.second_order import with_constant
 
@@ -65,16 +65,12 @@ def _run(task: Task, rate: float, delay: int, pull: float, mixture: float) -> Av
     return Averaged(*_play(rows, task.label, task.order, delay, rate, pull * unit, mixture))
 
 
-def _kernel(function: Any) -> Any:
-    return njit(cache=True, error_model="numpy")(function)
-
-
-@_kernel
+@inner_kernel
 def _clamped(total: float) -> float:
     return min(max(total, -1.0), 1.0)
 
 
-@_kernel
+@inner_kernel
 def _dot(weights: Array, x: Array) -> float:
     total = 0.0
     for j in range(x.size):
@@ -82,7 +78,7 @@ def _dot(weights: Array, x: Array) -> float:
     return total
 
 
-@_kernel
+@inner_kernel
 def _descend(weights: Array, squares: Array, taken: Array, x: Array, slope: float, rate: float) -> None:
     """Take a step of AdaGrad, and add it to ``taken``."""
     for j in range(x.size):
@@ -93,7 +89,7 @@ def _descend(weights: Array, squares: Array, taken: Array, x: Array, slope: floa
         taken[j] -= step
 
 
-@_kernel
+@inner_kernel
 def _descend_near(
     weights: Array, squares: Array, centre: Array, pull: float, x: Array, slope: float, rate: float
 ) -> None:
@@ -104,7 +100,7 @@ def _descend_near(
         weights[j] -= rate * gradient / math.sqrt(squares[j] + TINY)
 
 
-@_kernel
+@kernel
 def _tune(weights: Array, rows: Array, label: Array, order: Array, rate: float) -> None:
     squares, unused = np.zeros_like(weights), np.zeros(weights.shape[1])
     for i in range(len(order)):
@@ -113,7 +109,7 @@ def _tune(weights: Array, rows: Array, label: Array, order: Array, rate: float) 
             _descend(weights[i], squares[i], unused, rows[i, row], slope, rate)
 
 
-@_kernel
+@kernel
 def _play(
     rows: Array, label: Array, order: Array, delay: int, rate: float, pull: float, mixture: float
 ) -> tuple[Array, Array, Array]:
@@ -137,7 +133,11 @@ def _play(
         made = t - delay  # when the average that comes back now was made
         if made > 0 and made % PERIOD == 0:
             then = kept[(made // PERIOD) % n_kept]
-            for j in range(dim):
-                shared[j] = then[:, j].mean()
-            fedavg[:] = shared + taken - then
+            for j in range(dim):  # array expressions would take seconds to compile
+                total = 0.0
+                for i in range(n):
+                    total += then[i, j]
+                shared[j] = total / n
+                for i in range(n):
+                    fedavg[i, j] = shared[j] + taken[i, j] - then[i, j]
     return shared, fedavg, personal

@@ -44,7 +44,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_decision_carries_the_probability_it_was_really_drawn_with(name):
     """Two of the actions are the same, so that there are ties to draw from under every policy."""
-    chosen, rng, n_rounds = policy(name, **OPTIONS.get(name, {})), np.random.default_rng(4), 2000
+    chosen, rng, n_rounds = policy(name, **OPTIONS.get(name, {})), np.random.default_rng(4), 1200
     bandit = FederatedBandit(chosen, seed=11)
     values, hits = np.empty((n_rounds, 3)), np.empty(n_rounds, dtype=int)
     for t in range(n_rounds):

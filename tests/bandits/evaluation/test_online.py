@@ -43,7 +43,7 @@ def played(log, name="fedres"):
 
 def test_estimates_of_a_policy_that_learns_are_right_on_average_and_intervals_hold_the_truth(monkeypatch):
     errors, held = {"ips": [], "dr": []}, []
-    for seed in range(20):
+    for seed in range(12):
         log, chance = world(400, seed)
         result = played(log)
         monkeypatch.setattr("bandits.evaluation.compare.play", lambda *_, result=result: result)
