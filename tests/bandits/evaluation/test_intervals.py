@@ -155,7 +155,7 @@ def test_95_percent_intervals_hold_the_truth_where_30_users_have_many_events():
         chosen, likes = rng.random(300) < 0.5, rng.beta(0.3, 0.9, size=30)[user]
         return make_log(rng.random(300) < likes * np.where(chosen, 1, 0.5), chosen, 0.5, user + 1)
 
-    assert min(held(draw, (0.25, 0.0625))) >= enough(N_LOGS)
+    assert min(held(draw, (0.25, 0.0625), 100)) >= enough(100)
     by_event, _ = held(draw, (0.25, 0.0625), 100, by_user=False)
     assert by_event < enough(100)
 
