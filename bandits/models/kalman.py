@@ -125,15 +125,18 @@ class KalmanModel(Predicting):
 
 
 def request_of(actions: Actions) -> Request:
-    """Return actions as the model's requests have them; the constant of ``arms`` is the model's own."""
+    """Return actions as the model's requests have them; the constant of ``arms`` is the model's own.
+
+    A 0 in a row is no feature, as in an array of JSON.
+    """
     n, _, indices, values, stride = actions
     if stride:
         hashes, fields, starts, ones = _arms(values.shape[1] - 1, n)
         return Request(hashes, np.concatenate([values[0, :-1].astype(np.float32), ones]), fields, starts)
-    # copies, always: for read-only arrays all would be compiled once more
-    hashes = np.broadcast_to(_hashes(actions.dim)[indices], (n, values.shape[1])).flatten()
-    starts = np.arange(n + 1, dtype=np.int64) * values.shape[1]
-    return Request(hashes, np.broadcast_to(values, (n, values.shape[1])).ravel().astype(np.float32), hashes, starts)
+    values = np.broadcast_to(values, (n, values.shape[1]))
+    hashes = np.broadcast_to(_hashes(actions.dim)[indices], values.shape)[values != 0]
+    starts = np.cumsum([0, *np.count_nonzero(values, axis=1)], dtype=np.int64)
+    return Request(hashes, values[values != 0].astype(np.float32), hashes, starts)
 
 
 def row_of(actions: Actions, action: int) -> Row:
@@ -144,8 +147,8 @@ def row_of(actions: Actions, action: int) -> Row:
         hashes, fields, _, _ = _arms(n, actions.n)
         chosen = np.append(np.arange(n), n + action)
         return hashes[chosen], np.append(row[:-1], 1.0).astype(np.float32), fields[chosen], n
-    hashes = _hashes(actions.dim)[where]
-    return hashes, row.astype(np.float32), hashes, 0
+    hashes = _hashes(actions.dim)[where[row != 0]]
+    return hashes, row[row != 0].astype(np.float32), hashes, 0
 
 
 @lru_cache(maxsize=256)
